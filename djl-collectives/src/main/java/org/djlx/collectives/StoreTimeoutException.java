@@ -1,0 +1,35 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.util.List;
+
+/** A wait for keys of a {@link Store} took longer than its timeout. */
+public class StoreTimeoutException extends CollectiveException {
+
+    private static final long serialVersionUID = 1L;
+
+    private final transient List<String> missingKeys;
+
+    /**
+     * Creates an exception.
+     *
+     * @param message the store, the timeout and the keys
+     * @param missingKeys the keys that were not set in time
+     */
+    public StoreTimeoutException(String message, List<String> missingKeys) {
+        super(message);
+        this.missingKeys = List.copyOf(missingKeys);
+    }
+
+    /**
+     * Returns the keys that were not set in time.
+     *
+     * @return the keys
+     */
+    public List<String> missingKeys() {
+        return missingKeys;
+    }
+}
