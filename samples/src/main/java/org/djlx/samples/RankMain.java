@@ -1,0 +1,62 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples;
+
+import java.io.IOException;
+import java.lang.reflect.InvocationTargetException;
+import java.util.Arrays;
+
+/**
+ * The entry point of a process started by {@link Launcher}: runs the main method of the class named
+ * by the first argument, and sees to it that the process does not outlive the launcher.
+ *
+ * <p>The launcher holds the other end of this process's stdin and never writes to it. The kernel
+ * closes it however the launcher ends, SIGKILL included; then this process halts. A rank's main
+ * therefore cannot read stdin.
+ */
+public final class RankMain {
+
+    /**
+     * The exit code of a rank whose launcher is gone, as for the signal that tells of a hang-up.
+     */
+    private static final int LAUNCHER_GONE = 129;
+
+    private RankMain() {}
+
+    /**
+     * Runs the main method of a class. An exception from it ends the process with code 1, whatever
+     * other threads still run, so that the launcher learns of it at once.
+     *
+     * @param args the name of the class and the arguments of its main method
+     * @throws ReflectiveOperationException if there is no such class or main method
+     */
+    public static void main(String[] args) throws ReflectiveOperationException {
+        Thread watch = new Thread(RankMain::haltWithLauncher, "launcher-watch");
+        watch.setDaemon(true);
+        watch.start();
+        String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);
+        try {
+            Class.forName(args[0])
+                    .getMethod("main", String[].class)
+                    .invoke(null, (Object) mainArgs);
+        } catch (InvocationTargetException e) {
+            e.getCause().printStackTrace();
+            System.exit(1);
+        }
+    }
+
+    /** Halts rather than exits: shutdown hooks could wait for ranks that are gone as well. */
+    private static void haltWithLauncher() {
+        try {
+            while (System.in.read() >= 0) {
+                // The launcher writes nothing; only the end matters.
+                continue;
+            }
+        } catch (IOException e) {
+            System.err.println("Lost the launcher: " + e.getMessage());
+        }
+        Runtime.getRuntime().halt(LAUNCHER_GONE);
+    }
+}

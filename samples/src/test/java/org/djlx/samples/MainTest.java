@@ -1,0 +1,101 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+import picocli.CommandLine;
+import picocli.CommandLine.Command;
+
+@Timeout(120)
+class MainTest {
+
+    private final StringWriter out = new StringWriter();
+    private final StringWriter err = new StringWriter();
+
+    private int run(String... args) {
+        CommandLine root = Main.commandLine();
+        root.addSubcommand(new Failing());
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
+        return root.execute(args);
+    }
+
+    @Command(name = "failing")
+    static final class Failing implements Runnable {
+        @Override
+        public void run() {
+            throw new IllegalStateException("the reason");
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"--help", "launch --help"})
+    void helpIsNoError(String args) {
+        assertEquals(0, run(args.split(" ")));
+        assertTrue(out.toString().startsWith("Usage: samples/run.sh"), out::toString);
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "",
+                "unknown",
+                "--unknown",
+                "launch",
+                "launch --nproc 2",
+                "launch org.djlx.samples.RankProbe",
+                "launch --nproc two org.djlx.samples.RankProbe",
+                "launch --nproc 0 org.djlx.samples.RankProbe",
+                "launch --nproc 1 --env A org.djlx.samples.RankProbe",
+                "launch --nproc 1 --master-port 65536 org.djlx.samples.RankProbe",
+                "launch --nproc 1 org.djlx.Missing"
+            })
+    void badArgumentsGiveOneErrorAndAHint(String args) {
+        assertEquals(2, run(args.isEmpty() ? new String[0] : args.split(" ")));
+        assertEquals(2, err.toString().lines().count(), err::toString);
+        assertTrue(err.toString().startsWith("error: "), err::toString);
+    }
+
+    @Test
+    void aFailureShowsItsTraceOnlyWhenAsked() {
+        assertEquals(1, run("failing"));
+        assertTrue(err.toString().startsWith("error: the reason"), err::toString);
+        assertFalse(err.toString().contains("\tat "), err::toString);
+        assertEquals(1, run("failing", "--verbose"));
+        assertTrue(err.toString().contains("\tat "), err::toString);
+    }
+
+    @Test
+    void launchPassesTheOptionsAfterTheClassOn() {
+        assertEquals(
+                3,
+                run(
+                        "launch",
+                        "--nproc",
+                        "1",
+                        "--env",
+                        "PROBE=3",
+                        "--jvm-arg=-Xmx64m",
+                        RankProbe.class.getName(),
+                        "exit-code-from",
+                        "--env",
+                        "PROBE",
+                        "--verbose",
+                        "@file"));
+    }
+
+    @Test
+    void launchRunsASubcommandToo() {
+        assertEquals(0, run("launch", "--nproc", "1", "launch", "--help"));
+    }
+}
