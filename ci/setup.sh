@@ -1,0 +1,112 @@
+# Finds, and where it is missing installs, what the build needs: a JDK and Maven. To be sourced; defines functions only.
+# shellcheck shell=bash
+
+# The oldest Java that the project compiles and runs on; maven.compiler.release in pom.xml.
+readonly MIN_JAVA=17
+
+say() {
+  printf '==> %s\n' "$*" >&2
+}
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# java_major HOME: prints the major version of the JDK there, 0 if there is none. Reads the file `release`, which every
+# JDK has, because starting a JVM only to ask costs more than the rest of the script.
+java_major() {
+  local version=
+  if [[ -x $1/bin/javac && -r $1/release ]]; then
+    version=$(sed -n 's/^JAVA_VERSION="\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' "$1/release")
+  fi
+  printf '%s\n' "${version:-0}"
+}
+
+# use_java: exports a JAVA_HOME that is new enough and puts it first on PATH; fails if there is none. A JAVA_HOME that
+# is already suitable is kept, then comes the javac on PATH, then whatever the system has.
+use_java() {
+  local home javac
+  local -a candidates=()
+  [[ -z ${JAVA_HOME:-} ]] || candidates+=("$JAVA_HOME")
+  if javac=$(command -v javac); then
+    candidates+=("$(dirname "$(dirname "$(readlink -f "$javac")")")")
+  fi
+  candidates+=(/usr/lib/jvm/* "$HOME"/.sdkman/candidates/java/current)
+  for home in "${candidates[@]}"; do
+    if (($(java_major "$home") >= MIN_JAVA)); then
+      if [[ -n ${JAVA_HOME:-} && $home != "$JAVA_HOME" ]]; then
+        say "JAVA_HOME=$JAVA_HOME is not a JDK of version $MIN_JAVA or newer; using $home"
+      fi
+      export JAVA_HOME=$home
+      export PATH=$home/bin:$PATH
+      return 0
+    fi
+  done
+  return 1
+}
+
+# as_root COMMAND...: runs a command as root, through sudo where needed.
+as_root() {
+  if ((EUID == 0)); then
+    "$@"
+  else
+    sudo "$@"
+  fi
+}
+
+# apt COMMAND...: apt-get without questions; waits for a lock, which a machine that has just booted often holds.
+apt() {
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@"
+}
+
+# jdk_package: prints the name of the oldest JDK package that apt offers and that is new enough.
+jdk_package() {
+  local package
+  for package in openjdk-{17,21,25}-jdk-headless; do
+    if apt-cache show "$package" >/dev/null 2>&1; then
+      printf '%s\n' "$package"
+      return 0
+    fi
+  done
+  die "apt offers no JDK of version $MIN_JAVA or newer; install one and set JAVA_HOME"
+}
+
+# setup: makes sure of a JDK and Maven. Changes nothing on a machine that has them.
+setup() {
+  local -a missing=() packages=()
+  local jdk
+  use_java || missing+=("a JDK $MIN_JAVA or newer")
+  command -v mvn >/dev/null || missing+=(Maven)
+  if ((${#missing[@]} == 0)); then
+    say "Java: $JAVA_HOME; Maven: $(command -v mvn)"
+    return 0
+  fi
+
+  local what="${missing[0]}${missing[1]:+ and ${missing[1]}}"
+  command -v apt-get >/dev/null || die "$what missing and there is no apt-get; please install by hand"
+  if ((EUID != 0)) && ! command -v sudo >/dev/null; then
+    die "$what missing and neither root nor sudo to install with; please install by hand, or run this as root"
+  fi
+  say "Installing $what through apt"
+  apt update
+  if ! use_java; then
+    jdk=$(jdk_package)
+    packages+=("$jdk")
+  fi
+  command -v mvn >/dev/null || packages+=(maven)
+  # Slim images leave this directory out, and the JDK's package cannot be configured without it.
+  as_root mkdir -p /usr/share/man/man1
+  apt install -y --no-install-recommends "${packages[@]}"
+  use_java || die "no JDK $MIN_JAVA or newer although ${packages[*]} was installed"
+  say "Java: $JAVA_HOME; Maven: $(command -v mvn)"
+}
+
+# maven ARG...: Maven without colours, progress bars and questions, from the project's root whatever the directory.
+maven() {
+  local root
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+  # Without the properties of its terminal library Maven writes escape sequences even into a file.
+  (cd "$root" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.out.mode=strip -Djansi.err.mode=strip" \
+    mvn -B -ntp -Dstyle.color=never "$@")
+}

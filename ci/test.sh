@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# All checks: kernels compile, the build has no warning, tests pass, javadoc is complete.
+#   ci/test.sh [arguments of mvn, for example -pl samples -am]
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck source=ci/setup.sh
+source "$root/ci/setup.sh"
+
+# NVRTC compiles the kernels when they are first used; this finds a broken one on a machine without a GPU.
+check_kernels() {
+  local kernel out
+  local -a kernels
+  mapfile -t kernels < <(find "$root/native-ops/src" -name '*.cu' | sort)
+  if ((${#kernels[@]} == 0)); then
+    say "Kernels: none found"
+    return 0
+  fi
+  if ! command -v nvcc >/dev/null; then
+    say "Kernels: ${#kernels[@]} found, not compiled: there is no nvcc"
+    return 0
+  fi
+  out=$(mktemp -d)
+  for kernel in "${kernels[@]}"; do
+    say "nvcc ${kernel#"$root/"}"
+    nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -cubin -o "$out/kernel.cubin" "$kernel" || {
+      rm -rf "$out"
+      die "${kernel#"$root/"} does not compile"
+    }
+  done
+  rm -rf "$out"
+  say "Kernels: ${#kernels[@]} compiled for sm_90a"
+}
+
+setup
+check_kernels
+# One invocation: in a second one, without `install`, a module would not find the others' jars.
+maven verify javadoc:javadoc-no-fork "$@"
+say "All checks passed"
