@@ -106,7 +106,7 @@ setup() {
 maven() {
   local root
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-  # Without the properties of its terminal library Maven writes escape sequences even into a file.
-  (cd "$root" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.out.mode=strip -Djansi.err.mode=strip" \
+  # Without the property of its terminal library Maven writes escape sequences even into a file.
+  (cd "$root" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" \
     mvn -B -ntp -Dstyle.color=never "$@")
 }

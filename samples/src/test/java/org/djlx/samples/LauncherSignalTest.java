@@ -45,10 +45,11 @@ class LauncherSignalTest {
     }
 
     @AfterEach
-    void killLauncher() {
-        if (launcher != null) {
-            launcher.destroyForcibly();
-        }
+    void killWhatAFailedTestLeft() {
+        launcher.destroyForcibly();
+        TestProcesses.pids(lines).stream()
+                .flatMap(pid -> ProcessHandle.of(pid).stream())
+                .forEach(ProcessHandle::destroyForcibly);
     }
 
     @ParameterizedTest
@@ -65,7 +66,7 @@ class LauncherSignalTest {
     }
 
     @Test
-    void theRanksOutliveNotEvenAKilledLauncher() throws Exception {
+    void noRankOutlivesAKilledLauncher() throws Exception {
         Set<Long> ranks = launch("sleep", "stubborn");
         kill("KILL");
         assertEquals(137, launcher.waitFor());
