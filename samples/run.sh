@@ -11,7 +11,16 @@ source "$root/ci/setup.sh"
 class_path=$root/samples/target/class-path
 
 up_to_date() {
-  [[ -f $class_path ]] && [[ -z $(find "$root"/pom.xml "$root"/*/pom.xml "$root"/*/src/main -newer "$class_path" -print -quit) ]]
+  local entry newer
+  local -a entries
+  [[ -r $class_path ]] || return 1
+  # Maven's local repository may have been emptied, or the checkout moved, since the build.
+  IFS=: read -ra entries <"$class_path" || true
+  for entry in "${entries[@]}"; do
+    [[ -r $entry ]] || return 1
+  done
+  newer=$(find "$root"/pom.xml "$root"/*/pom.xml "$root"/*/src/main -newer "$class_path" -print -quit 2>/dev/null) || true
+  [[ -z $newer ]]
 }
 
 use_java || die "no JDK $MIN_JAVA or newer found; ci/quickstart.sh installs one"
