@@ -11,7 +11,7 @@ source "$root/ci/setup.sh"
 check_kernels() {
   local kernel out
   local -a kernels
-  mapfile -t kernels < <(find "$root/native-ops/src" -name '*.cu' | sort)
+  mapfile -t kernels < <(find "$root/native-ops" -name target -prune -o -name '*.cu' -print | sort)
   if ((${#kernels[@]} == 0)); then
     say "Kernels: none found"
     return 0
