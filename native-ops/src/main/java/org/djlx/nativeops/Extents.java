@@ -60,12 +60,12 @@ final class Extents {
 
     /** Returns the bytes from the first element of an array to the end of its last one. */
     static long byteSpan(long[] sizes, long[] strides, int itemSize) {
+        if (Arrays.stream(sizes).anyMatch(size -> size == 0)) {
+            return 0;
+        }
         long last = 0;
         try {
             for (int i = 0; i < sizes.length; i++) {
-                if (sizes[i] == 0) {
-                    return 0;
-                }
                 last = Math.addExact(last, Math.multiplyExact(sizes[i] - 1, strides[i]));
             }
             return Math.multiplyExact(Math.addExact(last, 1), (long) itemSize);
