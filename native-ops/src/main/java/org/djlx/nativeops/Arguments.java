@@ -1,0 +1,115 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.engine.PtDeviceType;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.engine.PtNDManager;
+import ai.djl.pytorch.jni.JniUtils;
+
+/**
+ * Checks what callers pass before native code sees it, since native code would end the process.
+ * Every failure is an {@link IllegalArgumentException} that names the argument.
+ */
+final class Arguments {
+
+    /** What {@link PtNDArray} holds in place of a tensor if it is an array of strings. */
+    private static final long STRINGS = -1;
+
+    private static final int STRIDED = 0;
+
+    private Arguments() {}
+
+    static PtNDArray array(NDArray array, String name) {
+        if (array == null) {
+            throw new IllegalArgumentException(name + " is null");
+        }
+        if (!(array instanceof PtNDArray)) {
+            throw new IllegalArgumentException(
+                    name + " is not an array of the PyTorch engine but " + array.getClass());
+        }
+        NativeLibrary.LIBTORCH.ensureAvailability();
+        PtNDArray result = (PtNDArray) array;
+        if (handle(result, name) == STRINGS) {
+            throw new IllegalArgumentException(name + " is an array of strings");
+        }
+        int layout = JniUtils.getLayout(result);
+        if (layout != STRIDED) {
+            throw new IllegalArgumentException(
+                    name + " is sparse or of another layout without strides: DJL's " + layout);
+        }
+        return result;
+    }
+
+    /** Returns the tensor of an array that is to be read or written. */
+    static long tensor(NDArray array, String name) {
+        return handle(array(array, name), name);
+    }
+
+    private static long handle(PtNDArray array, String name) {
+        try {
+            return array.getHandle();
+        } catch (IllegalStateException e) {
+            throw new IllegalArgumentException(name + " is closed", e);
+        }
+    }
+
+    static PtNDManager manager(NDManager manager) {
+        if (manager == null) {
+            throw new IllegalArgumentException("the manager is null");
+        }
+        if (!(manager instanceof PtNDManager)) {
+            throw new IllegalArgumentException(
+                    "the manager is not one of the PyTorch engine but " + manager.getClass());
+        }
+        NativeLibrary.LIBTORCH.ensureAvailability();
+        if (!manager.isOpen()) {
+            throw new IllegalArgumentException("the manager is closed");
+        }
+        return (PtNDManager) manager;
+    }
+
+    static void type(ScalarType type) {
+        if (type == null) {
+            throw new IllegalArgumentException("the element type is null");
+        }
+    }
+
+    /** Returns libtorch's number for the kind of a device. */
+    static int deviceType(Device device) {
+        if (device == null) {
+            throw new IllegalArgumentException("the device is null");
+        }
+        boolean cpu = Device.Type.CPU.equals(device.getDeviceType());
+        boolean gpu = device.isGpu() && device.getDeviceId() >= 0;
+        if (device instanceof Device.MultiDevice || !cpu && !gpu) {
+            throw new IllegalArgumentException(
+                    "the device is neither the CPU nor a single GPU: " + device);
+        }
+        return PtDeviceType.toDeviceType(device);
+    }
+
+    /** As {@link #deviceType}, for a device on which libtorch is to do something. */
+    static int usableDeviceType(Device device) {
+        int type = deviceType(device);
+        if (device.isGpu()) {
+            TorchCuda.requireDevice(device);
+        }
+        return type;
+    }
+
+    /** Checks that a device is a GPU that libtorch can use. */
+    static void usableGpu(Device device) {
+        deviceType(device);
+        if (!device.isGpu()) {
+            throw new IllegalArgumentException("the device is not a GPU: " + device);
+        }
+        NativeLibrary.LIBTORCH.ensureAvailability();
+        TorchCuda.requireDevice(device);
+    }
+}

@@ -1,0 +1,108 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import ai.djl.engine.Engine;
+import com.sun.jna.ptr.IntByReference;
+
+/**
+ * How each {@link NativeLibrary} is found and tried. A probe returns if the library works and
+ * throws an error that says what was looked for, what was found, and what to do, if not.
+ */
+final class LibraryProbes {
+
+    private LibraryProbes() {}
+
+    static void libtorch() {
+        try {
+            if (Engine.getEngine("PyTorch") == null) {
+                throw new UnsatisfiedLinkError("DJL knows no engine named PyTorch");
+            }
+        } catch (RuntimeException | LinkageError e) {
+            throw LoadedLibraries.linkError(
+                    "DJL's PyTorch engine does not load ("
+                            + e.getMessage()
+                            + "); put ai.djl.pytorch:pytorch-engine and a pytorch-native library"
+                            + " on the class path",
+                    e);
+        }
+        try {
+            AotiTorch.load();
+        } catch (LinkageError e) {
+            Throwable cause = e.getCause() == null ? e : e.getCause();
+            throw LoadedLibraries.linkError(
+                    "the libtorch that DJL loaded lacks functions of the stable C interface ("
+                            + cause.getMessage()
+                            + "); use libtorch 2.7.1 or later",
+                    cause);
+        }
+    }
+
+    static void nccl() {
+        com.sun.jna.NativeLibrary nccl =
+                open(
+                        "NCCL",
+                        "install NCCL 2 (Debian's package is libnccl2) or add the folder that holds"
+                                + " it to LD_LIBRARY_PATH",
+                        "libnccl.so.2");
+        IntByReference version = new IntByReference();
+        require(
+                nccl,
+                "ncclGetVersion",
+                nccl.getFunction("ncclGetVersion").invokeInt(new Object[] {version}));
+    }
+
+    static void nvrtc() {
+        com.sun.jna.NativeLibrary nvrtc =
+                open(
+                        "NVRTC",
+                        "install CUDA's run-time compiler (NVIDIA's package is cuda-nvrtc) or add"
+                                + " the folder that holds it to LD_LIBRARY_PATH",
+                        "libnvrtc.so.13",
+                        "libnvrtc.so.12",
+                        "libnvrtc.so");
+        Object[] version = {new IntByReference(), new IntByReference()};
+        require(nvrtc, "nvrtcVersion", nvrtc.getFunction("nvrtcVersion").invokeInt(version));
+    }
+
+    static void nvml() {
+        com.sun.jna.NativeLibrary nvml =
+                open("NVML", "install NVIDIA's driver, which it is a part of", "libnvidia-ml.so.1");
+        require(nvml, "nvmlInit_v2", nvml.getFunction("nvmlInit_v2").invokeInt(new Object[0]));
+        // Reference-counted: who uses NVML initialises it again.
+        require(nvml, "nvmlShutdown", nvml.getFunction("nvmlShutdown").invokeInt(new Object[0]));
+    }
+
+    /** Opens the first of several files that the dynamic loader finds. */
+    static com.sun.jna.NativeLibrary open(String what, String remedy, String... fileNames) {
+        UnsatisfiedLinkError last = null;
+        for (String fileName : fileNames) {
+            try {
+                return com.sun.jna.NativeLibrary.getInstance(fileName);
+            } catch (UnsatisfiedLinkError e) {
+                last = e;
+            }
+        }
+        throw LoadedLibraries.linkError(
+                what
+                        + " was not found: the dynamic loader cannot open "
+                        + String.join(", ", fileNames)
+                        + "; "
+                        + remedy,
+                last);
+    }
+
+    private static void require(com.sun.jna.NativeLibrary library, String function, int result) {
+        if (result != 0) {
+            throw new UnsatisfiedLinkError(
+                    function
+                            + " of "
+                            + library.getFile()
+                            + " failed with error "
+                            + result
+                            + "; the library does not fit this machine's driver");
+        }
+    }
+}

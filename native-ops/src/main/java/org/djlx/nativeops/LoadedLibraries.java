@@ -1,0 +1,56 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+
+/** Finds libraries that this process has loaded, however and from wherever it did. */
+final class LoadedLibraries {
+
+    private static final Path MAPS = Path.of("/proc/self/maps");
+
+    private LoadedLibraries() {}
+
+    /**
+     * Returns the path of a loaded library. Opening that path again yields the library itself; its
+     * bare name could yield another copy that is on the search path.
+     *
+     * @throws UnsatisfiedLinkError if it is not loaded, or loaded from several files
+     */
+    static String find(String fileName) {
+        List<String> paths;
+        // ISO 8859-1 because a path need not be valid UTF-8, and must not make this fail.
+        try (Stream<String> lines = Files.lines(MAPS, StandardCharsets.ISO_8859_1)) {
+            paths =
+                    lines.filter(line -> line.endsWith("/" + fileName))
+                            .map(line -> line.substring(line.indexOf('/')))
+                            .distinct()
+                            .collect(Collectors.toList());
+        } catch (IOException e) {
+            throw linkError("cannot look for " + fileName + " in " + MAPS, e);
+        }
+        if (paths.isEmpty()) {
+            throw new UnsatisfiedLinkError(fileName + " is not loaded in this process");
+        }
+        if (paths.size() > 1) {
+            throw new UnsatisfiedLinkError(
+                    fileName + " is loaded more than once, from " + String.join(" and ", paths));
+        }
+        String path = paths.get(0);
+        return new String(path.getBytes(StandardCharsets.ISO_8859_1), StandardCharsets.UTF_8);
+    }
+
+    static UnsatisfiedLinkError linkError(String message, Throwable cause) {
+        UnsatisfiedLinkError error = new UnsatisfiedLinkError(message);
+        error.initCause(cause);
+        return error;
+    }
+}

@@ -1,0 +1,76 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import com.sun.jna.Native;
+import com.sun.jna.Pointer;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+
+/**
+ * Native memory, one block a thread, for what the C functions read and write: results, sizes and
+ * strides. Its content is gone with the next use by the same thread, so it is read at once.
+ *
+ * <pre>
+ *   0        8                    8 + 64                   8 + 2 * 64   (longs)
+ *   | slots  | sizes              | strides                |
+ * </pre>
+ */
+final class Scratch {
+
+    /** As many dimensions as libtorch's operators take. */
+    static final int MAX_DIMENSIONS = 64;
+
+    private static final int SLOTS = 8;
+    private static final ThreadLocal<Scratch> LOCAL = ThreadLocal.withInitial(Scratch::new);
+
+    private final ByteBuffer buffer =
+            ByteBuffer.allocateDirect((SLOTS + 2 * MAX_DIMENSIONS) * Long.BYTES)
+                    .order(ByteOrder.nativeOrder());
+    private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
+
+    private Scratch() {}
+
+    /** Returns this thread's block, with the first slot zeroed: no result reads as null. */
+    static Scratch get() {
+        Scratch scratch = LOCAL.get();
+        scratch.putLong(0, 0);
+        return scratch;
+    }
+
+    long slot(int index) {
+        return address + (long) index * Long.BYTES;
+    }
+
+    long getLong(int index) {
+        return buffer.getLong(index * Long.BYTES);
+    }
+
+    /** Reads the int that a function wrote to the start of a slot. */
+    int getInt(int index) {
+        return buffer.getInt(index * Long.BYTES);
+    }
+
+    void putLong(int index, long value) {
+        buffer.putLong(index * Long.BYTES, value);
+    }
+
+    /** Stores sizes and returns their address. */
+    long putSizes(long[] sizes) {
+        return putLongs(SLOTS, sizes);
+    }
+
+    /** Stores strides and returns their address. */
+    long putStrides(long[] strides) {
+        return putLongs(SLOTS + MAX_DIMENSIONS, strides);
+    }
+
+    private long putLongs(int index, long[] values) {
+        for (int i = 0; i < values.length; i++) {
+            putLong(index + i, values[i]);
+        }
+        return slot(index);
+    }
+}

@@ -1,0 +1,105 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import ai.djl.Device;
+import ai.djl.pytorch.engine.PtDeviceType;
+import com.sun.jna.Pointer;
+import java.util.Arrays;
+
+/** Reads the properties of tensors, given by their handles, and checks that several fit. */
+final class Tensors {
+
+    private Tensors() {}
+
+    /** Returns the size of every dimension. */
+    static long[] sizes(long tensor) {
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(0)), "Torch.sizes");
+        return readDimensions(tensor, scratch.getLong(0));
+    }
+
+    /** Returns the stride of every dimension, in elements. */
+    static long[] strides(long tensor) {
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(0)), "Torch.strides");
+        return readDimensions(tensor, scratch.getLong(0));
+    }
+
+    /** Reads one long for each of a tensor's dimensions. */
+    private static long[] readDimensions(long tensor, long address) {
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
+        int dimensions = (int) scratch.getLong(0);
+        return dimensions == 0 ? new long[0] : new Pointer(address).getLongArray(0, dimensions);
+    }
+
+    /** Returns the element type; fails if the tensor is quantized. */
+    static ScalarType scalarType(long tensor) {
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorch.aoti_torch_get_dtype(tensor, scratch.slot(0)), "Torch.scalarType");
+        return ScalarType.fromCode(scratch.getInt(0));
+    }
+
+    /** Returns the device. */
+    static Device device(long tensor) {
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorch.aoti_torch_get_device_type(tensor, scratch.slot(0)), "Torch.device");
+        AotiTorch.check(
+                AotiTorch.aoti_torch_get_device_index(tensor, scratch.slot(1)), "Torch.device");
+        return Device.of(PtDeviceType.fromDeviceType(scratch.getInt(0)), scratch.getInt(1));
+    }
+
+    /** Checks the shapes of {@code out = a b}. */
+    static void requireMatrices(long[] out, long[] a, long[] b) {
+        boolean matrices = out.length == 2 && a.length == 2 && b.length == 2;
+        if (!matrices || a[1] != b[0] || out[0] != a[0] || out[1] != b[1]) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "out of shape %s is not the product of shapes %s and %s",
+                            Arrays.toString(out), Arrays.toString(a), Arrays.toString(b)));
+        }
+    }
+
+    /** Checks that {@code acc op= other} is defined, and stored without loss of kind. */
+    static void requireArithmetic(long self, long operand) {
+        ScalarType selfType = scalarType(self);
+        ScalarType otherType = scalarType(operand);
+        if (selfType.isFloat8() || otherType.isFloat8()) {
+            throw new IllegalArgumentException(
+                    "there is no arithmetic on " + (selfType.isFloat8() ? selfType : otherType));
+        }
+        if (otherType.category().compareTo(selfType.category()) > 0) {
+            throw new IllegalArgumentException(
+                    "a result of type " + otherType + " cannot be stored in acc of " + selfType);
+        }
+        requireSameShape("acc", self, "other", operand);
+        requireSameDevice("acc", self, "other", operand);
+    }
+
+    static void requireSameShape(String name1, long tensor1, String name2, long tensor2) {
+        long[] sizes1 = sizes(tensor1);
+        long[] sizes2 = sizes(tensor2);
+        if (!Arrays.equals(sizes1, sizes2)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the shapes differ: %s is %s, %s is %s",
+                            name1, Arrays.toString(sizes1), name2, Arrays.toString(sizes2)));
+        }
+    }
+
+    static void requireSameDevice(String name1, long tensor1, String name2, long tensor2) {
+        Device device1 = device(tensor1);
+        Device device2 = device(tensor2);
+        if (!device1.equals(device2)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the devices differ: %s is on %s, %s on %s",
+                            name1, device1, name2, device2));
+        }
+    }
+}

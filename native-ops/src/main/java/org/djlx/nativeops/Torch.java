@@ -1,0 +1,494 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.engine.PtNDManager;
+import java.util.Arrays;
+
+/**
+ * What DJL's PyTorch engine does not show of its arrays, through libtorch's stable C interface:
+ * addresses, strides, all element types, views of memory, and operators that write into a given
+ * array.
+ *
+ * <p><b>Errors.</b> Arguments are checked first: an {@link IllegalArgumentException} says which one
+ * is wrong, be it null, closed, of another engine, sparse, an array of strings, or of a type, shape
+ * or device that does not fit. What fails inside libtorch is an {@link EngineException}; where its
+ * message does not say why, libtorch wrote that to the standard error stream. If libtorch is not
+ * there, methods throw what {@link NativeLibrary#ensureAvailability()} throws.
+ *
+ * <p><b>Threads.</b> Methods may be called by any thread, and by several at once on arrays that
+ * none of them writes. Closing an array, its manager or its memory while another thread is in a
+ * method with it is not safe. On a GPU, operators are queued on the calling thread's current stream
+ * and return at once: the arrays must stay open until the stream has passed them.
+ *
+ * <p><b>Gradients.</b> {@link #copy}, {@link #cast} and the in-place operators are recorded by
+ * autograd like PyTorch's own if the calling thread has its gradient mode on, which libtorch's
+ * threads have unless it is switched off ({@code JniUtils.setGradMode(false)}): writing to an array
+ * that was given a gradient is then an {@link EngineException}, and what is computed from one keeps
+ * the graph alive. {@link #mmOut} and writes through a view are never recorded.
+ */
+public final class Torch {
+
+    private Torch() {}
+
+    /**
+     * Returns the address of an array's first element, on the array's device. It is valid until the
+     * storage is freed, which is when the array and all that share its storage are closed.
+     *
+     * @param array the array
+     * @return the address; 0 if the array has no elements
+     */
+    public static long dataPointer(NDArray array) {
+        long tensor = Arguments.tensor(array, "the array");
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(0)), "Torch.dataPointer");
+        return scratch.getLong(0);
+    }
+
+    /**
+     * Returns the size of every dimension.
+     *
+     * @param array the array
+     * @return the sizes, in elements; empty for a scalar
+     */
+    public static long[] sizes(NDArray array) {
+        return Tensors.sizes(Arguments.tensor(array, "the array"));
+    }
+
+    /**
+     * Returns the distance between neighbours along every dimension.
+     *
+     * @param array the array
+     * @return the strides, in elements; empty for a scalar
+     */
+    public static long[] strides(NDArray array) {
+        return Tensors.strides(Arguments.tensor(array, "the array"));
+    }
+
+    /**
+     * Returns the element type, which {@link NDArray#getDataType()} does for those only that DJL
+     * can name.
+     *
+     * @param array the array
+     * @return the element type
+     * @throws IllegalArgumentException also if the array is quantized
+     */
+    public static ScalarType scalarType(NDArray array) {
+        return Tensors.scalarType(Arguments.tensor(array, "the array"));
+    }
+
+    /**
+     * Returns the device on which an array is.
+     *
+     * @param array the array
+     * @return the device
+     */
+    public static Device device(NDArray array) {
+        return Tensors.device(Arguments.tensor(array, "the array"));
+    }
+
+    /**
+     * Tells whether an array's elements lie one after the other in row-major order, so that its
+     * bytes can be copied as one block from {@link #dataPointer}.
+     *
+     * @param array the array
+     * @return whether it is contiguous; true if it has no elements
+     */
+    public static boolean isContiguous(NDArray array) {
+        long tensor = Arguments.tensor(array, "the array");
+        return Extents.isContiguous(Tensors.sizes(tensor), Tensors.strides(tensor));
+    }
+
+    /**
+     * Returns a contiguous array whose elements are a range of a memory: nothing is copied.
+     *
+     * @param manager the manager to which the array belongs; its device does not matter
+     * @param memory the memory, of which the array holds a reference until it is closed, by itself
+     *     or by its manager. What DJL derives from the array without copying (slices, transposes,
+     *     reshapes) shares the memory but holds no reference: close it before the array. If the
+     *     array is {@linkplain NDArray#intern interned} into another, the memory is never freed
+     * @param offset where the first element is, in bytes from the start of the memory; {@code
+     *     memory.address() + offset} is a multiple of the size of an element
+     * @param shape the shape, with all sizes known; sizes may be 0
+     * @param type the element type
+     * @return the array, on the memory's device
+     * @throws IllegalArgumentException also if the memory is closed or too small, or the offset
+     *     negative or not aligned
+     */
+    public static NDArray view(
+            NDManager manager, NativeMemory memory, long offset, Shape shape, ScalarType type) {
+        long[] sizes = sizes(shape);
+        return view(manager, memory, offset, sizes, Extents.contiguousStrides(sizes), type);
+    }
+
+    /**
+     * Returns an array with given strides whose elements lie in a memory: nothing is copied. Apart
+     * from the strides it is as {@link #view(NDManager, NativeMemory, long, Shape, ScalarType)}.
+     *
+     * @param manager the manager to which the array belongs
+     * @param memory the memory
+     * @param offset where the first element is, in bytes from the start of the memory
+     * @param sizes the size of every dimension, at most 64 of them
+     * @param strides the stride of every dimension, in elements, not negative; with stride 0, or
+     *     smaller than what it steps over, elements share their memory
+     * @param type the element type
+     * @return the array, on the memory's device
+     */
+    public static NDArray view(
+            NDManager manager,
+            NativeMemory memory,
+            long offset,
+            long[] sizes,
+            long[] strides,
+            ScalarType type) {
+        PtNDManager owner = Arguments.manager(manager);
+        Arguments.type(type);
+        Extents.requireSizes(sizes);
+        Extents.requireStrides(sizes, strides);
+        long address = viewAddress(memory, offset, sizes, strides, type);
+        Device device = memory.device();
+        int deviceType = Arguments.usableDeviceType(device);
+        try {
+            memory.retain();
+        } catch (IllegalStateException e) {
+            throw new IllegalArgumentException(e.getMessage(), e);
+        }
+        boolean adopted = false;
+        try {
+            Scratch scratch = Scratch.get();
+            AotiTorch.check(
+                    AotiTorch.aoti_torch_create_tensor_from_blob(
+                            address,
+                            sizes.length,
+                            scratch.putSizes(sizes),
+                            scratch.putStrides(strides),
+                            0,
+                            type.code(),
+                            deviceType,
+                            device.getDeviceId(),
+                            scratch.slot(0)),
+                    "Torch.view");
+            NDArray view =
+                    adopt(scratch.getLong(0), handle -> new MemoryView(owner, handle, memory));
+            adopted = true;
+            return view;
+        } finally {
+            if (!adopted) {
+                memory.release();
+            }
+        }
+    }
+
+    private static long viewAddress(
+            NativeMemory memory, long offset, long[] sizes, long[] strides, ScalarType type) {
+        if (memory == null) {
+            throw new IllegalArgumentException("the memory is null");
+        }
+        long span = Extents.byteSpan(sizes, strides, type.itemSize());
+        if (offset < 0 || offset > memory.byteSize() || span > memory.byteSize() - offset) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s of shape %s with strides %s at offset %d needs %d bytes there,"
+                                    + " which %s does not have",
+                            type,
+                            Arrays.toString(sizes),
+                            Arrays.toString(strides),
+                            offset,
+                            span,
+                            memory));
+        }
+        long address = memory.address() + offset;
+        if (Long.remainderUnsigned(address, type.itemSize()) != 0) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "offset %d into %s is not aligned to the %d bytes of a %s",
+                            offset, memory, type.itemSize(), type));
+        }
+        return address;
+    }
+
+    private static long[] sizes(Shape shape) {
+        if (shape == null) {
+            throw new IllegalArgumentException("the shape is null");
+        }
+        long[] sizes = shape.getShape();
+        Extents.requireSizes(sizes);
+        return sizes;
+    }
+
+    /**
+     * Returns a new contiguous array whose elements are not initialised.
+     *
+     * @param manager the manager to which the array belongs and on whose device it is
+     * @param shape the shape, with all sizes known; sizes may be 0
+     * @param type the element type
+     * @return the array
+     * @throws EngineException also if there is not enough memory
+     */
+    public static NDArray empty(NDManager manager, Shape shape, ScalarType type) {
+        PtNDManager owner = Arguments.manager(manager);
+        return empty(owner, sizes(shape), type, owner.getDevice(), "Torch.empty");
+    }
+
+    private static NDArray empty(
+            PtNDManager owner, long[] sizes, ScalarType type, Device device, String operation) {
+        Arguments.type(type);
+        long[] strides = Extents.contiguousStrides(sizes);
+        Extents.byteSpan(sizes, strides, type.itemSize());
+        int deviceType = Arguments.usableDeviceType(device);
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorch.aoti_torch_empty_strided(
+                        sizes.length,
+                        scratch.putSizes(sizes),
+                        scratch.putStrides(strides),
+                        type.code(),
+                        deviceType,
+                        device.getDeviceId(),
+                        scratch.slot(0)),
+                operation);
+        return adopt(scratch.getLong(0), handle -> new PtNDArray(owner, handle));
+    }
+
+    private interface Adopter {
+        NDArray adopt(long tensor);
+    }
+
+    /** Makes an array own a new tensor, or deletes the tensor. */
+    private static NDArray adopt(long tensor, Adopter adopter) {
+        try {
+            return adopter.adopt(tensor);
+        } catch (IllegalStateException e) {
+            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(tensor), "Torch.adopt");
+            throw new IllegalArgumentException("the manager takes no array: " + e.getMessage(), e);
+        }
+    }
+
+    /**
+     * Copies all elements of an array into another of the same shape, converting them if the types
+     * differ. Conversions are those of PyTorch's {@code copy_}: to a narrower floating-point type
+     * they round to nearest even, to an integer they truncate. From one device to another the call
+     * waits for the copy; on one GPU it is queued like any operator.
+     *
+     * @param dst the array to write; it may have any strides. Must not partly overlap {@code src}
+     * @param src the array to read
+     */
+    public static void copy(NDArray dst, NDArray src) {
+        long to = Arguments.tensor(dst, "the destination");
+        long from = Arguments.tensor(src, "the source");
+        Tensors.scalarType(to);
+        Tensors.scalarType(from);
+        Tensors.requireSameShape("the destination", to, "the source", from);
+        AotiTorch.check(AotiTorch.aoti_torch_copy_(to, from, 0), "Torch.copy");
+    }
+
+    /**
+     * Returns a contiguous copy of an array with another element type, also one that {@link
+     * NDArray#toType} cannot name. Elements are converted as by {@link #copy}.
+     *
+     * @param array the array
+     * @param type the element type of the result; may be that of the array
+     * @return a new array, in the array's manager and on its device
+     */
+    public static NDArray cast(NDArray array, ScalarType type) {
+        PtNDArray source = Arguments.array(array, "the array");
+        long from = Arguments.tensor(source, "the array");
+        Tensors.scalarType(from);
+        NDArray result =
+                empty(
+                        source.getManager(),
+                        Tensors.sizes(from),
+                        type,
+                        Tensors.device(from),
+                        "Torch.cast");
+        boolean copied = false;
+        try {
+            AotiTorch.check(
+                    AotiTorch.aoti_torch_copy_(Arguments.tensor(result, "the result"), from, 0),
+                    "Torch.cast");
+            copied = true;
+            return result;
+        } finally {
+            if (!copied) {
+                result.close();
+            }
+        }
+    }
+
+    /**
+     * Multiplies two matrices: {@code out = a b}. The arrays may have any strides; an {@code out}
+     * whose rows or columns are not contiguous costs libtorch a temporary matrix and a copy. Never
+     * recorded by autograd.
+     *
+     * @param out the matrix to write, of shape (m, n); must not overlap {@code a} or {@code b}
+     * @param a a matrix of shape (m, k)
+     * @param b a matrix of shape (k, n); with k = 0 the result is zeros
+     * @throws IllegalArgumentException also unless all three are of one type out of float16,
+     *     bfloat16, float32 and float64, and on one device
+     */
+    public static void mmOut(NDArray out, NDArray a, NDArray b) {
+        long result = Arguments.tensor(out, "out");
+        long left = Arguments.tensor(a, "a");
+        long right = Arguments.tensor(b, "b");
+        Tensors.requireMatrices(Tensors.sizes(result), Tensors.sizes(left), Tensors.sizes(right));
+        ScalarType type = Tensors.scalarType(result);
+        if (type != Tensors.scalarType(left) || type != Tensors.scalarType(right)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the element types differ: out is %s, a is %s, b is %s",
+                            type, Tensors.scalarType(left), Tensors.scalarType(right)));
+        }
+        if (!type.isFloatingPoint() || type.isFloat8()) {
+            throw new IllegalArgumentException("matrices of " + type + " cannot be multiplied");
+        }
+        Tensors.requireSameDevice("out", result, "a", left);
+        Tensors.requireSameDevice("out", result, "b", right);
+        AotiTorch.check(
+                Tensors.device(result).isGpu()
+                        ? AotiTorchCuda.aoti_torch_cuda_mm_out(result, left, right)
+                        : AotiTorch.aoti_torch_cpu_mm_out(result, left, right),
+                "Torch.mmOut");
+    }
+
+    /**
+     * Adds an array to another: {@code acc += other}, as PyTorch's {@code add_}. Neither this nor
+     * the other in-place operators allocate, except where the types differ.
+     *
+     * @param acc the array to change. The sum is computed in the wider of the two types, and
+     *     rounded to that of {@code acc}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also if the result cannot be stored in {@code acc}: complex
+     *     in real, floating-point in integer, any number in bool; or if one of the types is a
+     *     float8, for which there is no arithmetic
+     */
+    public static void addInPlace(NDArray acc, NDArray other) {
+        Tensors.requireArithmetic(Arguments.tensor(acc, "acc"), Arguments.tensor(other, "other"));
+        try {
+            acc.addi(other);
+        } catch (EngineException e) {
+            throw new EngineException("Torch.addInPlace failed in libtorch", e);
+        }
+    }
+
+    /**
+     * Multiplies an array by another, element by element: {@code acc *= other}.
+     *
+     * @param acc the array to change; see {@link #addInPlace}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #addInPlace}
+     */
+    public static void mulInPlace(NDArray acc, NDArray other) {
+        Tensors.requireArithmetic(Arguments.tensor(acc, "acc"), Arguments.tensor(other, "other"));
+        try {
+            acc.muli(other);
+        } catch (EngineException e) {
+            throw new EngineException("Torch.mulInPlace failed in libtorch", e);
+        }
+    }
+
+    /**
+     * Takes the smaller of every two elements: {@code acc = min(acc, other)}. NaN wins.
+     *
+     * @param acc the array to change; see {@link #addInPlace}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #addInPlace}, or if a type is complex
+     */
+    public static void minInPlace(NDArray acc, NDArray other) {
+        extremeInPlace(TorchDispatcher.Operator.MINIMUM_OUT, "Torch.minInPlace", acc, other);
+    }
+
+    /**
+     * Takes the larger of every two elements: {@code acc = max(acc, other)}. NaN wins.
+     *
+     * @param acc the array to change; see {@link #addInPlace}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #addInPlace}, or if a type is complex
+     */
+    public static void maxInPlace(NDArray acc, NDArray other) {
+        extremeInPlace(TorchDispatcher.Operator.MAXIMUM_OUT, "Torch.maxInPlace", acc, other);
+    }
+
+    private static void extremeInPlace(
+            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
+        long self = Arguments.tensor(acc, "acc");
+        long operand = Arguments.tensor(other, "other");
+        Tensors.requireArithmetic(self, operand);
+        if (Tensors.scalarType(self).category() == ScalarType.Category.COMPLEX) {
+            throw new IllegalArgumentException("complex numbers have no order");
+        }
+        TorchDispatcher.call(operator, operation, self, operand, self);
+    }
+
+    /**
+     * Divides every element of an array by a number: {@code acc /= divisor}, for averages.
+     *
+     * @param acc the array to change, of a floating-point type other than float8; 16-bit types are
+     *     computed in float32. On a GPU libtorch multiplies by the reciprocal
+     * @param divisor the divisor; with 0 the results are infinite or NaN
+     */
+    public static void divInPlace(NDArray acc, double divisor) {
+        long self = Arguments.tensor(acc, "acc");
+        ScalarType type = Tensors.scalarType(self);
+        if (!type.isFloatingPoint() || type.isFloat8()) {
+            throw new IllegalArgumentException("an array of " + type + " cannot be divided");
+        }
+        // A scalar on the CPU, also for an array on a GPU: libtorch passes its value to the kernel,
+        // where DJL's divi would copy it to the GPU and wait.
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorch.aoti_torch_scalar_to_tensor_float64(divisor, scratch.slot(0)),
+                "Torch.divInPlace");
+        long scalar = scratch.getLong(0);
+        try {
+            TorchDispatcher.call(TorchDispatcher.Operator.DIV_, "Torch.divInPlace", self, scalar);
+        } finally {
+            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scalar), "Torch.divInPlace");
+        }
+    }
+
+    /**
+     * Returns the stream on which libtorch queues the calling thread's work for a GPU.
+     *
+     * @param device the GPU
+     * @return the {@code cudaStream_t}; 0 is the default stream
+     * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
+     */
+    public static long currentCudaStream(Device device) {
+        Arguments.usableGpu(device);
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorchCuda.aoti_torch_get_current_cuda_stream(
+                        device.getDeviceId(), scratch.slot(0)),
+                "Torch.currentCudaStream");
+        return scratch.getLong(0);
+    }
+
+    /**
+     * Makes a stream libtorch's current one for the calling thread, and its GPU the current device,
+     * until the guard is closed.
+     *
+     * @param device the GPU
+     * @param stream a {@code cudaStream_t} of that GPU, which must outlive the guard and the work
+     *     queued under it; 0 is the default stream
+     * @return the guard, to be closed by the same thread
+     * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
+     */
+    public static CudaStreamGuard cudaStreamGuard(Device device, long stream) {
+        Arguments.usableGpu(device);
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorchCuda.aoti_torch_create_cuda_stream_guard(
+                        stream, device.getDeviceId(), scratch.slot(0)),
+                "Torch.cudaStreamGuard");
+        return new CudaStreamGuard(scratch.getLong(0));
+    }
+}

@@ -1,0 +1,56 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
+
+/**
+ * Calls operators by name that the stable C interface has no function for. Arguments and results
+ * are passed on a stack of 64-bit values. The dispatcher consumes tensor arguments and the result
+ * is the caller's, so new handles of the tensors go in, and the result's is deleted: all share the
+ * tensor itself, nothing is copied.
+ */
+final class TorchDispatcher {
+
+    /** An operator whose arguments are all tensors and that returns one of them. */
+    enum Operator {
+        DIV_("aten::div_", "Tensor"),
+        MAXIMUM_OUT("aten::maximum", "out"),
+        MINIMUM_OUT("aten::minimum", "out");
+
+        private final Memory name;
+        private final Memory overload;
+
+        Operator(String name, String overload) {
+            this.name = cString(name);
+            this.overload = cString(overload);
+        }
+
+        private static Memory cString(String text) {
+            Memory memory = new Memory(text.length() + 1L);
+            memory.setString(0, text);
+            return memory;
+        }
+    }
+
+    private TorchDispatcher() {}
+
+    /** Calls an operator for its effect on its arguments. */
+    static void call(Operator operator, String operation, long... tensors) {
+        Scratch scratch = Scratch.get();
+        for (int i = 0; i < tensors.length; i++) {
+            AotiTorch.check(
+                    AotiTorch.aoti_torch_new_tensor_handle(tensors[i], scratch.slot(i)), operation);
+        }
+        AotiTorch.check(
+                AotiTorch.aoti_torch_call_dispatcher(
+                        Pointer.nativeValue(operator.name),
+                        Pointer.nativeValue(operator.overload),
+                        scratch.slot(0)),
+                operation);
+        AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scratch.getLong(0)), operation);
+    }
+}

@@ -1,0 +1,322 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.function.BiConsumer;
+import java.util.function.DoubleBinaryOperator;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
+
+class TorchInPlaceTest {
+
+    /** The operators and what they mean. */
+    enum Operator {
+        ADD(Torch::addInPlace, Double::sum),
+        MUL(Torch::mulInPlace, (a, b) -> a * b),
+        MIN(Torch::minInPlace, Math::min),
+        MAX(Torch::maxInPlace, Math::max);
+
+        private final BiConsumer<NDArray, NDArray> operator;
+        private final DoubleBinaryOperator reference;
+
+        Operator(BiConsumer<NDArray, NDArray> operator, DoubleBinaryOperator reference) {
+            this.operator = operator;
+            this.reference = reference;
+        }
+
+        void apply(NDArray acc, NDArray other) {
+            operator.accept(acc, other);
+        }
+
+        double[] expected(double[] acc, double[] other) {
+            double[] result = new double[acc.length];
+            for (int i = 0; i < result.length; i++) {
+                result[i] = reference.applyAsDouble(acc[i], other[i]);
+            }
+            return result;
+        }
+    }
+
+    private static final double[] LEFT = {1, -2, 3, 4, 0, 6, 7, -8, 9};
+    private static final double[] RIGHT = {2, 2, -3, 1, 5, 6, -1, 2, 0};
+
+    private final NDManager manager = NDManager.newBaseManager("PyTorch");
+
+    @AfterEach
+    void close() {
+        manager.close();
+    }
+
+    private NDArray array(double[] values, ScalarType type) {
+        return Torch.cast(manager.create(values), type);
+    }
+
+    private static double[] values(NDArray array) {
+        return Torch.cast(array, ScalarType.FLOAT64).toDoubleArray();
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void everyTypeWithItself(Operator operator) {
+        for (ScalarType type :
+                new ScalarType[] {
+                    ScalarType.FLOAT64,
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16,
+                    ScalarType.INT8,
+                    ScalarType.INT16,
+                    ScalarType.INT32,
+                    ScalarType.INT64
+                }) {
+            NDArray acc = array(LEFT, type);
+            long address = Torch.dataPointer(acc);
+            operator.apply(acc, array(RIGHT, type));
+            assertArrayEquals(operator.expected(LEFT, RIGHT), values(acc), type::name);
+            assertEquals(type, Torch.scalarType(acc));
+            assertEquals(address, Torch.dataPointer(acc));
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void typesPromote(Operator operator) {
+        ScalarType[][] pairs = {
+            {ScalarType.FLOAT32, ScalarType.BFLOAT16},
+            {ScalarType.FLOAT32, ScalarType.FLOAT16},
+            {ScalarType.BFLOAT16, ScalarType.FLOAT32},
+            {ScalarType.FLOAT16, ScalarType.INT64},
+            {ScalarType.INT32, ScalarType.INT8},
+            {ScalarType.INT8, ScalarType.INT64}
+        };
+        for (ScalarType[] pair : pairs) {
+            NDArray acc = array(LEFT, pair[0]);
+            operator.apply(acc, array(RIGHT, pair[1]));
+            assertArrayEquals(operator.expected(LEFT, RIGHT), values(acc));
+            assertEquals(pair[0], Torch.scalarType(acc));
+        }
+    }
+
+    @Test
+    void bfloat16AddendsKeepFloat32Sums() {
+        NDArray acc = array(new double[] {1}, ScalarType.FLOAT32);
+        NDArray small = array(new double[] {0x1p-12}, ScalarType.BFLOAT16);
+        for (int i = 0; i < 8; i++) {
+            Torch.addInPlace(acc, small);
+        }
+        assertEquals(1 + 8 * 0x1p-12, values(acc)[0]);
+    }
+
+    @Test
+    void bfloat16SumsRoundOnce() {
+        float[] left = new float[1001];
+        float[] right = new float[left.length];
+        for (int i = 0; i < left.length; i++) {
+            left[i] = TestFloats.fromBfloat16(TestFloats.toBfloat16((float) Math.sin(i)));
+            right[i] = TestFloats.fromBfloat16(TestFloats.toBfloat16((float) Math.cos(i * i)));
+        }
+        NDArray acc = Torch.cast(manager.create(left), ScalarType.BFLOAT16);
+        Torch.addInPlace(acc, Torch.cast(manager.create(right), ScalarType.BFLOAT16));
+        for (int i = 0; i < left.length; i++) {
+            assertEquals(
+                    TestFloats.toBfloat16(left[i] + right[i]),
+                    TestMemory.bytes(acc).getShort(2 * i));
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void takesAnyStrides(Operator operator) {
+        NDArray base = manager.create(LEFT, new Shape(3, 3));
+        NDArray other = manager.create(RIGHT, new Shape(3, 3)).transpose();
+        operator.apply(base.transpose(), other);
+        double[] expected = operator.expected(LEFT, RIGHT);
+        assertArrayEquals(expected, values(base));
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void emptyArraysAndScalars(Operator operator) {
+        operator.apply(manager.zeros(new Shape(0, 3)), manager.zeros(new Shape(0, 3)));
+        NDArray scalar = manager.create(5f);
+        operator.apply(scalar, manager.create(7f));
+        assertArrayEquals(operator.expected(new double[] {5}, new double[] {7}), values(scalar));
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void anArrayWithItself(Operator operator) {
+        NDArray acc = manager.create(LEFT);
+        operator.apply(acc, acc);
+        assertArrayEquals(operator.expected(LEFT, LEFT), values(acc));
+    }
+
+    @Test
+    void nanWins() {
+        NDArray acc = manager.create(new double[] {Double.NaN, 1});
+        NDArray other = manager.create(new double[] {1, Double.NaN});
+        Torch.minInPlace(acc, other);
+        assertTrue(Double.isNaN(values(acc)[0]) && Double.isNaN(values(acc)[1]));
+    }
+
+    @Test
+    void bools() {
+        boolean[] both = {false, false, true, true};
+        NDArray other = manager.create(new boolean[] {false, true, false, true});
+        NDArray acc = manager.create(both);
+        Torch.addInPlace(acc, other);
+        assertArrayEquals(new boolean[] {false, true, true, true}, acc.toBooleanArray());
+        acc = manager.create(both);
+        Torch.minInPlace(acc, other);
+        assertArrayEquals(new boolean[] {false, false, false, true}, acc.toBooleanArray());
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void wrongTypesAreRefused(Operator operator) {
+        NDArray ints = manager.zeros(new Shape(2), DataType.INT32);
+        NDArray floats = manager.zeros(new Shape(2));
+        NDArray bools = manager.zeros(new Shape(2), DataType.BOOLEAN);
+        NDArray complex = Torch.cast(floats, ScalarType.COMPLEX64);
+        NDArray float8 = Torch.cast(floats, ScalarType.FLOAT8_E5M2);
+        assertRefused("FLOAT32 cannot be stored in acc of INT32", operator, ints, floats);
+        assertRefused("INT32 cannot be stored in acc of BOOL", operator, bools, ints);
+        assertRefused("COMPLEX64 cannot be stored in acc of FLOAT32", operator, floats, complex);
+        assertRefused("no arithmetic on FLOAT8_E5M2", operator, floats, float8);
+        assertRefused("no arithmetic on FLOAT8_E5M2", operator, float8, floats);
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void wrongArraysAreRefused(Operator operator) {
+        NDArray array = manager.zeros(new Shape(2, 3));
+        NDArray closed = manager.zeros(new Shape(2, 3));
+        closed.close();
+        assertRefused("acc is null", operator, null, array);
+        assertRefused("other is null", operator, array, null);
+        assertRefused("acc is closed", operator, closed, array);
+        assertRefused("other is closed", operator, array, closed);
+        assertRefused("acc is [2, 3], other is [3]", operator, array, manager.zeros(new Shape(3)));
+    }
+
+    private static void assertRefused(
+            String reason, Operator operator, NDArray acc, NDArray other) {
+        var e = assertThrows(IllegalArgumentException.class, () -> operator.apply(acc, other));
+        assertTrue(e.getMessage().contains(reason), e.getMessage());
+    }
+
+    @Test
+    void complexNumbersHaveNoOrder() {
+        NDArray complex = Torch.cast(manager.ones(new Shape(2)), ScalarType.COMPLEX64);
+        assertRefused("no order", Operator.MIN, complex, complex);
+        assertRefused("no order", Operator.MAX, complex, complex);
+        Torch.addInPlace(complex, complex);
+        assertArrayEquals(new double[] {2, 2}, values(complex));
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void whatLibtorchCannotDoIsAnEngineException(Operator operator) {
+        NDArray acc = Torch.cast(manager.ones(new Shape(2)), ScalarType.UINT16);
+        NDArray other = Torch.cast(manager.ones(new Shape(2)), ScalarType.INT32);
+        var e = assertThrows(EngineException.class, () -> operator.apply(acc, other));
+        assertTrue(e.getMessage().startsWith("Torch."), e.getMessage());
+    }
+
+    @ParameterizedTest
+    @EnumSource(Operator.class)
+    void parametersAreNotChangedInGradientMode(Operator operator) {
+        NDArray parameter = manager.ones(new Shape(2));
+        parameter.setRequiresGradient(true);
+        NDArray other = manager.full(new Shape(2), 3);
+        boolean mode = JniUtils.isGradMode();
+        try {
+            JniUtils.setGradMode(true);
+            assertThrows(EngineException.class, () -> operator.apply(parameter, other));
+            assertThrows(EngineException.class, () -> Torch.divInPlace(parameter, 2));
+            assertArrayEquals(new float[] {1, 1}, parameter.toFloatArray());
+            JniUtils.setGradMode(false);
+            operator.apply(parameter, other);
+        } finally {
+            JniUtils.setGradMode(mode);
+        }
+        assertArrayEquals(
+                operator.expected(new double[] {1, 1}, new double[] {3, 3}), values(parameter));
+    }
+
+    @ParameterizedTest
+    @EnumSource(
+            value = ScalarType.class,
+            names = {"FLOAT64", "FLOAT32", "FLOAT16", "BFLOAT16"})
+    void divides(ScalarType type) {
+        NDArray acc = array(LEFT, type);
+        Torch.divInPlace(acc, 3);
+        float[] quotients = new float[LEFT.length];
+        double[] expected = new double[LEFT.length];
+        for (int i = 0; i < LEFT.length; i++) {
+            quotients[i] = (float) LEFT[i] / 3;
+            expected[i] = LEFT[i] / 3;
+        }
+        if (type != ScalarType.FLOAT64) {
+            expected = values(Torch.cast(manager.create(quotients), type));
+        }
+        assertArrayEquals(expected, values(acc));
+        assertEquals(type, Torch.scalarType(acc));
+    }
+
+    @Test
+    void dividesScalarsAndByZero() {
+        NDArray scalar = manager.create(5f);
+        Torch.divInPlace(scalar, 4);
+        assertEquals(1.25f, scalar.getFloat());
+        Torch.divInPlace(scalar, 0);
+        assertEquals(Float.POSITIVE_INFINITY, scalar.getFloat());
+        Torch.divInPlace(manager.zeros(new Shape(0)), 2);
+    }
+
+    @ParameterizedTest
+    @EnumSource(
+            value = ScalarType.class,
+            names = {"INT32", "UINT8", "BOOL", "COMPLEX64", "FLOAT8_E4M3FN"})
+    void otherTypesAreNotDivided(ScalarType type) {
+        NDArray acc = Torch.empty(manager, new Shape(2), type);
+        var e = assertThrows(IllegalArgumentException.class, () -> Torch.divInPlace(acc, 2));
+        assertTrue(e.getMessage().contains(type.name()), e.getMessage());
+    }
+
+    /** Counts the bytes that the C heap has handed out: the smallest leak is 32 of them a call. */
+    @Test
+    void operatorsDoNotLeak() {
+        NDArray acc = manager.create(LEFT);
+        NDArray other = manager.create(RIGHT);
+        int calls = 100_000;
+        long before = 0;
+        for (int i = 0; i < 2 * calls; i++) {
+            if (i == calls) {
+                before = CHeap.allocatedBytes();
+            }
+            Torch.minInPlace(acc, other);
+            Torch.maxInPlace(acc, other);
+            Torch.divInPlace(acc, 1);
+            Torch.cast(acc, ScalarType.BFLOAT16).close();
+        }
+        long leaked = CHeap.allocatedBytes() - before;
+        // The JVM's own threads allocate meanwhile, though not once a call.
+        assertTrue(leaked < 16L * calls, "leaked " + leaked + " bytes");
+    }
+}
