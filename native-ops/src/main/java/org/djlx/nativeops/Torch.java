@@ -226,6 +226,23 @@ public final class Torch {
     }
 
     /**
+     * Returns a second array on the storage of an array. The storage lives until both are closed,
+     * so that work under way can hold on to an array that its owner may close.
+     *
+     * @param manager the manager to which the new array belongs
+     * @param array the array
+     * @return the new array, of the same device, shape, strides and element type
+     */
+    public static NDArray alias(NDManager manager, NDArray array) {
+        PtNDManager owner = Arguments.manager(manager);
+        long tensor = Arguments.tensor(array, "the array");
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "Torch.alias");
+        return adopt(scratch.getLong(0), handle -> new PtNDArray(owner, handle));
+    }
+
+    /**
      * Returns a new contiguous array whose elements are not initialised.
      *
      * @param manager the manager to which the array belongs and on whose device it is

@@ -1,0 +1,46 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.util.List;
+
+/** An operation took longer than its timeout because some ranks did not arrive. */
+public class CollectiveTimeoutException extends CollectiveException {
+
+    private static final long serialVersionUID = 1L;
+
+    private final transient List<Integer> missingRanks;
+
+    /**
+     * Creates an exception.
+     *
+     * @param message the operation, its sequence number, the group, the timeout and the ranks
+     * @param missingRanks the ranks of the group that did not arrive
+     */
+    public CollectiveTimeoutException(String message, List<Integer> missingRanks) {
+        this(message, missingRanks, null);
+    }
+
+    /**
+     * Creates an exception with a cause.
+     *
+     * @param message the operation, its sequence number, the group, the timeout and the ranks
+     * @param missingRanks the ranks of the group that did not arrive
+     * @param cause the same, thrown on the thread that ran the operation
+     */
+    public CollectiveTimeoutException(String message, List<Integer> missingRanks, Throwable cause) {
+        super(message, cause);
+        this.missingRanks = List.copyOf(missingRanks);
+    }
+
+    /**
+     * Returns the ranks that did not arrive.
+     *
+     * @return ranks of the group, ascending; empty if it is not known who was late
+     */
+    public List<Integer> missingRanks() {
+        return missingRanks;
+    }
+}

@@ -1,0 +1,81 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.util.List;
+import java.util.Objects;
+import java.util.stream.IntStream;
+
+/**
+ * What a backend is told about the group it serves.
+ *
+ * @param name the group's name, the same on all ranks
+ * @param rank this rank within the group
+ * @param worldSize the number of ranks
+ * @param store where the ranks find each other; keys are the group's own
+ * @param options the options, the same on all ranks
+ */
+public record GroupContext(
+        String name, int rank, int worldSize, Store store, BackendOptions options) {
+
+    /**
+     * Checks the arguments.
+     *
+     * @param name the group's name, the same on all ranks
+     * @param rank this rank within the group
+     * @param worldSize the number of ranks
+     * @param store where the ranks find each other; keys are the group's own
+     * @param options the options, the same on all ranks
+     */
+    public GroupContext {
+        Objects.requireNonNull(name, "name");
+        Objects.requireNonNull(store, "store");
+        Objects.requireNonNull(options, "options");
+        if (worldSize < 1) {
+            throw new IllegalArgumentException("the world size must be positive: " + worldSize);
+        }
+        if (rank < 0 || rank >= worldSize) {
+            throw new IllegalArgumentException(
+                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+        }
+    }
+
+    /**
+     * Gathers a value from every rank through the store; a slow all-gather for setting up.
+     *
+     * @param key what the values are; used once in the life of the group
+     * @param value this rank's value
+     * @return the values in rank order
+     * @throws CollectiveException if not all ranks call it within the timeout, with those missing
+     */
+    public List<byte[]> exchange(String key, byte[] value) {
+        store.set(key + "/" + rank, value);
+        List<String> keys =
+                IntStream.range(0, worldSize).mapToObj(peer -> key + "/" + peer).toList();
+        try {
+            return store.multiGet(keys, options.timeout());
+        } catch (StoreTimeoutException e) {
+            List<Integer> missing =
+                    IntStream.range(0, worldSize)
+                            .filter(peer -> e.missingKeys().contains(keys.get(peer)))
+                            .boxed()
+                            .toList();
+            throw new CollectiveTimeoutException(
+                    "creating group '"
+                            + name
+                            + "' timed out on rank "
+                            + rank
+                            + " after "
+                            + options.timeout()
+                            + ": ranks "
+                            + missing
+                            + " of "
+                            + worldSize
+                            + " did not arrive",
+                    missing,
+                    e);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Objects;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * One operation of a group, as issued by one rank: what it is, its number, and the part of its
+ * arguments on which all ranks must agree. Immutable.
+ *
+ * <p>A backend publishes {@link #signature()} to the other ranks and compares theirs with it;
+ * {@link #describe(long[])} turns a signature back into words. A signature has {@value
+ * #SIGNATURE_WORDS} words:
+ *
+ * <pre>
+ *   0 to 3    the name, in ASCII, padded with zeros
+ *   4         bits 0-7 element type, 8-15 reduce op + 1, 16-23 dimensions, 32-63 root or dimension
+ *   5 to 15   the shape; with more dimensions than fit, the last word is a hash of the rest
+ * </pre>
+ */
+public final class Operation {
+
+    /** The number of words of a signature. */
+    public static final int SIGNATURE_WORDS = 16;
+
+    private static final int HEADER = OpType.WORDS;
+    private static final int SHAPE = HEADER + 1;
+    private static final int MAX_DIMENSIONS = SIGNATURE_WORDS - SHAPE;
+    private static final int NO_TYPE = 0xff;
+
+    private final OpType type;
+    private final long sequence;
+    private final String group;
+    private final Duration timeout;
+    private final long[] signature;
+
+    /**
+     * Creates an operation.
+     *
+     * @param type its kind
+     * @param sequence its number within the group, from 1
+     * @param group the group's name
+     * @param timeout how long it may wait for the other ranks
+     * @param agreed what all ranks must agree on
+     */
+    Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
+        this.type = Objects.requireNonNull(type, "type");
+        this.sequence = sequence;
+        this.group = group;
+        this.timeout = timeout;
+        this.signature = encode(type, agreed);
+    }
+
+    /**
+     * The arguments of an operation on which all ranks must agree.
+     *
+     * @param elementType the element type, or null if the operation has no tensor
+     * @param shape the shape of the tensor that is the same on all ranks, in elements
+     * @param op the reduce op, or null if the operation does not reduce
+     * @param index the root rank, or the dimension, or 0
+     */
+    public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {}
+
+    private static long[] encode(OpType type, Agreed agreed) {
+        long[] words = new long[SIGNATURE_WORDS];
+        type.encode(words);
+        long[] shape = agreed.shape();
+        int reduce = agreed.op() == null ? 0 : agreed.op().ordinal() + 1;
+        int element = agreed.elementType() == null ? NO_TYPE : agreed.elementType().code();
+        words[HEADER] =
+                element
+                        | (long) reduce << 8
+                        | (long) Math.min(shape.length, 0xff) << 16
+                        | (long) agreed.index() << 32;
+        if (shape.length <= MAX_DIMENSIONS) {
+            System.arraycopy(shape, 0, words, SHAPE, shape.length);
+        } else {
+            System.arraycopy(shape, 0, words, SHAPE, MAX_DIMENSIONS - 1);
+            words[SIGNATURE_WORDS - 1] =
+                    Arrays.hashCode(Arrays.copyOfRange(shape, MAX_DIMENSIONS - 1, shape.length));
+        }
+        return words;
+    }
+
+    /**
+     * Returns the kind of operation.
+     *
+     * @return the kind
+     */
+    public OpType type() {
+        return type;
+    }
+
+    /**
+     * Returns the operation's number within its group.
+     *
+     * @return the number, from 1
+     */
+    public long sequence() {
+        return sequence;
+    }
+
+    /**
+     * Returns how long the operation may wait for the other ranks.
+     *
+     * @return the timeout
+     */
+    public Duration timeout() {
+        return timeout;
+    }
+
+    /**
+     * Returns what all ranks must agree on.
+     *
+     * @return {@value #SIGNATURE_WORDS} words, not to be changed
+     */
+    public long[] signature() {
+        return signature;
+    }
+
+    /**
+     * Puts a signature into words.
+     *
+     * @param signature a signature, of this rank or another
+     * @return a text such as {@code allReduce(float32, (2, 3), SUM)}
+     */
+    public static String describe(long[] signature) {
+        String name = OpType.decodeName(signature);
+        long header = signature[HEADER];
+        int element = (int) (header & 0xff);
+        int reduce = (int) (header >> 8 & 0xff);
+        int dimensions = (int) (header >> 16 & 0xff);
+        int index = (int) (header >> 32);
+        if (element == NO_TYPE) {
+            return name + "()";
+        }
+        StringBuilder text = new StringBuilder(name).append('(');
+        text.append(ScalarType.fromCode(element).name().toLowerCase()).append(", (");
+        for (int i = 0; i < Math.min(dimensions, MAX_DIMENSIONS); i++) {
+            boolean hashed = dimensions > MAX_DIMENSIONS && i == MAX_DIMENSIONS - 1;
+            text.append(i == 0 ? "" : ", ").append(hashed ? "…" : signature[SHAPE + i]);
+        }
+        text.append(')');
+        if (reduce > 0) {
+            text.append(", ").append(ReduceOp.values()[reduce - 1]);
+        }
+        return text.append(index == 0 ? "" : ", " + index).append(')').toString();
+    }
+
+    /**
+     * Returns the operation in words.
+     *
+     * @return a text such as {@code allReduce(float32, (2, 3), SUM) #17 of group 'default'}
+     */
+    @Override
+    public String toString() {
+        return describe(signature) + " #" + sequence + " of group '" + group + "'";
+    }
+}

@@ -1,0 +1,79 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * Symmetric memory of a group: one buffer on each rank, all of the same size, that every rank can
+ * read and write; and signal words through which ranks tell each other that data has arrived.
+ *
+ * <p>A signal word belongs to a channel, the rank it lies on, and the rank that raises it. Words
+ * only grow: they are epoch counters, never reset, compared modulo 2³². What a rank wrote before it
+ * raised a word is visible to the rank that saw the word raised.
+ *
+ * <p>The buffers are shared by all that is built on the group, so they are to be used within {@link
+ * ProcessGroup#execute} only, whose operations run one after the other.
+ */
+public interface P2pBuffers {
+
+    /**
+     * Returns the size of each rank's buffer.
+     *
+     * @return the size in bytes
+     */
+    long byteSize();
+
+    /**
+     * Returns the number of channels.
+     *
+     * @return the number
+     */
+    int channels();
+
+    /**
+     * Returns a view of a part of a rank's buffer, without a copy. The view keeps the memory alive.
+     *
+     * @param manager the manager to attach the array to
+     * @param rank whose buffer
+     * @param shape the array's shape; contiguous
+     * @param type the array's element type
+     * @param offset where the array begins, in bytes; a multiple of the element size
+     * @return the array
+     * @throws IllegalArgumentException if the array does not fit into the buffer
+     */
+    NDArray view(NDManager manager, int rank, Shape shape, ScalarType type, long offset);
+
+    /**
+     * Raises this rank's signal word on a rank.
+     *
+     * @param rank the rank that waits for it
+     * @param channel the channel
+     * @param epoch the word's new value
+     */
+    void signal(int rank, int channel, int epoch);
+
+    /**
+     * Waits until a rank has raised its signal word here.
+     *
+     * @param operation the operation under way, for its timeout and for messages
+     * @param rank the rank that raises it
+     * @param channel the channel
+     * @param epoch the value to wait for
+     * @throws CollectiveException if the rank is gone or does not raise it in time
+     */
+    void awaitSignal(Operation operation, int rank, int channel, int epoch);
+
+    /**
+     * Waits until all ranks have begun the operation and checks that they agree on what it is.
+     *
+     * @param operation the operation under way
+     * @throws CollectiveException if they do not, naming what each called
+     */
+    void awaitAgreement(Operation operation);
+}

@@ -1,0 +1,179 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.IntFunction;
+
+/**
+ * Creates process groups; the counterpart of {@code torch.distributed.init_process_group}.
+ *
+ * <p>Ranks are processes ({@link #init(String)}) or threads of one JVM ({@link #local(int)}),
+ * behind the same {@link ProcessGroup}.
+ */
+public final class ProcessGroups {
+
+    private static final BackendOptions DEFAULTS =
+            new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+    // All ranks create their groups in the same order, so these are the same on all ranks and keep
+    // the keys of one group apart from those of a later one in the same store.
+    private static final AtomicInteger LOCALS = new AtomicInteger();
+
+    private ProcessGroups() {}
+
+    /**
+     * Creates this rank of a group whose ranks meet in a store.
+     *
+     * @param backend the backend, such as {@code shm}
+     * @param store the store; it stays the caller's and must outlive the group. A name can be used
+     *     once in a store
+     * @param name the group's name
+     * @param rank this rank
+     * @param worldSize the number of ranks
+     * @param options the backend's options
+     * @return the group
+     * @throws IllegalArgumentException if there is no such backend
+     * @throws CollectiveException if the ranks do not come together
+     */
+    public static ProcessGroup init(
+            String backend,
+            Store store,
+            String name,
+            int rank,
+            int worldSize,
+            BackendOptions options) {
+        PrefixStore own = new PrefixStore(name, store);
+        return create(backend, new GroupContext(name, rank, worldSize, own, options), () -> {});
+    }
+
+    private static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
+        return new ProcessGroup(context, Backends.get(backend).create(context), onDestroy);
+    }
+
+    /**
+     * Creates a group whose ranks are threads of this JVM, with backend {@code shm}.
+     *
+     * @param worldSize the number of ranks
+     * @return the ranks' handles, in rank order; each to be used by a thread of its own
+     */
+    public static List<ProcessGroup> local(int worldSize) {
+        return local("shm", worldSize, DEFAULTS);
+    }
+
+    /**
+     * Creates a group whose ranks are threads of this JVM.
+     *
+     * @param backend the backend, such as {@code shm}
+     * @param worldSize the number of ranks
+     * @param options the backend's options
+     * @return the ranks' handles, in rank order; each to be used by a thread of its own
+     */
+    public static List<ProcessGroup> local(String backend, int worldSize, BackendOptions options) {
+        if (worldSize < 1) {
+            throw new IllegalArgumentException("the world size must be positive: " + worldSize);
+        }
+        String name = "local" + LOCALS.getAndIncrement();
+        try (Store store = new HashStore()) {
+            return perRank(worldSize, rank -> init(backend, store, name, rank, worldSize, options));
+        }
+    }
+
+    /**
+     * Runs code on a thread for each rank of a local group and waits for all.
+     *
+     * @param <T> what the code returns
+     * @param groups the handles of all ranks, as {@link #local(int)} returns them
+     * @param body the code for one rank
+     * @return what each rank returned, in rank order
+     * @throws CollectiveException if it failed on any rank, with the first failure as its cause and
+     *     the others suppressed. When a rank fails, its handle is destroyed, so that the others do
+     *     not wait for it
+     */
+    public static <T> List<T> run(List<ProcessGroup> groups, RankBody<T> body) {
+        return perRank(
+                groups.size(),
+                rank -> {
+                    ProcessGroup group = groups.get(rank);
+                    try {
+                        return body.run(group);
+                    } catch (Throwable t) {
+                        group.destroy();
+                        throw t instanceof RuntimeException e
+                                ? e
+                                : new CollectiveException("rank " + rank + " failed: " + t, t);
+                    }
+                });
+    }
+
+    /**
+     * What one rank does.
+     *
+     * @param <T> what it returns
+     */
+    @FunctionalInterface
+    public interface RankBody<T> {
+
+        /**
+         * Runs on the rank's thread.
+         *
+         * @param group the rank's handle
+         * @return the rank's result
+         * @throws Exception if it fails
+         */
+        T run(ProcessGroup group) throws Exception;
+    }
+
+    private static <T> List<T> perRank(int worldSize, IntFunction<T> body) {
+        List<T> results = new ArrayList<>(Collections.nCopies(worldSize, null));
+        List<RuntimeException> failures = new ArrayList<>();
+        List<Thread> threads = new ArrayList<>();
+        for (int rank = 0; rank < worldSize; rank++) {
+            int self = rank;
+            Thread thread =
+                    new Thread(
+                            () -> {
+                                try {
+                                    results.set(self, body.apply(self));
+                                } catch (RuntimeException e) {
+                                    synchronized (failures) {
+                                        failures.add(e);
+                                    }
+                                }
+                            },
+                            "rank-" + rank);
+            threads.add(thread);
+            thread.start();
+        }
+        joinAll(threads);
+        if (failures.isEmpty()) {
+            return results;
+        }
+        CollectiveException failure =
+                new CollectiveException(failures.get(0).getMessage(), failures.get(0));
+        failures.stream().skip(1).forEach(failure::addSuppressed);
+        throw failure;
+    }
+
+    private static void joinAll(List<Thread> threads) {
+        boolean interrupted = false;
+        for (Thread thread : threads) {
+            while (thread.isAlive()) {
+                try {
+                    thread.join();
+                } catch (InterruptedException e) {
+                    // The ranks notice, give up, and are waited for all the same.
+                    interrupted = true;
+                    threads.forEach(Thread::interrupt);
+                }
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}

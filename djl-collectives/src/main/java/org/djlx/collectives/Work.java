@@ -1,0 +1,76 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import ai.djl.ndarray.NDArray;
+import java.time.Duration;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CompletionStage;
+
+/**
+ * An operation that was issued on a {@link ProcessGroup}; the counterpart of {@code
+ * torch.distributed.Work}.
+ *
+ * <p>The operation goes on by itself, whether or not somebody waits for it. Until it is completed
+ * its tensors must not be read or written; they may be closed. All methods are thread-safe.
+ */
+public interface Work {
+
+    /**
+     * Tells whether the operation has ended, well or not.
+     *
+     * @return true if it has
+     */
+    boolean isCompleted();
+
+    /**
+     * Tells whether the operation has ended well.
+     *
+     * @return true if it has
+     */
+    default boolean isSuccess() {
+        return isCompleted() && exception().isEmpty();
+    }
+
+    /**
+     * Returns why the operation failed.
+     *
+     * @return the reason; empty while the operation is under way and if it ended well
+     */
+    Optional<Throwable> exception();
+
+    /**
+     * Waits until the operation has ended; the group's timeout bounds the wait.
+     *
+     * @throws CollectiveException if the operation failed
+     */
+    void await();
+
+    /**
+     * Waits until the operation has ended.
+     *
+     * @param timeout how long to wait; when it expires the operation goes on
+     * @throws CollectiveTimeoutException if the operation is still under way then
+     * @throws CollectiveException if the operation failed
+     */
+    void await(Duration timeout);
+
+    /**
+     * Returns the operation's output tensors, which are the caller's own arrays.
+     *
+     * @return the arrays
+     */
+    List<NDArray> result();
+
+    /**
+     * Returns a view on the operation for asynchronous composition. It fails with the operation's
+     * exception. Dependent actions must not block: they may run on the thread that executes the
+     * group's operations.
+     *
+     * @return a stage that completes with {@link #result()}
+     */
+    CompletionStage<List<NDArray>> getFuture();
+}

@@ -1,0 +1,40 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+
+/** Tells whether a process of this host still runs, from proc(5). */
+final class Liveness {
+
+    private Liveness() {}
+
+    /**
+     * Returns when a process started, in clock ticks since the boot; with its id this names a
+     * process even after the id has been used again.
+     *
+     * @return the time, or -1 if the process has ended, a zombie included
+     */
+    static long startTime(long pid) {
+        try {
+            String stat =
+                    Files.readString(
+                            Path.of("/proc/" + pid + "/stat"), StandardCharsets.ISO_8859_1);
+            // The second field is the command in parentheses and may itself hold some.
+            String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
+            char state = fields[0].charAt(0);
+            return state == 'Z' || state == 'X' ? -1 : Long.parseLong(fields[19]);
+        } catch (IOException e) {
+            return -1;
+        }
+    }
+
+    static boolean isAlive(long pid, long startTime) {
+        return startTime(pid) == startTime;
+    }
+}

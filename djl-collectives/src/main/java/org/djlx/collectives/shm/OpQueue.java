@@ -1,0 +1,154 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayDeque;
+import java.util.List;
+import java.util.Queue;
+import java.util.concurrent.locks.LockSupport;
+import java.util.concurrent.locks.ReentrantLock;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.Operation;
+
+/**
+ * Runs the operations of one rank's group, one after the other, in the order in which they were
+ * issued.
+ *
+ * <p>Whoever waits for an operation runs it himself, and those before it: a call followed by {@code
+ * await} costs no change of thread. What nobody waits for is run by a thread of the queue, which
+ * looks at the queue at most {@value #PATIENCE_NANOS} ns after an operation was issued and sleeps
+ * while there is none.
+ */
+final class OpQueue {
+
+    private static final long PATIENCE_NANOS = 500_000;
+
+    private final Queue<OpWork> pending = new ArrayDeque<>();
+    private final ReentrantLock runner = new ReentrantLock();
+    private final Thread progress;
+    private volatile boolean idle = true;
+    private volatile boolean closed;
+    private CollectiveException broken; // guarded by runner
+
+    OpQueue(String name) {
+        progress = new Thread(this::progress, name);
+        progress.setDaemon(true);
+        progress.start();
+    }
+
+    OpWork submit(Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
+        OpWork work = new OpWork(this, operation, body, cleanup, result);
+        synchronized (pending) {
+            pending.add(work);
+        }
+        if (idle) {
+            LockSupport.unpark(progress);
+        }
+        return work;
+    }
+
+    /**
+     * Runs operations until one has ended, if no other thread is running any.
+     *
+     * @return false if another thread is
+     */
+    boolean runUntil(OpWork work) {
+        if (!runner.tryLock()) {
+            return false;
+        }
+        try {
+            while (!work.isCompleted()) {
+                runNext();
+            }
+        } finally {
+            runner.unlock();
+        }
+        return true;
+    }
+
+    /** Makes the queue's thread run what is pending, without waiting for its patience to end. */
+    void expedite() {
+        LockSupport.unpark(progress);
+    }
+
+    private boolean runNext() {
+        OpWork next;
+        synchronized (pending) {
+            next = pending.poll();
+        }
+        if (next == null) {
+            return false;
+        }
+        if (broken != null) {
+            next.fail(
+                    new CollectiveException(
+                            next.operation()
+                                    + " cannot run: the group is broken since an earlier operation"
+                                    + " failed ("
+                                    + broken.getMessage()
+                                    + "); destroy it and create a new one",
+                            broken));
+        } else if (closed) {
+            next.fail(
+                    new CollectiveException(
+                            next.operation() + " was ended: this rank destroyed the group"));
+        } else {
+            next.run();
+        }
+        return true;
+    }
+
+    /** To be called by the running operation: all later ones fail. */
+    void breakWith(CollectiveException reason) {
+        broken = reason;
+    }
+
+    private void progress() {
+        while (!closed) {
+            boolean empty;
+            synchronized (pending) {
+                empty = pending.isEmpty();
+            }
+            if (empty) {
+                idle = true;
+                synchronized (pending) {
+                    empty = pending.isEmpty();
+                }
+                if (empty && !closed) {
+                    LockSupport.park(this);
+                }
+                idle = false;
+                LockSupport.parkNanos(this, PATIENCE_NANOS);
+                continue;
+            }
+            if (runner.tryLock()) {
+                try {
+                    while (runNext()) {
+                        // Until nothing is pending.
+                    }
+                } finally {
+                    runner.unlock();
+                }
+            } else {
+                LockSupport.parkNanos(this, PATIENCE_NANOS);
+            }
+        }
+    }
+
+    /** Fails what is pending and waits until nothing runs any more; the caller ends what runs. */
+    void close() {
+        closed = true;
+        LockSupport.unpark(progress);
+        runner.lock();
+        try {
+            while (runNext()) {
+                // Each fails as the queue is closed.
+            }
+        } finally {
+            runner.unlock();
+        }
+    }
+}

@@ -1,0 +1,26 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.BackendFactory;
+import org.djlx.collectives.GroupContext;
+
+/** Creates {@code shm} backends; takes {@link ShmOptions} or plain options. */
+public final class ShmBackendFactory implements BackendFactory {
+
+    /** Constructor for {@link java.util.ServiceLoader}. */
+    public ShmBackendFactory() {}
+
+    @Override
+    public String name() {
+        return ShmBackend.NAME;
+    }
+
+    @Override
+    public Backend create(GroupContext context) {
+        return new ShmBackend(context);
+    }
+}

@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** P2P buffers in shared memory. */
+final class ShmP2pBuffers implements P2pBuffers {
+
+    private final ShmSegment segment;
+    private final RankSync sync;
+    private final int worldSize;
+
+    ShmP2pBuffers(ShmSegment segment, RankSync sync, int worldSize) {
+        this.segment = segment;
+        this.sync = sync;
+        this.worldSize = worldSize;
+    }
+
+    @Override
+    public long byteSize() {
+        return segment.bufferSize();
+    }
+
+    @Override
+    public int channels() {
+        return ControlBlock.CHANNELS;
+    }
+
+    @Override
+    public NDArray view(NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+        checkRank(rank);
+        long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
+        if (offset < 0 || offset > byteSize() - byteSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s %s at %d does not fit into a P2P buffer of %d bytes",
+                            type, shape, offset, byteSize()));
+        }
+        return Torch.view(
+                manager, segment.memory(), segment.bufferOffset(rank) + offset, shape, type);
+    }
+
+    @Override
+    public void signal(int rank, int channel, int epoch) {
+        checkRank(rank);
+        checkChannel(channel);
+        sync.signal(rank, channel, epoch);
+    }
+
+    @Override
+    public void awaitSignal(Operation operation, int rank, int channel, int epoch) {
+        checkRank(rank);
+        checkChannel(channel);
+        sync.awaitSignal(operation, rank, channel, epoch);
+    }
+
+    @Override
+    public void awaitAgreement(Operation operation) {
+        sync.awaitAgreement(operation);
+    }
+
+    private void checkRank(int rank) {
+        if (rank < 0 || rank >= worldSize) {
+            throw new IllegalArgumentException(
+                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+        }
+    }
+
+    private static void checkChannel(int channel) {
+        if (channel < 0 || channel >= ControlBlock.CHANNELS) {
+            throw new IllegalArgumentException(
+                    "channel " + channel + " is not one of " + ControlBlock.CHANNELS);
+        }
+    }
+}

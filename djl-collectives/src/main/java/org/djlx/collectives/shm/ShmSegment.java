@@ -1,0 +1,176 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import ai.djl.engine.EngineException;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.SharedMemory;
+
+/**
+ * The memory that the ranks of a group share, as mapped by one of them. Ranks that are threads of
+ * one JVM each have a mapping of their own, like processes.
+ *
+ * <pre>
+ *   control block
+ *   staging, for each rank: two halves of chunkSize bytes
+ *   P2P buffers, for each rank: bufferSize bytes
+ * </pre>
+ */
+final class ShmSegment implements AutoCloseable {
+
+    private static final long PAGE = 4096;
+
+    private final SharedMemory shared;
+    private final long staging;
+    private final long buffers;
+    private final long chunkSize;
+    private final long bufferSize;
+
+    private ShmSegment(SharedMemory shared, int worldSize, ShmOptions options) {
+        this.shared = shared;
+        this.chunkSize = options.chunkSize();
+        this.bufferSize = options.bufferSize();
+        this.staging = align(ControlBlock.byteSize(worldSize));
+        this.buffers = staging + worldSize * 2 * chunkSize;
+    }
+
+    private static long byteSize(int worldSize, ShmOptions options) {
+        return align(ControlBlock.byteSize(worldSize))
+                + worldSize * (2 * options.chunkSize() + align(options.bufferSize()));
+    }
+
+    private static long align(long bytes) {
+        return (bytes + PAGE - 1) / PAGE * PAGE;
+    }
+
+    /**
+     * Creates the segment on rank 0, opens it on the others, and returns when all have mapped it.
+     *
+     * @throws CollectiveException on all ranks, if it did not work out on any
+     */
+    static ShmSegment map(GroupContext context, ShmOptions options) {
+        String here =
+                hostId() + "\nchunk " + options.chunkSize() + ", buffer " + options.bufferSize();
+        long byteSize = byteSize(context.worldSize(), options);
+        SharedMemory shared = null;
+        String path = "";
+        String problem = "";
+        try {
+            if (context.rank() == 0) {
+                shared = SharedMemory.create("djlx-" + context.name(), byteSize);
+                path = shared.path();
+            }
+        } catch (EngineException e) {
+            problem = e.getMessage();
+        }
+        try {
+            List<String> all = exchange(context, "segment", problem + "\n" + path + "\n" + here);
+            checkSame(context, all);
+            if (context.rank() != 0) {
+                try {
+                    shared = SharedMemory.open(all.get(0).split("\n")[1], byteSize);
+                } catch (EngineException e) {
+                    problem = e.getMessage();
+                }
+            }
+            checkNone(context, exchange(context, "mapped", problem));
+        } catch (RuntimeException e) {
+            if (shared != null) {
+                shared.close();
+            }
+            throw e;
+        }
+        shared.seal();
+        return new ShmSegment(shared, context.worldSize(), options);
+    }
+
+    private static List<String> exchange(GroupContext context, String key, String value) {
+        return context.exchange(key, value.getBytes(StandardCharsets.UTF_8)).stream()
+                .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
+                .toList();
+    }
+
+    private static void checkSame(GroupContext context, List<String> all) {
+        checkNone(context, all.stream().map(text -> text.split("\n")[0]).toList());
+        String[] first = all.get(0).split("\n");
+        for (int rank = 1; rank < all.size(); rank++) {
+            String[] other = all.get(rank).split("\n");
+            for (int i = 2; i < first.length; i++) {
+                if (!first[i].equals(other[i])) {
+                    throw new CollectiveException(
+                            "the ranks of group '"
+                                    + context.name()
+                                    + "' cannot share memory: rank 0 has "
+                                    + first[i]
+                                    + ", rank "
+                                    + rank
+                                    + " has "
+                                    + other[i]
+                                    + "; shm needs one host and the same options on all ranks");
+                }
+            }
+        }
+    }
+
+    private static void checkNone(GroupContext context, List<String> problems) {
+        for (int rank = 0; rank < problems.size(); rank++) {
+            if (!problems.get(rank).isEmpty()) {
+                throw new CollectiveException(
+                        "the ranks of group '"
+                                + context.name()
+                                + "' cannot share memory: rank "
+                                + rank
+                                + ": "
+                                + problems.get(rank));
+            }
+        }
+    }
+
+    /** Names the host and the namespace in which process ids are valid. */
+    private static String hostId() {
+        try {
+            return "host "
+                    + Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).trim()
+                    + " "
+                    + Files.readSymbolicLink(Path.of("/proc/self/ns/pid"));
+        } catch (IOException e) {
+            throw new CollectiveException("shm needs /proc to be mounted", e);
+        }
+    }
+
+    NativeMemory memory() {
+        return shared.memory();
+    }
+
+    /** The address of one of a rank's two staging halves. */
+    long staging(int rank, int half) {
+        return shared.memory().address() + staging + (2L * rank + half) * chunkSize;
+    }
+
+    long chunkSize() {
+        return chunkSize;
+    }
+
+    /** Where a rank's P2P buffer begins, in bytes from the start of {@link #memory()}. */
+    long bufferOffset(int rank) {
+        return buffers + rank * align(bufferSize);
+    }
+
+    long bufferSize() {
+        return bufferSize;
+    }
+
+    @Override
+    public void close() {
+        shared.close();
+    }
+}

@@ -1,0 +1,73 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.util.Random;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** Makes arrays of any element type and reads them back, as doubles. */
+public final class TestArrays {
+
+    private TestArrays() {}
+
+    /** Creates an array whose elements are the values, rounded to the type. */
+    public static NDArray of(NDManager manager, ScalarType type, Shape shape, double... values) {
+        try (NDArray doubles = manager.create(values, shape)) {
+            return Torch.cast(doubles, type);
+        }
+    }
+
+    /** Creates an array with random elements: normally distributed, small integers, or booleans. */
+    public static NDArray random(NDManager manager, ScalarType type, Shape shape, long seed) {
+        return of(manager, type, shape, randomValues(type, (int) shape.size(), seed));
+    }
+
+    private static double[] randomValues(ScalarType type, int count, long seed) {
+        Random random = new Random(seed);
+        // The first values of java.util.Random for neighbouring seeds are alike.
+        random.nextLong();
+        if (type.isFloatingPoint()) {
+            return random.doubles(count).map(x -> 4 * x - 2).toArray();
+        }
+        int bound = type == ScalarType.BOOL ? 2 : 5;
+        return random.ints(count, 0, bound).asDoubleStream().toArray();
+    }
+
+    /** Creates an array like {@link #random} that is not contiguous: a transposed one. */
+    public static NDArray randomStrided(
+            NDManager manager, ScalarType type, Shape shape, long seed) {
+        if (shape.dimension() < 2) {
+            // Every second element of a longer array.
+            Shape twice = new Shape(shape.size(), 2);
+            double[] wanted = randomValues(type, (int) shape.size(), seed);
+            double[] values = new double[2 * wanted.length];
+            for (int i = 0; i < wanted.length; i++) {
+                values[2 * i] = wanted[i];
+                values[2 * i + 1] = 1;
+            }
+            return of(manager, type, twice, values).get(":, 0").reshape(shape);
+        }
+        int last = shape.dimension() - 1;
+        NDArray straight = random(manager, type, shape, seed);
+        try (NDArray swapped = straight.swapAxes(0, last)) {
+            NDArray copy = Torch.empty(manager, swapped.getShape(), type);
+            Torch.copy(copy, swapped);
+            straight.close();
+            return copy.swapAxes(0, last);
+        }
+    }
+
+    /** Reads an array's elements; exact for all types but large int64. */
+    public static double[] values(NDArray array) {
+        try (NDArray doubles = Torch.cast(array, ScalarType.FLOAT64)) {
+            return doubles.toType(DataType.FLOAT64, false).toDoubleArray();
+        }
+    }
+}

@@ -1,0 +1,60 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import com.sun.jna.LastErrorException;
+import com.sun.jna.Native;
+import com.sun.jna.Platform;
+
+/** The few functions of the C library that shared memory needs; Linux only. */
+final class LibC {
+
+    static final int PROT_READ_WRITE = 0x1 | 0x2;
+    static final int MAP_SHARED = 0x1;
+    static final int MFD_CLOEXEC = 0x1;
+    static final int O_RDWR_CLOEXEC = 02 | 02000000;
+    static final int FUTEX_WAIT = 0;
+    static final int FUTEX_WAKE = 1;
+
+    private static final long SYS_FUTEX = Platform.isARM() ? 98 : 202;
+
+    static {
+        if (!Platform.isLinux()
+                || !Platform.is64Bit()
+                || !(Platform.isIntel() || Platform.isARM())) {
+            throw new UnsatisfiedLinkError(
+                    "shared memory needs Linux on x86_64 or aarch64, this is "
+                            + Platform.RESOURCE_PREFIX);
+        }
+        Native.register(LibC.class, "c");
+    }
+
+    private LibC() {}
+
+    static native int memfd_create(String name, int flags) throws LastErrorException;
+
+    static native int ftruncate(int fd, long length) throws LastErrorException;
+
+    static native int open(String path, int flags) throws LastErrorException;
+
+    static native int close(int fd) throws LastErrorException;
+
+    static native long mmap(long address, long length, int prot, int flags, int fd, long offset)
+            throws LastErrorException;
+
+    static native int munmap(long address, long length);
+
+    static native long memcpy(long destination, long source, long byteSize);
+
+    /**
+     * Declared with the argument types of the only call made, so that JNA need not know varargs.
+     */
+    private static native long syscall(
+            long number, long address, int operation, int value, long timespec);
+
+    static long futex(long address, int operation, int value, long timespec) {
+        return syscall(SYS_FUTEX, address, operation, value, timespec);
+    }
+}

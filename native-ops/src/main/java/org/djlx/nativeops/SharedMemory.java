@@ -1,0 +1,140 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import com.sun.jna.LastErrorException;
+
+/**
+ * Memory that processes of one host share.
+ *
+ * <p>It is an anonymous file (memfd_create(2)), mapped by everyone who opens it. As it never has a
+ * name, nothing is left behind in /dev/shm however its processes end, and the size limit of a
+ * container's /dev/shm does not apply. Others open it through {@link #path()} for as long as its
+ * creator has not called {@link #seal()}; they must run as the same user and see the same process
+ * ids.
+ */
+public final class SharedMemory implements AutoCloseable {
+
+    private final NativeMemory memory;
+    private int fd;
+
+    private SharedMemory(int fd, long byteSize) {
+        this.fd = fd;
+        long address = LibC.mmap(0, byteSize, LibC.PROT_READ_WRITE, LibC.MAP_SHARED, fd, 0);
+        memory =
+                new NativeMemory(
+                        address, byteSize, Device.cpu(), () -> LibC.munmap(address, byteSize));
+    }
+
+    /**
+     * Creates memory filled with zeros. Pages take up room from their first use on.
+     *
+     * @param name what tools such as pmap(1) show; need not be unique
+     * @param byteSize the size in bytes
+     * @return the memory
+     * @throws EngineException if the system refuses
+     */
+    public static SharedMemory create(String name, long byteSize) {
+        if (byteSize <= 0) {
+            throw new IllegalArgumentException("the size must be positive: " + byteSize);
+        }
+        int fd = -1;
+        try {
+            fd = LibC.memfd_create(name, LibC.MFD_CLOEXEC);
+            LibC.ftruncate(fd, byteSize);
+            return new SharedMemory(fd, byteSize);
+        } catch (LastErrorException e) {
+            closeQuietly(fd);
+            throw new EngineException(
+                    "cannot create " + byteSize + " bytes of shared memory: " + e.getMessage(), e);
+        }
+    }
+
+    /**
+     * Maps memory that another thread or process created.
+     *
+     * @param path its {@link #path()}
+     * @param byteSize its size in bytes
+     * @return the memory
+     * @throws EngineException if it cannot be opened
+     */
+    public static SharedMemory open(String path, long byteSize) {
+        int fd = -1;
+        try {
+            fd = LibC.open(path, LibC.O_RDWR_CLOEXEC);
+            SharedMemory shared = new SharedMemory(fd, byteSize);
+            shared.seal();
+            return shared;
+        } catch (LastErrorException e) {
+            closeQuietly(fd);
+            throw new EngineException(
+                    "cannot open the shared memory "
+                            + path
+                            + " ("
+                            + e.getMessage()
+                            + "): its creator must be alive, on this host, of the same user and in"
+                            + " the same PID namespace",
+                    e);
+        }
+    }
+
+    /**
+     * Returns where others of this host open the memory.
+     *
+     * @return the path
+     */
+    public String path() {
+        if (fd < 0) {
+            throw new IllegalStateException(
+                    "this shared memory is sealed or was opened, not created");
+        }
+        return "/proc/" + ProcessHandle.current().pid() + "/fd/" + fd;
+    }
+
+    /** Ends the time in which others can open the memory. Idempotent. */
+    public synchronized void seal() {
+        closeQuietly(fd);
+        fd = -1;
+    }
+
+    /**
+     * Returns the mapped memory.
+     *
+     * @return the memory; unmapped after {@link #close()}, when its last view is closed
+     */
+    public NativeMemory memory() {
+        return memory;
+    }
+
+    /**
+     * Copies bytes between addresses of this process that must not overlap; memcpy(3).
+     *
+     * @param destination where to
+     * @param source where from
+     * @param byteSize how many
+     */
+    public static void copy(long destination, long source, long byteSize) {
+        LibC.memcpy(destination, source, byteSize);
+    }
+
+    /** Gives the mapping up; it goes when the last array that views it is closed. Idempotent. */
+    @Override
+    public void close() {
+        seal();
+        memory.close();
+    }
+
+    private static void closeQuietly(int fd) {
+        if (fd >= 0) {
+            try {
+                LibC.close(fd);
+            } catch (LastErrorException e) {
+                // Nothing was written through the descriptor, so nothing can be lost.
+            }
+        }
+    }
+}

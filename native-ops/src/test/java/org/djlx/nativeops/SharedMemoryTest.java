@@ -1,0 +1,135 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+@Timeout(60)
+class SharedMemoryTest {
+
+    @Test
+    void twoMappingsShareTheirBytes() {
+        try (SharedMemory one = SharedMemory.create("test", 8192);
+                SharedMemory two = SharedMemory.open(one.path(), 8192)) {
+            AtomicBuffer first = new AtomicBuffer(one.memory(), 4096, 64);
+            AtomicBuffer second = new AtomicBuffer(two.memory(), 4096, 64);
+            assertEquals(0, first.getLong(8));
+            first.putLong(8, -7);
+            first.putIntVolatile(16, 41);
+            assertEquals(-7, second.getLong(8));
+            assertEquals(41, second.getAndAddInt(16, 1));
+            assertEquals(42, first.getIntVolatile(16));
+            second.putBytes(32, new byte[] {1, 2, 3}, 2);
+            byte[] bytes = new byte[3];
+            first.getBytes(32, bytes);
+            assertEquals(2, bytes[1]);
+            assertEquals(0, bytes[2]);
+            SharedMemory.copy(one.memory().address(), one.memory().address() + 4096 + 8, 8);
+            assertEquals(-7, new AtomicBuffer(two.memory(), 0, 8).getLong(0));
+        }
+    }
+
+    @Test
+    void hasNoName() throws IOException {
+        try (SharedMemory memory = SharedMemory.create("no-name-of-mine", 4096)) {
+            try (var files = Files.list(Path.of("/dev/shm"))) {
+                assertFalse(files.anyMatch(file -> file.toString().contains("no-name-of-mine")));
+            }
+            assertTrue(maps().contains("no-name-of-mine"));
+            assertTrue(memory.path().startsWith("/proc/"));
+        }
+        assertFalse(maps().contains("no-name-of-mine"));
+    }
+
+    private static String maps() throws IOException {
+        return Files.readString(Path.of("/proc/self/maps"));
+    }
+
+    @Test
+    void viewKeepsTheMapping() throws IOException {
+        SharedMemory memory = SharedMemory.create("kept-by-view", 4096);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray view =
+                    Torch.view(manager, memory.memory(), 0, new Shape(4), ScalarType.FLOAT32);
+            memory.close();
+            assertTrue(maps().contains("kept-by-view"));
+            assertEquals(0, view.sum().getFloat());
+        }
+        assertFalse(maps().contains("kept-by-view"));
+    }
+
+    @Test
+    void sealedMemoryCannotBeOpened() {
+        try (SharedMemory memory = SharedMemory.create("sealed", 4096)) {
+            String path = memory.path();
+            memory.seal();
+            memory.seal();
+            assertThrows(IllegalStateException.class, memory::path);
+            String message =
+                    assertThrows(EngineException.class, () -> SharedMemory.open(path, 4096))
+                            .getMessage();
+            assertTrue(message.contains(path), message);
+        }
+        assertThrows(IllegalArgumentException.class, () -> SharedMemory.create("empty", 0));
+        assertThrows(EngineException.class, () -> SharedMemory.create("too much", 1L << 62));
+    }
+
+    @Test
+    void sleeperIsWoken() throws InterruptedException {
+        try (SharedMemory memory = SharedMemory.create("futex", 4096);
+                SharedMemory other = SharedMemory.open(memory.path(), 4096)) {
+            AtomicBuffer words = new AtomicBuffer(memory.memory(), 0, 64);
+            AtomicBuffer others = new AtomicBuffer(other.memory(), 0, 64);
+            Thread sleeper =
+                    new Thread(
+                            () -> {
+                                while (words.getIntVolatile(4) == 0) {
+                                    words.sleepWhile(4, 0, 60_000_000_000L);
+                                }
+                            });
+            sleeper.start();
+            others.putIntVolatile(4, 1);
+            while (sleeper.isAlive()) {
+                others.wake(4);
+                sleeper.join(10);
+            }
+            // A value that differs already, and a timeout, end the sleep.
+            words.sleepWhile(4, 0, 60_000_000_000L);
+            words.sleepWhile(4, 1, 1_000);
+        }
+    }
+
+    @Test
+    void rejectsOffsetsOutside() {
+        try (SharedMemory memory = SharedMemory.create("bounds", 4096)) {
+            NativeMemory native_ = memory.memory();
+            assertThrows(IllegalArgumentException.class, () -> new AtomicBuffer(native_, 4090, 8));
+            assertThrows(IllegalArgumentException.class, () -> new AtomicBuffer(native_, -8, 8));
+            assertThrows(IllegalArgumentException.class, () -> new AtomicBuffer(native_, 4, 8));
+            AtomicBuffer words = new AtomicBuffer(native_, 0, 64);
+            assertThrows(IndexOutOfBoundsException.class, () -> words.getIntVolatile(64));
+            assertThrows(IndexOutOfBoundsException.class, () -> words.putLong(60, 1));
+            assertThrows(IndexOutOfBoundsException.class, () -> words.wake(62));
+            assertThrows(IndexOutOfBoundsException.class, () -> words.sleepWhile(-4, 0, 1));
+        }
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> new AtomicBuffer(new NativeMemory(4096, 8, Device.cpu(), () -> {}), 8, 8));
+    }
+}
