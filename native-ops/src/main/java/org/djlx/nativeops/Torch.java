@@ -386,13 +386,15 @@ public final class Torch {
      * @throws IllegalArgumentException also if the result cannot be stored in {@code acc}: complex
      *     in real, floating-point in integer, any number in bool; or if one of the types is a
      *     float8, for which there is no arithmetic
+     * @throws EngineException also if libtorch cannot do it: version 2.7 adds and multiplies no
+     *     uint16, uint32 and uint64, and converts none of them to a common type with another
      */
     public static void addInPlace(NDArray acc, NDArray other) {
         Tensors.requireArithmetic(Arguments.tensor(acc, "acc"), Arguments.tensor(other, "other"));
         try {
             acc.addi(other);
         } catch (EngineException e) {
-            throw new EngineException("Torch.addInPlace failed in libtorch", e);
+            throw failure("Torch.addInPlace", e);
         }
     }
 
@@ -408,8 +410,14 @@ public final class Torch {
         try {
             acc.muli(other);
         } catch (EngineException e) {
-            throw new EngineException("Torch.mulInPlace failed in libtorch", e);
+            throw failure("Torch.mulInPlace", e);
         }
+    }
+
+    private static EngineException failure(String operation, EngineException cause) {
+        // The first line is libtorch's message; a native stack trace follows.
+        String reason = String.valueOf(cause.getMessage()).lines().findFirst().orElse("");
+        return new EngineException(operation + " failed in libtorch: " + reason, cause);
     }
 
     /**

@@ -1,0 +1,160 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import com.sun.jna.ptr.PointerByReference;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+
+@Tag("gpu")
+class TorchCudaTest {
+
+    private static final Device GPU = Device.gpu(0);
+    private static final int NON_BLOCKING = 1;
+
+    private NDManager manager;
+    private NDManager host;
+
+    @BeforeEach
+    void open() {
+        NativeLibrary.CUDA.ensureAvailability();
+        manager = NDManager.newBaseManager(GPU, "PyTorch");
+        host = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+    }
+
+    @AfterEach
+    void close() {
+        manager.close();
+        host.close();
+    }
+
+    private NDArray matrix(ScalarType type, int rows, int columns) {
+        return Torch.cast(manager.arange((float) rows * columns).reshape(rows, columns), type);
+    }
+
+    private float[] values(NDArray array) {
+        NDArray copy = Torch.empty(host, new Shape(Torch.sizes(array)), ScalarType.FLOAT32);
+        Torch.copy(copy, array);
+        return copy.toFloatArray();
+    }
+
+    @Test
+    void propertiesAndViews() {
+        NDArray array = matrix(ScalarType.BFLOAT16, 4, 8);
+        assertEquals(GPU, Torch.device(array));
+        assertEquals(ScalarType.BFLOAT16, Torch.scalarType(array));
+        AtomicInteger freed = new AtomicInteger();
+        NativeMemory memory =
+                new NativeMemory(Torch.dataPointer(array), 64, GPU, freed::incrementAndGet);
+        NDArray view = Torch.view(host, memory, 16, new Shape(2, 8), ScalarType.BFLOAT16);
+        memory.close();
+        assertEquals(GPU, Torch.device(view));
+        assertEquals(memory.address() + 16, Torch.dataPointer(view));
+        assertArrayEquals(
+                new float[] {8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23},
+                values(view));
+        assertEquals(0, freed.get());
+        view.close();
+        assertEquals(1, freed.get());
+    }
+
+    @Test
+    void multipliesAsTheCpuDoes() {
+        // Small integers: exact in every type, so that the order of the sums does not matter.
+        for (ScalarType type :
+                new ScalarType[] {
+                    ScalarType.FLOAT64, ScalarType.FLOAT32, ScalarType.FLOAT16, ScalarType.BFLOAT16
+                }) {
+            NDArray a = Torch.cast(matrix(ScalarType.FLOAT32, 3, 5).mod(4), type);
+            NDArray b = Torch.cast(matrix(ScalarType.FLOAT32, 2, 5).mod(3), type).transpose();
+            NDArray out = Torch.empty(manager, new Shape(2, 3), type).transpose();
+            Torch.mmOut(out, a, b);
+            float[] expected = new float[6];
+            for (int i = 0; i < 3; i++) {
+                for (int j = 0; j < 2; j++) {
+                    for (int k = 0; k < 5; k++) {
+                        expected[2 * i + j] += (5 * i + k) % 4 * ((5 * j + k) % 3);
+                    }
+                }
+            }
+            assertArrayEquals(expected, values(out), type::name);
+        }
+    }
+
+    @Test
+    void inPlaceOperators() {
+        NDArray acc = manager.create(new float[] {1, 8, 3});
+        NDArray other = Torch.cast(manager.create(new float[] {4, 2, 6}), ScalarType.BFLOAT16);
+        Torch.addInPlace(acc, other);
+        assertArrayEquals(new float[] {5, 10, 9}, values(acc));
+        Torch.mulInPlace(acc, other);
+        assertArrayEquals(new float[] {20, 20, 54}, values(acc));
+        Torch.divInPlace(acc, 4);
+        assertArrayEquals(new float[] {5, 5, 13.5f}, values(acc));
+        Torch.maxInPlace(acc, other);
+        assertArrayEquals(new float[] {5, 5, 13.5f}, values(acc));
+        Torch.minInPlace(acc, other);
+        assertArrayEquals(new float[] {4, 2, 6}, values(acc));
+    }
+
+    @Test
+    void devicesMustAgree() {
+        NDArray onGpu = manager.zeros(new Shape(2, 2));
+        NDArray onHost = host.zeros(new Shape(2, 2));
+        var e = assertThrows(IllegalArgumentException.class, () -> Torch.addInPlace(onGpu, onHost));
+        assertEquals("the devices differ: acc is on gpu(0), other on cpu()", e.getMessage());
+        assertThrows(IllegalArgumentException.class, () -> Torch.mmOut(onGpu, onGpu, onHost));
+        assertThrows(IllegalArgumentException.class, () -> Torch.mmOut(onHost, onGpu, onGpu));
+    }
+
+    @Test
+    void streamGuardsNest() throws InterruptedException {
+        manager.zeros(new Shape(1));
+        long before = Torch.currentCudaStream(GPU);
+        long stream = newStream();
+        assertNotEquals(before, stream);
+        CudaStreamGuard guard = Torch.cudaStreamGuard(GPU, stream);
+        assertEquals(stream, Torch.currentCudaStream(GPU));
+        CudaStreamGuard inner = Torch.cudaStreamGuard(GPU, 0);
+        assertEquals(0, Torch.currentCudaStream(GPU));
+        inner.close();
+        assertEquals(stream, Torch.currentCudaStream(GPU));
+        Throwable[] failure = new Throwable[1];
+        Thread other =
+                new Thread(
+                        () -> failure[0] = assertThrows(IllegalStateException.class, guard::close));
+        other.start();
+        other.join();
+        assertTrue(failure[0].getMessage().contains(other.getName()), failure[0].getMessage());
+        assertEquals(stream, Torch.currentCudaStream(GPU));
+        guard.close();
+        guard.close();
+        assertEquals(before, Torch.currentCudaStream(GPU));
+    }
+
+    /** Creates a stream in the context that libtorch made current; it lives until the JVM ends. */
+    private static long newStream() {
+        PointerByReference stream = new PointerByReference();
+        int result =
+                com.sun.jna.NativeLibrary.getInstance("libcuda.so.1")
+                        .getFunction("cuStreamCreate")
+                        .invokeInt(new Object[] {stream, NON_BLOCKING});
+        assertEquals(0, result);
+        return com.sun.jna.Pointer.nativeValue(stream.getValue());
+    }
+}
