@@ -18,7 +18,10 @@ import org.djlx.nativeops.ScalarType;
  * raised a word is visible to the rank that saw the word raised.
  *
  * <p>The buffers are shared by all that is built on the group, so they are to be used within {@link
- * ProcessGroup#execute} only, whose operations run one after the other.
+ * ProcessGroup#execute} only, whose operations run one after the other, and in one way: an
+ * operation raises its signals to its sequence number and writes into one half of the buffers only,
+ * the second if that number is odd. So an operation can begin while a slower rank still reads what
+ * the last one left.
  */
 public interface P2pBuffers {
 

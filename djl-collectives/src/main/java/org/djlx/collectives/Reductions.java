@@ -1,0 +1,72 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators.
+ * 16-bit floating-point types are accumulated in float32 and rounded once, other types in their own
+ * precision; so the result has the same bits whichever rank computes it.
+ */
+public final class Reductions {
+
+    private Reductions() {}
+
+    /**
+     * Reduces.
+     *
+     * @param result where the result goes; shares no memory with any of the parts but, at most, is
+     *     the first
+     * @param parts what the ranks contributed, in rank order; all of the result's shape and type
+     * @param op how to reduce
+     */
+    public static void reduce(NDArray result, List<NDArray> parts, ReduceOp op) {
+        boolean widen = Torch.scalarType(result).isReducedFloatingPoint();
+        NDArray sum =
+                widen
+                        ? Torch.empty(result.getManager(), result.getShape(), ScalarType.FLOAT32)
+                        : result;
+        try {
+            Torch.copy(sum, parts.get(0));
+            for (NDArray part : parts.subList(1, parts.size())) {
+                accumulate(sum, part, op);
+            }
+            if (op == ReduceOp.AVG) {
+                Torch.divInPlace(sum, parts.size());
+            }
+            if (widen) {
+                Torch.copy(result, sum);
+            }
+        } finally {
+            if (widen) {
+                sum.close();
+            }
+        }
+    }
+
+    private static void accumulate(NDArray sum, NDArray part, ReduceOp op) {
+        switch (op) {
+            case SUM:
+            case AVG:
+                Torch.addInPlace(sum, part);
+                break;
+            case PRODUCT:
+                Torch.mulInPlace(sum, part);
+                break;
+            case MIN:
+                Torch.minInPlace(sum, part);
+                break;
+            case MAX:
+                Torch.maxInPlace(sum, part);
+                break;
+            default:
+                throw new AssertionError(op);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.EnumSet;
+import java.util.Set;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** Checks what callers of one operator pass, before anything is sent. */
+final class Arguments {
+
+    private static final Set<ScalarType> TYPES =
+            EnumSet.of(
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT64,
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16);
+
+    private final String operator;
+
+    Arguments(String operator) {
+        this.operator = operator;
+    }
+
+    IllegalArgumentException wrong(String format, Object... values) {
+        return new IllegalArgumentException(operator + ": " + String.format(format, values));
+    }
+
+    void checkNotNull(String role, Object value) {
+        if (value == null) {
+            throw wrong("%s is null", role);
+        }
+    }
+
+    /** Checks the left operand and returns its element type. */
+    ScalarType checkA(String role, NDArray a) {
+        ScalarType type = type(role, a);
+        if (!TYPES.contains(type)) {
+            throw wrong("%s is %s, but must be one of %s", role, type, TYPES);
+        }
+        if (a.getShape().dimension() < 2) {
+            throw wrong("%s has shape %s, but must have 2 or more dimensions", role, a.getShape());
+        }
+        return type;
+    }
+
+    /** Checks a right operand against the left one and the size over which the product sums. */
+    void checkB(String role, NDArray b, NDArray a, ScalarType type, long inner) {
+        ScalarType other = type(role, b);
+        if (other != type) {
+            throw wrong("%s is %s, but A is %s", role, other, type);
+        }
+        Device device = Torch.device(a);
+        if (!Torch.device(b).equals(device)) {
+            throw wrong("%s is on %s, but A on %s", role, Torch.device(b), device);
+        }
+        Shape shape = b.getShape();
+        if (shape.dimension() != 2) {
+            throw wrong("%s has shape %s, but must be a matrix", role, shape);
+        }
+        if (shape.get(0) != inner) {
+            throw wrong(
+                    "%s has shape %s, but its first size must be %d, the last of A",
+                    role, shape, inner);
+        }
+    }
+
+    private ScalarType type(String role, NDArray array) {
+        checkNotNull(role, array);
+        try {
+            return Torch.scalarType(array);
+        } catch (IllegalArgumentException e) {
+            throw wrong("%s cannot be used: %s", role, e.getMessage());
+        }
+    }
+
+    /** Returns a dimension counted from the front; negative ones count from the back. */
+    int dimension(String role, int dimension, int dimensions) {
+        if (dimension < -dimensions || dimension >= dimensions) {
+            throw wrong(
+                    "%s %d is out of range for %d dimensions (%d to %d)",
+                    role, dimension, dimensions, -dimensions, dimensions - 1);
+        }
+        return dimension < 0 ? dimension + dimensions : dimension;
+    }
+}

@@ -1,0 +1,83 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.UnaryOperator;
+import java.util.stream.IntStream;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** Rearranges the dimensions of arrays; what it returns are views wherever possible. */
+final class Axes {
+
+    private Axes() {}
+
+    /** Moves a dimension to another place, like torch.movedim; the others keep their order. */
+    static NDArray move(NDArray array, int from, int to) {
+        if (from == to) {
+            return array;
+        }
+        List<Integer> order =
+                new ArrayList<>(IntStream.range(0, array.getShape().dimension()).boxed().toList());
+        order.add(to, order.remove(from));
+        return array.transpose(order.stream().mapToInt(i -> i).toArray());
+    }
+
+    /** The shape after {@link #move}. */
+    static Shape move(Shape shape, int from, int to) {
+        List<Long> sizes =
+                new ArrayList<>(
+                        IntStream.range(0, shape.dimension()).mapToObj(shape::get).toList());
+        sizes.add(to, sizes.remove(from));
+        return new Shape(sizes);
+    }
+
+    /** Returns an array with the same elements one after the other: itself, or a copy. */
+    static NDArray contiguous(NDManager manager, NDArray array, ScalarType type) {
+        if (Torch.isContiguous(array)) {
+            return array;
+        }
+        NDArray copy = Torch.empty(manager, array.getShape(), type);
+        Torch.copy(copy, array);
+        return copy;
+    }
+
+    /** Returns a contiguous array as a matrix: all dimensions but the last are merged. */
+    static NDArray matrix(NDArray contiguous) {
+        Shape shape = contiguous.getShape();
+        return contiguous.reshape(rows(shape), shape.get(shape.dimension() - 1));
+    }
+
+    /** The number of rows of {@link #matrix}; not by division, as the last size may be 0. */
+    static long rows(Shape shape) {
+        return shape.slice(0, shape.dimension() - 1).size();
+    }
+
+    /** A shape with one size replaced. */
+    static Shape with(Shape shape, int dimension, long size) {
+        long[] sizes = shape.getShape().clone();
+        sizes[dimension] = size;
+        return new Shape(sizes);
+    }
+
+    /** A shape with a dimension in front. */
+    static Shape stacked(long count, Shape shape) {
+        return new Shape(count).addAll(shape);
+    }
+
+    /** Replaces an array by a view of it; the storage lives on with the view. */
+    static NDArray detached(NDArray array, UnaryOperator<NDArray> view) {
+        NDArray result = view.apply(array);
+        if (result != array) {
+            array.close();
+        }
+        return result;
+    }
+}

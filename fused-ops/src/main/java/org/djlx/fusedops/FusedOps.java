@@ -1,0 +1,128 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+
+/**
+ * Tensor-parallel matmuls fused with the collective before or after them; the counterparts of
+ * PyTorch's {@code torch.ops.symm_mem.fused_all_gather_matmul} and {@code
+ * fused_matmul_reduce_scatter}.
+ *
+ * <p>If the group has P2P buffers that are large enough, the communication goes on while the matmul
+ * runs (the pipelined path). Otherwise the plain path is taken: the collective, then the matmul, or
+ * the other way round. The result is the same up to the rounding of the matmul, whose order of
+ * summation is the library's. All ranks take the same path: it depends only on what all know. A
+ * {@link UsageCounter} tells which it was.
+ *
+ * <p>Arrays are PyTorch arrays of float32, float64, float16 or bfloat16, on the device of the
+ * group's backend; none need be contiguous. All ranks of the group call the same operator with A of
+ * the same shape; an operator is one operation of the group and takes its turn among them. It
+ * returns when the result is there. Results belong to the manager of A and carry no gradient. Calls
+ * that do not fit together, and ranks that are missing, end like those of any operation of a {@link
+ * ProcessGroup}.
+ */
+public final class FusedOps {
+
+    private static final AtomicInteger FORCED = new AtomicInteger();
+
+    private FusedOps() {}
+
+    /**
+     * Gathers A along a dimension and multiplies it with one or several matrices, like {@code
+     * allGather(A) @ B}. Returns the gathered A too.
+     *
+     * @param aShard this rank's part of A, of shape (…, K) with 2 or more dimensions; the same
+     *     shape on all ranks
+     * @param bs matrices of shape (K, N), N being each one's own, also on each rank; K is that of
+     *     the gathered A
+     * @param gatherDim the dimension along which the parts are concatenated, in rank order;
+     *     negative ones count from the back
+     * @param group the group
+     * @return A, and its product with each matrix, of shape (…, N)
+     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     */
+    public static GatheredMatmul allGatherMatmul(
+            NDArray aShard, List<NDArray> bs, int gatherDim, ProcessGroup group) {
+        return allGatherMatmul(aShard, bs, gatherDim, group, true);
+    }
+
+    /**
+     * Gathers A along a dimension and multiplies it with one or several matrices.
+     *
+     * @param aShard this rank's part of A
+     * @param bs the matrices
+     * @param gatherDim the dimension along which the parts are concatenated
+     * @param group the group
+     * @param returnGathered whether the result holds the gathered A; without, a copy is saved
+     * @return the products, and A if wanted
+     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @see #allGatherMatmul(NDArray, List, int, ProcessGroup)
+     */
+    public static GatheredMatmul allGatherMatmul(
+            NDArray aShard,
+            List<NDArray> bs,
+            int gatherDim,
+            ProcessGroup group,
+            boolean returnGathered) {
+        return new AllGatherMatmul(aShard, bs, gatherDim, group, returnGathered).run();
+    }
+
+    /**
+     * Multiplies A and B, reduces the products over all ranks, and scatters the result along a
+     * dimension, like {@code reduceScatter(A @ B)}. Each rank contributes its part of the inner
+     * dimension.
+     *
+     * @param a of shape (…, K) with 2 or more dimensions
+     * @param b a matrix of shape (K, N); K may differ between ranks
+     * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}; the ranks' products, in the arrays'
+     *     element type, are reduced in rank order, 16-bit types in float32 and rounded once
+     * @param scatterDim the dimension of the product (…, N) along which the result is divided, in
+     *     rank order; its size is divisible by the world size; negative ones count from the back
+     * @param group the group
+     * @return this rank's part of the result
+     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     */
+    public static NDArray matmulReduceScatter(
+            NDArray a, NDArray b, ReduceOp op, int scatterDim, ProcessGroup group) {
+        return new MatmulReduceScatter(a, b, op, scatterDim, group).run();
+    }
+
+    /**
+     * Counts which paths calls in this JVM take from now on.
+     *
+     * @return the counter, to be closed
+     */
+    public static UsageCounter countUsage() {
+        return new UsageCounter();
+    }
+
+    /**
+     * Makes all calls in this JVM take the plain path until the scope is closed; for tests and for
+     * finding faults. It must be in force on all ranks of a group or on none.
+     *
+     * @return the scope, to be closed once
+     */
+    public static Scope forceFallback() {
+        FORCED.incrementAndGet();
+        return FORCED::decrementAndGet;
+    }
+
+    static boolean isFallbackForced() {
+        return FORCED.get() > 0;
+    }
+
+    /** Something that is in force until it is closed. */
+    @FunctionalInterface
+    public interface Scope extends AutoCloseable {
+
+        @Override
+        void close();
+    }
+}

@@ -1,0 +1,72 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.util.EnumMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.atomic.AtomicLong;
+
+/**
+ * Counts the calls of fused operators in this JVM, by the path they took, from {@link
+ * FusedOps#countUsage()} until it is closed. With ranks as threads, each rank's call counts. A call
+ * is counted when its path is chosen. Thread-safe; several counters may be open.
+ */
+public final class UsageCounter implements AutoCloseable {
+
+    private static final List<UsageCounter> OPEN = new CopyOnWriteArrayList<>();
+
+    private final AtomicLong pipelined = new AtomicLong();
+    private final Map<FallbackReason, AtomicLong> fallbacks = new EnumMap<>(FallbackReason.class);
+
+    UsageCounter() {
+        for (FallbackReason reason : FallbackReason.values()) {
+            fallbacks.put(reason, new AtomicLong());
+        }
+        OPEN.add(this);
+    }
+
+    /** Counts a call; the reason is null if it is pipelined. */
+    static void count(FallbackReason reason) {
+        for (UsageCounter counter : OPEN) {
+            (reason == null ? counter.pipelined : counter.fallbacks.get(reason)).incrementAndGet();
+        }
+    }
+
+    /**
+     * Returns the number of calls that took the pipelined path.
+     *
+     * @return the number
+     */
+    public long pipelined() {
+        return pipelined.get();
+    }
+
+    /**
+     * Returns the number of calls that fell back.
+     *
+     * @return the number
+     */
+    public long fallbacks() {
+        return fallbacks.values().stream().mapToLong(AtomicLong::get).sum();
+    }
+
+    /**
+     * Returns the number of calls that fell back for a reason.
+     *
+     * @param reason the reason
+     * @return the number
+     */
+    public long fallbacks(FallbackReason reason) {
+        return fallbacks.get(reason).get();
+    }
+
+    /** Ends counting; the figures stay. Idempotent. */
+    @Override
+    public void close() {
+        OPEN.remove(this);
+    }
+}

@@ -1,0 +1,2 @@
+/** Tensor-parallel operators that hide their communication behind the matmul. */
+package org.djlx.fusedops;

@@ -1,0 +1,169 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * One call of a fused operator on random arrays, compared element by element with the same computed
+ * by plain DJL in float64 from the same inputs.
+ *
+ * @param type the element type
+ * @param shape the shape of a rank's A
+ * @param columns the columns of each B
+ * @param dim the gather or scatter dimension
+ * @param strided whether A and the Bs are not contiguous
+ * @param seed of the random elements
+ */
+record FusedCase(
+        ScalarType type, Shape shape, List<Integer> columns, int dim, boolean strided, long seed) {
+
+    private NDArray array(NDManager manager, Shape of, long salt) {
+        long mixed = seed * 1_000_003 + salt;
+        return strided
+                ? TestArrays.randomStrided(manager, type, of, mixed)
+                : TestArrays.random(manager, type, of, mixed);
+    }
+
+    private static NDArray doubles(NDArray array) {
+        return Torch.cast(array, ScalarType.FLOAT64);
+    }
+
+    private int axis() {
+        return dim < 0 ? dim + shape.dimension() : dim;
+    }
+
+    /** Runs {@code allGatherMatmul} on this rank, as often as told, and checks each result. */
+    void checkAllGatherMatmul(ProcessGroup group, int times) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDList shards = new NDList();
+            for (int rank = 0; rank < group.worldSize(); rank++) {
+                shards.add(doubles(array(manager, shape, rank)));
+            }
+            NDArray whole = NDArrays.concat(shards, axis());
+            NDArray aShard = array(manager, shape, group.rank());
+            List<NDArray> bs = new ArrayList<>();
+            long inner = whole.getShape().get(shape.dimension() - 1);
+            for (int i = 0; i < columns.size(); i++) {
+                bs.add(array(manager, new Shape(inner, columns.get(i)), 100 + i));
+            }
+            double[][] first = new double[columns.size()][];
+            for (int time = 0; time < times; time++) {
+                boolean returnGathered = time % 2 == 0;
+                GatheredMatmul result =
+                        FusedOps.allGatherMatmul(aShard, bs, dim, group, returnGathered);
+                assertEquals(returnGathered, result.gathered().isPresent());
+                if (returnGathered) {
+                    NDArray gathered = result.gathered().get();
+                    assertEquals(whole.getShape(), gathered.getShape());
+                    assertEquals(type, Torch.scalarType(gathered));
+                    assertArrayEquals(whole.toDoubleArray(), TestArrays.values(gathered));
+                    gathered.close();
+                }
+                for (int i = 0; i < bs.size(); i++) {
+                    NDArray output = result.outputs().get(i);
+                    NDArray b = doubles(bs.get(i));
+                    assertClose(matMul(whole, b), matMul(whole.abs(), b.abs()), output, inner, 0);
+                    double[] values = TestArrays.values(output);
+                    first[i] = first[i] == null ? values : first[i];
+                    assertArrayEquals(first[i], values, "from run to run");
+                    output.close();
+                }
+            }
+        }
+    }
+
+    /** Runs {@code matmulReduceScatter} on this rank, as often as told, and checks each result. */
+    void checkMatmulReduceScatter(ProcessGroup group, ReduceOp op, int times) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            int n = columns.get(0);
+            long inner = shape.get(shape.dimension() - 1);
+            NDArray sum = null;
+            NDArray magnitude = null;
+            for (int rank = 0; rank < group.worldSize(); rank++) {
+                NDArray a = doubles(array(manager, shape, rank));
+                NDArray b = doubles(array(manager, new Shape(inner, n), 100 + rank));
+                NDArray product = matMul(a, b);
+                NDArray bound = matMul(a.abs(), b.abs());
+                sum = sum == null ? product : sum.add(product);
+                magnitude = magnitude == null ? bound : magnitude.add(bound);
+            }
+            if (op == ReduceOp.AVG) {
+                sum = sum.div(group.worldSize());
+                magnitude = magnitude.div(group.worldSize());
+            }
+            long part = sum.getShape().get(axis()) / group.worldSize();
+            String index =
+                    ":, ".repeat(axis()) + part * group.rank() + ":" + part * (group.rank() + 1);
+            NDArray expected = part == 0 ? sum : sum.get(index);
+            NDArray bound = part == 0 ? magnitude : magnitude.get(index);
+            NDArray a = array(manager, shape, group.rank());
+            NDArray b = array(manager, new Shape(inner, n), 100 + group.rank());
+            double[] first = null;
+            for (int time = 0; time < times; time++) {
+                NDArray result = FusedOps.matmulReduceScatter(a, b, op, dim, group);
+                assertClose(expected, bound, result, inner * group.worldSize(), 1);
+                double[] values = TestArrays.values(result);
+                first = first == null ? values : first;
+                assertArrayEquals(first, values, "from run to run");
+                result.close();
+            }
+        }
+    }
+
+    /** Plain DJL, on matrices: some of its batched products do not take empty batches. */
+    private static NDArray matMul(NDArray a, NDArray b) {
+        Shape shape = a.getShape();
+        int last = shape.dimension() - 1;
+        long rows = shape.slice(0, last).size();
+        NDArray product = a.reshape(rows, shape.get(last)).matMul(b);
+        return product.reshape(shape.slice(0, last).addAll(new Shape(b.getShape().get(1))));
+    }
+
+    /**
+     * Allows one rounding of the result, the accumulation's error of a product over {@code inner}
+     * elements, and the rounding of each rank's part, all relative to the sum of magnitudes.
+     */
+    private void assertClose(
+            NDArray expected, NDArray magnitude, NDArray actual, long inner, int roundedParts) {
+        assertEquals(expected.getShape(), actual.getShape());
+        assertEquals(type, Torch.scalarType(actual));
+        double[] want = expected.toDoubleArray();
+        double[] bound = magnitude.toDoubleArray();
+        double[] got = TestArrays.values(actual);
+        double accumulation = type == ScalarType.FLOAT64 ? 0x1p-53 : 0x1p-24;
+        for (int i = 0; i < want.length; i++) {
+            double tolerance =
+                    epsilon() * Math.abs(want[i])
+                            + (roundedParts * epsilon() + (inner + 2) * accumulation) * bound[i]
+                            + 0x1p-25;
+            assertEquals(want[i], got[i], tolerance, this + " [" + i + "]");
+        }
+    }
+
+    private double epsilon() {
+        return switch (type) {
+            case FLOAT64 -> 0x1p-53;
+            case FLOAT32 -> 0x1p-24;
+            case FLOAT16 -> 0x1p-11;
+            case BFLOAT16 -> 0x1p-8;
+            default -> throw new IllegalArgumentException(type.toString());
+        };
+    }
+}

@@ -1,0 +1,217 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.function.Consumer;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** The fused operators against plain DJL, on both paths. */
+@Timeout(300)
+class FusedOpsTest {
+
+    private static final List<ScalarType> TYPES =
+            List.of(
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT64,
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16);
+
+    /** Runs on ranks and checks how many calls took which path. */
+    private static void expect(
+            int worldSize,
+            long bufferSize,
+            long pipelined,
+            FallbackReason reason,
+            long fallbacks,
+            Consumer<ProcessGroup> body) {
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            LocalRanks.run(worldSize, bufferSize, body);
+            assertEquals(pipelined * worldSize, usage.pipelined());
+            assertEquals(fallbacks * worldSize, usage.fallbacks());
+            if (reason != null) {
+                assertEquals(fallbacks * worldSize, usage.fallbacks(reason));
+            }
+        }
+    }
+
+    private static List<FusedCase> gatherGrid() {
+        List<FusedCase> cases = new ArrayList<>();
+        for (ScalarType type : TYPES) {
+            // One row a rank, odd sizes, an empty batch, nothing to sum over, several Bs.
+            cases.add(new FusedCase(type, new Shape(1, 8), List.of(4), 0, false, 1));
+            cases.add(new FusedCase(type, new Shape(5, 7), List.of(3, 1, 9), 0, false, 2));
+            cases.add(new FusedCase(type, new Shape(0, 3), List.of(2), 0, false, 3));
+            cases.add(new FusedCase(type, new Shape(3, 0), List.of(2), 0, false, 4));
+            cases.add(new FusedCase(type, new Shape(2, 3, 4), List.of(5), 0, false, 5));
+            cases.add(new FusedCase(type, new Shape(2, 3, 4), List.of(5), 1, false, 6));
+            cases.add(new FusedCase(type, new Shape(2, 0, 4), List.of(5, 0), 1, false, 7));
+            cases.add(new FusedCase(type, new Shape(2, 3, 2, 5), List.of(3), -2, false, 8));
+            cases.add(new FusedCase(type, new Shape(3, 4, 5), List.of(6, 2), 1, true, 9));
+            cases.add(new FusedCase(type, new Shape(33, 65), List.of(31), -2, true, 10));
+        }
+        return cases;
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3, 4, 8})
+    void allGatherMatmulPipelined(int worldSize) {
+        List<FusedCase> grid = gatherGrid();
+        expect(
+                worldSize,
+                1 << 20,
+                2L * grid.size(),
+                null,
+                0,
+                group -> grid.forEach(c -> c.checkAllGatherMatmul(group, 2)));
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3, 8})
+    void allGatherMatmulAlongLastDimension(int worldSize) {
+        List<FusedCase> grid =
+                List.of(
+                        new FusedCase(ScalarType.FLOAT32, new Shape(5, 3), List.of(4), 1, false, 1),
+                        new FusedCase(
+                                ScalarType.BFLOAT16,
+                                new Shape(2, 3, 4),
+                                List.of(4, 1),
+                                -1,
+                                true,
+                                2),
+                        new FusedCase(
+                                ScalarType.FLOAT64, new Shape(0, 3), List.of(2), 1, false, 3));
+        expect(
+                worldSize,
+                1 << 20,
+                0,
+                FallbackReason.GATHER_ALONG_LAST_DIMENSION,
+                2L * grid.size(),
+                group -> grid.forEach(c -> c.checkAllGatherMatmul(group, 2)));
+    }
+
+    private static List<FusedCase> scatterGrid(int worldSize) {
+        int w = worldSize;
+        List<FusedCase> cases = new ArrayList<>();
+        for (ScalarType type : TYPES) {
+            cases.add(new FusedCase(type, new Shape(w, 8), List.of(4), 0, false, 1));
+            cases.add(new FusedCase(type, new Shape(5 * w, 7), List.of(3), 0, false, 2));
+            cases.add(new FusedCase(type, new Shape(0, 3), List.of(2), 0, false, 3));
+            cases.add(new FusedCase(type, new Shape(w, 0), List.of(2), 0, false, 4));
+            cases.add(new FusedCase(type, new Shape(2 * w, 3, 4), List.of(5), 0, false, 5));
+            cases.add(new FusedCase(type, new Shape(2, 3 * w, 4), List.of(5), 1, false, 6));
+            cases.add(new FusedCase(type, new Shape(2, 3, 4), List.of(5 * w), 2, false, 7));
+            cases.add(new FusedCase(type, new Shape(3, 4 * w, 5), List.of(6), -2, true, 8));
+            cases.add(new FusedCase(type, new Shape(7, 9), List.of(2 * w), -1, true, 9));
+            cases.add(new FusedCase(type, new Shape(33 * w, 65), List.of(31), 0, true, 10));
+        }
+        return cases;
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3, 4, 8})
+    void matmulReduceScatterPipelined(int worldSize) {
+        List<FusedCase> grid = scatterGrid(worldSize);
+        expect(
+                worldSize,
+                1 << 20,
+                4L * grid.size(),
+                null,
+                0,
+                group ->
+                        grid.forEach(
+                                c -> {
+                                    c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
+                                    c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
+                                }));
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3, 8})
+    void forcedFallbackGivesTheSame(int worldSize) {
+        List<FusedCase> gathers = gatherGrid();
+        List<FusedCase> scatters = scatterGrid(worldSize);
+        try (FusedOps.Scope scope = FusedOps.forceFallback()) {
+            assertNotNull(scope);
+            expect(
+                    worldSize,
+                    1 << 20,
+                    0,
+                    FallbackReason.FORCED,
+                    gathers.size() + scatters.size(),
+                    group -> {
+                        gathers.forEach(c -> c.checkAllGatherMatmul(group, 1));
+                        scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.AVG, 1));
+                    });
+        }
+    }
+
+    @Test
+    void smallOrNoBuffersFallBack() {
+        FusedCase large =
+                new FusedCase(ScalarType.FLOAT32, new Shape(64, 64), List.of(64), 0, false, 1);
+        FusedCase small =
+                new FusedCase(ScalarType.FLOAT32, new Shape(4, 8), List.of(4), 0, false, 1);
+        // Two halves of two slots of 16 KiB each are just enough, for a shard and for a part.
+        FusedCase wide =
+                new FusedCase(ScalarType.FLOAT32, new Shape(128, 64), List.of(64), 0, false, 1);
+        Consumer<ProcessGroup> both =
+                group -> {
+                    large.checkAllGatherMatmul(group, 1);
+                    wide.checkMatmulReduceScatter(group, ReduceOp.SUM, 1);
+                };
+        expect(2, 64 << 10, 2, null, 0, both);
+        expect(2, (64 << 10) - 1, 0, FallbackReason.BUFFER_TOO_SMALL, 2, both);
+        expect(2, 0, 0, FallbackReason.NO_P2P_BUFFERS, 2, both);
+        expect(2, 8 << 10, 1, null, 0, group -> small.checkAllGatherMatmul(group, 1));
+    }
+
+    /** Random sizes, dimensions, types, layouts and ranks. */
+    @ParameterizedTest
+    @ValueSource(longs = {11, 12, 13, 14, 15, 16, 17, 18, 19, 20})
+    void randomCases(long seed) {
+        Random random = new Random(seed);
+        int worldSize = 1 + random.nextInt(5);
+        List<Consumer<ProcessGroup>> checks = new ArrayList<>();
+        for (int i = 0; i < 12; i++) {
+            ScalarType type = TYPES.get(random.nextInt(TYPES.size()));
+            long[] sizes = random.longs(2 + random.nextInt(3), 0, 9).toArray();
+            int dim = random.nextInt(sizes.length);
+            boolean strided = random.nextBoolean();
+            List<Integer> columns =
+                    IntStream.range(0, 1 + random.nextInt(3))
+                            .mapToObj(k -> random.nextInt(12))
+                            .toList();
+            long salt = random.nextInt(1000);
+            if (random.nextBoolean()) {
+                Shape shape = new Shape(sizes);
+                FusedCase c = new FusedCase(type, shape, columns, dim, strided, salt);
+                checks.add(group -> c.checkAllGatherMatmul(group, 1));
+            } else {
+                boolean last = dim == sizes.length - 1;
+                List<Integer> n = List.of(columns.get(0) * (last ? worldSize : 1));
+                sizes[dim] *= last ? 1 : worldSize;
+                ReduceOp op = random.nextBoolean() ? ReduceOp.SUM : ReduceOp.AVG;
+                FusedCase c = new FusedCase(type, new Shape(sizes), n, dim, strided, salt);
+                checks.add(group -> c.checkMatmulReduceScatter(group, op, 1));
+            }
+        }
+        // A small buffer, so that some calls are pipelined and others fall back, in turn.
+        LocalRanks.run(worldSize, 2 << 10, group -> checks.forEach(check -> check.accept(group)));
+    }
+}

@@ -1,0 +1,46 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.function.Consumer;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.shm.ShmOptions;
+
+/** Runs code on ranks that are threads, on groups made for it. */
+final class LocalRanks {
+
+    private LocalRanks() {}
+
+    static void run(int worldSize, Consumer<ProcessGroup> body) {
+        run(worldSize, 1 << 20, body);
+    }
+
+    static void run(int worldSize, long bufferSize, Consumer<ProcessGroup> body) {
+        run(worldSize, bufferSize, Duration.ofSeconds(60), body);
+    }
+
+    static void run(int worldSize, long bufferSize, Duration timeout, Consumer<ProcessGroup> body) {
+        ShmOptions options =
+                ShmOptions.builder()
+                        .optTimeout(timeout)
+                        .optChunkSize(64 << 10)
+                        .optBufferSize(bufferSize)
+                        .build();
+        List<ProcessGroup> groups = ProcessGroups.local("shm", worldSize, options);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        body.accept(group);
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+}
