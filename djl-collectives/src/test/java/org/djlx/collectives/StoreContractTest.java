@@ -40,7 +40,7 @@ abstract class StoreContractTest {
     /** Short enough to be waited for. */
     static final Duration SHORT = Duration.ofMillis(100);
 
-    private final ExecutorService threads = Executors.newCachedThreadPool();
+    private ExecutorService threads;
 
     /** Two handles on one store; the same object if a store has only one. */
     Store store;
@@ -62,6 +62,7 @@ abstract class StoreContractTest {
 
     @BeforeEach
     void openStores() throws Exception {
+        threads = Executors.newCachedThreadPool();
         store = open();
         other = open();
     }

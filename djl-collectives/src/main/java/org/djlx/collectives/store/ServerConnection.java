@@ -135,6 +135,8 @@ final class ServerConnection extends ByteToMessageDecoder {
                     "TcpStore: closing the connection of {}: {}",
                     ctx.channel().remoteAddress(),
                     why);
+            // What was right before is answered.
+            ctx.flush();
             ctx.close();
         }
     }
