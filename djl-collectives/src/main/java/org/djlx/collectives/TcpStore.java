@@ -219,10 +219,7 @@ public final class TcpStore implements Store {
             server.joined().get(Deadline.after(timeout).remainingNanos(), TimeUnit.NANOSECONDS);
         } catch (TimeoutException e) {
             throw new CollectiveException(
-                    "TcpStore "
-                            + host
-                            + ":"
-                            + port
+                    client
                             + ": "
                             + client.numJoined()
                             + " of "
@@ -235,12 +232,7 @@ public final class TcpStore implements Store {
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CollectiveException(
-                    "TcpStore "
-                            + host
-                            + ":"
-                            + port
-                            + ": the thread was interrupted while it waited for the workers",
-                    e);
+                    client + ": the thread was interrupted while it waited for the workers", e);
         } catch (ExecutionException e) {
             throw new AssertionError("Nobody fails this future", e);
         }
@@ -324,13 +316,17 @@ public final class TcpStore implements Store {
 
         /**
          * Sets how long to try to connect, and how long methods without a timeout of their own
-         * wait. The default is 5 minutes.
+         * wait. A server that does not answer for so long, but at least 30 seconds, counts as gone.
+         * The default is 5 minutes.
          *
          * @param timeout the timeout
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
-            this.timeout = Arguments.checkTimeout(timeout);
+            if (Arguments.checkTimeout(timeout).isZero()) {
+                throw new IllegalArgumentException("The timeout of a TcpStore must be positive");
+            }
+            this.timeout = timeout;
             return this;
         }
 

@@ -328,6 +328,8 @@ class TcpStoreTest extends StoreContractTest {
                 () -> TcpStore.builder().setHost("h").setPort(0).build());
         assertThrows(IllegalArgumentException.class, () -> TcpStore.builder().optWorldSize(0));
         assertThrows(IllegalArgumentException.class, () -> server(0).optMaxKeys(0).build());
+        assertThrows(
+                IllegalArgumentException.class, () -> TcpStore.builder().optTimeout(Duration.ZERO));
         assertThrows(CollectiveException.class, () -> server(0).optBindAddress("no.such.").build());
     }
 

@@ -23,7 +23,13 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes) {
     /** How many of the longest values one command, or the answer to it, may carry. */
     private static final int MAX_VALUES_IN_COMMAND = 16;
 
-    /** Checks the limits. */
+    /**
+     * Checks the limits.
+     *
+     * @param maxConnections how many connections there may be
+     * @param maxKeys how many keys the store may hold
+     * @param maxValueBytes how long a value may be
+     */
     public ServerLimits {
         checkPositive("maximum number of connections", maxConnections);
         checkPositive("maximum number of keys", maxKeys);

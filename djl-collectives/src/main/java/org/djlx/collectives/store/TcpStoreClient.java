@@ -9,14 +9,9 @@ import java.io.IOException;
 import java.net.ProtocolException;
 import java.net.SocketException;
 import java.net.SocketTimeoutException;
-import java.nio.channels.ClosedByInterruptException;
 import java.time.Duration;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.Deque;
-import java.util.HashSet;
 import java.util.List;
-import java.util.Set;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 
@@ -35,29 +30,30 @@ public final class TcpStoreClient implements AutoCloseable {
 
     private static final long FIRST_PAUSE_MILLIS = 5;
     private static final long MAX_PAUSE_MILLIS = 500;
-    private static final int CANCEL_MILLIS = 10_000;
-    private static final int MAX_IDLE_WAITERS = 8;
+
+    /** A server that is merely slow is not to cost the connection, however short the timeout. */
+    private static final int MIN_ANSWER_MILLIS = 30_000;
+
     private static final int MISSING_BATCH = 1024;
 
     private final String host;
     private final int port;
     private final Duration timeout;
-    private final int timeoutMillis;
+    private final int answerMillis;
 
     private final ReentrantLock commandLock = new ReentrantLock();
-    private TcpConnection commands;
+    private volatile TcpConnection commands;
     private volatile CollectiveException lost;
 
-    private final Object poolLock = new Object();
-    private final Deque<TcpConnection> idleWaiters = new ArrayDeque<>();
-    private final Set<TcpConnection> waiters = new HashSet<>();
+    private final WaitConnections waiters;
     private volatile boolean closed;
 
     private TcpStoreClient(String host, int port, Duration timeout) {
         this.host = host;
         this.port = port;
         this.timeout = timeout;
-        timeoutMillis = Deadline.after(timeout).remainingMillis();
+        answerMillis = Math.max(MIN_ANSWER_MILLIS, Deadline.after(timeout).remainingMillis());
+        waiters = new WaitConnections(host, port);
     }
 
     /**
@@ -65,7 +61,8 @@ public final class TcpStoreClient implements AutoCloseable {
      *
      * @param host the server's host
      * @param port the server's port
-     * @param timeout how long to try, and how long to wait for the answer to a command
+     * @param timeout how long to try, and how long to wait for the answer to a command, but for
+     *     that at least 30 seconds
      * @return the client
      */
     public static TcpStoreClient connect(String host, int port, Duration timeout) {
@@ -189,7 +186,7 @@ public final class TcpStoreClient implements AutoCloseable {
                         c.send(new RequestWriter().command(Command.ADD).key(key).number(amount));
                         return c.readLong();
                     } catch (EOFException | SocketException e) {
-                        explainFailedAdd(key);
+                        explainFailedAdd(key, e);
                         throw e;
                     }
                 });
@@ -275,11 +272,8 @@ public final class TcpStoreClient implements AutoCloseable {
     /** Closes all connections; commands and waits in progress fail. Idempotent. */
     @Override
     public void close() {
-        synchronized (poolLock) {
-            closed = true;
-            waiters.forEach(TcpConnection::close);
-            idleWaiters.clear();
-        }
+        closed = true;
+        waiters.close();
         // Without the lock: the connection of a command in progress is to be closed, too.
         commands.close();
     }
@@ -350,7 +344,7 @@ public final class TcpStoreClient implements AutoCloseable {
                 operation,
                 keys,
                 c -> {
-                    c.ping(request, timeoutMillis);
+                    c.ping(request, answerMillis);
                     return null;
                 });
     }
@@ -359,7 +353,7 @@ public final class TcpStoreClient implements AutoCloseable {
         commandLock.lock();
         try {
             checkUsable(operation);
-            commands.setReadTimeout(timeoutMillis);
+            commands.setReadTimeout(answerMillis);
             return exchange.with(commands);
         } catch (IOException e) {
             commands.close();
@@ -368,6 +362,10 @@ public final class TcpStoreClient implements AutoCloseable {
             }
             lost = failure(operation, keys, e);
             throw lost;
+        } catch (Error e) {
+            // The rest of an answer may be under way: the next one would be misread.
+            commands.close();
+            throw e;
         } finally {
             commandLock.unlock();
         }
@@ -375,26 +373,8 @@ public final class TcpStoreClient implements AutoCloseable {
 
     /** Waits on a connection of its own until all keys are set. */
     private void block(String operation, List<String> keys, Deadline deadline) {
-        if (!deadline.isOver()) {
-            TcpConnection c = null;
-            try {
-                c = takeWaiter(operation, deadline);
-                boolean set = sendWait(c, keys, deadline);
-                giveBack(c);
-                if (set) {
-                    return;
-                }
-            } catch (IOException e) {
-                drop(c);
-                if (closed) {
-                    throw Messages.closed(toString(), operation);
-                }
-                if (e instanceof ClosedByInterruptException
-                        || Thread.currentThread().isInterrupted()) {
-                    throw Messages.interrupted(toString(), operation, keys);
-                }
-                throw failure(operation, keys, e);
-            }
+        if (!deadline.isOver() && blockUntil(operation, keys, deadline)) {
+            return;
         }
         List<String> missing = missing(operation, keys);
         if (!missing.isEmpty()) {
@@ -402,13 +382,38 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
-    private static boolean sendWait(TcpConnection c, List<String> keys, Deadline deadline)
+    private boolean blockUntil(String operation, List<String> keys, Deadline deadline) {
+        try {
+            // If the command connection lives, so does its server, and a new one leads to the same.
+            TcpConnection c =
+                    waiters.take(
+                            deadline, () -> confirmed(operation, List.of(), new RequestWriter()));
+            try {
+                boolean set = sendWait(c, keys, deadline);
+                waiters.giveBack(c);
+                return set;
+            } catch (IOException e) {
+                waiters.drop(c);
+                throw e;
+            }
+        } catch (IOException e) {
+            if (closed) {
+                throw Messages.closed(toString(), operation);
+            }
+            if (Thread.currentThread().isInterrupted()) {
+                throw Messages.interrupted(toString(), operation, keys);
+            }
+            throw failure(operation, keys, e);
+        }
+    }
+
+    private boolean sendWait(TcpConnection c, List<String> keys, Deadline deadline)
             throws IOException {
         c.send(new RequestWriter().command(Command.WAIT).keys(keys));
         int answer = c.readByte(deadline);
         if (answer < 0) {
             c.send(new RequestWriter().command(Command.CANCEL_WAIT));
-            c.setReadTimeout(CANCEL_MILLIS);
+            c.setReadTimeout(answerMillis);
             answer = c.readByte();
             if (answer == Command.WAIT_CANCELED) {
                 return false;
@@ -447,65 +452,32 @@ public final class TcpStoreClient implements AutoCloseable {
         return missing.stream().distinct().toList();
     }
 
-    private TcpConnection takeWaiter(String operation, Deadline deadline) throws IOException {
-        synchronized (poolLock) {
-            if (!idleWaiters.isEmpty()) {
-                return idleWaiters.pop();
-            }
-        }
-        TcpConnection opened = TcpConnection.open(host, port, true, deadline);
-        synchronized (poolLock) {
-            waiters.add(opened);
-            if (closed) {
-                opened.close();
-                throw Messages.closed(toString(), operation);
-            }
-        }
-        // If the command connection lives, so does its server, and the new one leads to the same.
-        confirmed(operation, List.of(), new RequestWriter());
-        return opened;
-    }
-
-    private void giveBack(TcpConnection c) {
-        synchronized (poolLock) {
-            if (!closed && idleWaiters.size() < MAX_IDLE_WAITERS) {
-                idleWaiters.push(c);
-                return;
-            }
-        }
-        drop(c);
-    }
-
-    private void drop(TcpConnection c) {
-        if (c != null) {
-            c.close();
-            synchronized (poolLock) {
-                waiters.remove(c);
-            }
-        }
-    }
-
     /**
      * The protocol's answer to an ADD on something other than a number is the end of the
      * connection. If that is why it ended, this throws the right exception and replaces the
      * connection.
      */
-    private void explainFailedAdd(String key) throws IOException {
-        TcpConnection fresh = TcpConnection.open(host, port, false, Deadline.after(timeout));
+    private void explainFailedAdd(String key, IOException failure) {
+        TcpConnection fresh = null;
+        boolean replaced = false;
         try {
-            fresh.setReadTimeout(timeoutMillis);
+            fresh = TcpConnection.open(host, port, false, Deadline.after(timeout));
+            fresh.setReadTimeout(answerMillis);
             if (sendCheck(fresh, List.of(key))) {
                 KeyValueMap.parseCounter(key, sendGet(fresh, key));
             }
         } catch (IllegalArgumentException e) {
             commands.close();
             commands = fresh;
+            replaced = !closed;
             throw e;
         } catch (IOException e) {
-            fresh.close();
-            throw e;
+            failure.addSuppressed(e);
+        } finally {
+            if (fresh != null && !replaced) {
+                fresh.close();
+            }
         }
-        fresh.close();
     }
 
     private void checkUsable(String operation) {
@@ -522,7 +494,7 @@ public final class TcpStoreClient implements AutoCloseable {
     private CollectiveException failure(String operation, List<String> keys, IOException e) {
         String what =
                 e instanceof SocketTimeoutException
-                        ? "the server did not answer within " + timeout.toMillis() + " ms"
+                        ? "the server did not answer within " + answerMillis + " ms"
                         : "the connection to the server ended (" + reason(e) + ")";
         return new CollectiveException(
                 this
