@@ -78,4 +78,15 @@ public record GroupContext(
                     e);
         }
     }
+
+    /**
+     * Returns the operation in which the ranks come together when the group is created; a backend
+     * may use it to synchronise them once more, by its own means.
+     *
+     * @return the operation, with number 0
+     */
+    public Operation joining() {
+        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
+        return new Operation(OpType.INIT, 0, name, options.timeout(), nothing);
+    }
 }

@@ -20,6 +20,7 @@ public final class OpType {
 
     static final int WORDS = MAX_NAME_LENGTH / Long.BYTES;
 
+    static final OpType INIT = new OpType("init");
     static final OpType ALL_REDUCE = new OpType("allReduce");
     static final OpType BROADCAST = new OpType("broadcast");
     static final OpType ALL_GATHER = new OpType("allGather");

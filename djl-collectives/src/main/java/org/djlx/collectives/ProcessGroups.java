@@ -7,6 +7,7 @@ package org.djlx.collectives;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.IntFunction;
 
@@ -18,13 +19,66 @@ import java.util.function.IntFunction;
  */
 public final class ProcessGroups {
 
+    private static final String DEFAULT_NAME = "default";
     private static final BackendOptions DEFAULTS =
             new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
     // All ranks create their groups in the same order, so these are the same on all ranks and keep
     // the keys of one group apart from those of a later one in the same store.
+    private static final AtomicInteger INITS = new AtomicInteger();
     private static final AtomicInteger LOCALS = new AtomicInteger();
 
     private ProcessGroups() {}
+
+    /**
+     * Creates this process's rank of a group from the environment that {@code torchrun} sets.
+     *
+     * @param backend the backend, such as {@code shm}
+     * @return the group
+     * @see #init(String, BackendOptions)
+     */
+    public static ProcessGroup init(String backend) {
+        return init(backend, DEFAULTS);
+    }
+
+    /**
+     * Creates this process's rank of a group from the environment that {@code torchrun} sets:
+     * {@code RANK}, {@code WORLD_SIZE}, {@code MASTER_ADDR} and {@code MASTER_PORT}. Rank 0 serves
+     * the store there, unless {@code TORCHELASTIC_USE_AGENT_STORE} is {@code True} and the launcher
+     * does. The store lives as long as the group.
+     *
+     * @param backend the backend, such as {@code shm}
+     * @param options the backend's options
+     * @return the group
+     * @throws IllegalArgumentException if the environment is incomplete or there is no such backend
+     * @throws CollectiveException if the ranks do not come together
+     */
+    public static ProcessGroup init(String backend, BackendOptions options) {
+        return init(backend, options, System.getenv());
+    }
+
+    static ProcessGroup init(String backend, BackendOptions options, Map<String, String> env) {
+        Backends.get(backend);
+        int rank = integer(env, "RANK");
+        int worldSize = integer(env, "WORLD_SIZE");
+        boolean agentStore = "True".equalsIgnoreCase(env.get("TORCHELASTIC_USE_AGENT_STORE"));
+        TcpStore store =
+                TcpStore.builder()
+                        .setHost(required(env, "MASTER_ADDR"))
+                        .setPort(integer(env, "MASTER_PORT"))
+                        .optServer(rank == 0 && !agentStore)
+                        .optTimeout(options.timeout())
+                        .build();
+        try {
+            PrefixStore own = new PrefixStore(DEFAULT_NAME + INITS.getAndIncrement(), store);
+            return create(
+                    backend,
+                    new GroupContext(DEFAULT_NAME, rank, worldSize, own, options),
+                    store::close);
+        } catch (RuntimeException e) {
+            store.close();
+            throw e;
+        }
+    }
 
     /**
      * Creates this rank of a group whose ranks meet in a store.
@@ -174,6 +228,28 @@ public final class ProcessGroups {
         }
         if (interrupted) {
             Thread.currentThread().interrupt();
+        }
+    }
+
+    private static String required(Map<String, String> env, String name) {
+        String value = env.get(name);
+        if (value == null || value.isBlank()) {
+            throw new IllegalArgumentException(
+                    "the environment variable "
+                            + name
+                            + " is not set; start the ranks with torchrun or samples/run.sh launch,"
+                            + " which set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+        }
+        return value.trim();
+    }
+
+    private static int integer(Map<String, String> env, String name) {
+        String value = required(env, name);
+        try {
+            return Integer.parseInt(value);
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    "the environment variable " + name + " is not a number: " + value, e);
         }
     }
 }

@@ -224,6 +224,8 @@ final class RankSync {
 
     private String endOf(int peer) {
         switch (control.state(peer)) {
+            case ABSENT:
+                return null;
             case LEFT:
                 return "rank " + peer + " has destroyed the group";
             case FAILED:

@@ -67,7 +67,11 @@ final class ShmBackend extends Backend {
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
         try {
-            context.exchange("active", new byte[0]);
+            // The last time that ranks wait for each other here is not in the store: once this rank
+            // is through, it may close the store's server, which all others are then done with.
+            Operation joining = context.joining();
+            sync.begin(joining);
+            sync.awaitAgreement(joining);
         } catch (RuntimeException e) {
             close();
             throw e;

@@ -1,0 +1,105 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * Starts JVMs that are the ranks of a group, with the environment of torchrun and a store in this
+ * JVM, and collects what they print. Closing it ends what still runs.
+ */
+public final class RankProcesses implements AutoCloseable {
+
+    private final List<Process> processes = new ArrayList<>();
+    private final List<Path> outputs = new ArrayList<>();
+    private final TcpStore store;
+
+    /**
+     * Starts the ranks.
+     *
+     * @param worldSize how many
+     * @param mainClass the class whose main method they run
+     * @param arguments its arguments
+     */
+    public RankProcesses(int worldSize, Class<?> mainClass, String... arguments) {
+        store = TcpStore.builder().setHost("localhost").setPort(0).optServer(true).build();
+        try {
+            for (int rank = 0; rank < worldSize; rank++) {
+                Path output = Files.createTempFile("rank-" + rank + "-", ".log");
+                outputs.add(output);
+                List<String> command = new ArrayList<>();
+                command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
+                command.addAll(List.of("-Xmx512m", "-cp", System.getProperty("java.class.path")));
+                command.add(mainClass.getName());
+                command.addAll(List.of(arguments));
+                ProcessBuilder builder = new ProcessBuilder(command);
+                builder.environment().put("RANK", "" + rank);
+                builder.environment().put("LOCAL_RANK", "" + rank);
+                builder.environment().put("WORLD_SIZE", "" + worldSize);
+                builder.environment().put("MASTER_ADDR", "localhost");
+                builder.environment().put("MASTER_PORT", "" + store.port());
+                builder.environment().put("TORCHELASTIC_USE_AGENT_STORE", "True");
+                builder.environment().put("OMP_NUM_THREADS", "1");
+                builder.redirectErrorStream(true).redirectOutput(output.toFile());
+                processes.add(builder.start());
+            }
+        } catch (IOException e) {
+            close();
+            throw new UncheckedIOException(e);
+        }
+    }
+
+    /** The process of a rank. */
+    public Process process(int rank) {
+        return processes.get(rank);
+    }
+
+    /** The store that the ranks use. */
+    public Store store() {
+        return store;
+    }
+
+    /** Waits until all ranks have ended and returns their exit codes. */
+    public List<Integer> await() throws InterruptedException {
+        List<Integer> codes = new ArrayList<>();
+        for (int rank = 0; rank < processes.size(); rank++) {
+            if (!processes.get(rank).waitFor(180, TimeUnit.SECONDS)) {
+                throw new AssertionError("rank " + rank + " hangs; it printed:\n" + output(rank));
+            }
+            codes.add(processes.get(rank).exitValue());
+        }
+        return codes;
+    }
+
+    /** What a rank has printed until now. */
+    public String output(int rank) {
+        try {
+            return Files.readString(outputs.get(rank), StandardCharsets.UTF_8);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+
+    @Override
+    public void close() {
+        processes.forEach(Process::destroyForcibly);
+        processes.forEach(process -> process.onExit().join());
+        store.close();
+        for (Path output : outputs) {
+            try {
+                Files.deleteIfExists(output);
+            } catch (IOException e) {
+                throw new UncheckedIOException(e);
+            }
+        }
+    }
+}

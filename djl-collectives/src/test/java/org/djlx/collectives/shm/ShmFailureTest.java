@@ -1,0 +1,321 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.function.Consumer;
+import java.util.stream.Collectors;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankProcesses;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Store;
+import org.djlx.collectives.Work;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What {@code shm} does when ranks are missing, leave, or die. */
+@Timeout(200)
+class ShmFailureTest {
+
+    private static List<ProcessGroup> groups(int worldSize, Duration timeout) {
+        return ProcessGroups.local("shm", worldSize, new BackendOptions(timeout));
+    }
+
+    private static void onAll(List<ProcessGroup> groups, Consumer<ProcessGroup> body) {
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        body.accept(group);
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    void timeoutNamesTheOperationAndWhoIsMissing() {
+        onAll(
+                groups(4, Duration.ofMillis(300)),
+                group -> {
+                    group.barrier().await();
+                    if (group.rank() % 2 == 1) {
+                        return;
+                    }
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray tensor = manager.ones(new Shape(3));
+                        Work work = group.allReduce(tensor, ReduceOp.SUM);
+                        CollectiveTimeoutException e =
+                                assertThrows(CollectiveTimeoutException.class, work::await);
+                        assertEquals(List.of(1, 3), e.missingRanks());
+                        String message = e.getMessage();
+                        assertTrue(message.contains("allReduce(float32, (3), SUM) #2"), message);
+                        assertTrue(message.contains("'" + group.name() + "'"), message);
+                        assertTrue(message.contains("ranks 1, 3 did not arrive"), message);
+                        assertTrue(work.isCompleted());
+                        assertFalse(work.isSuccess());
+                        assertTrue(work.exception().isPresent());
+                        assertThrows(CollectiveTimeoutException.class, work::await);
+                        assertTrue(
+                                work.getFuture().toCompletableFuture().isCompletedExceptionally());
+                        message =
+                                assertThrows(
+                                                CollectiveException.class,
+                                                () -> group.barrier().await())
+                                        .getMessage();
+                        assertTrue(message.contains("broken"), message);
+                        assertTrue(message.contains("ranks 1, 3 did not arrive"), message);
+                    }
+                });
+    }
+
+    @Test
+    void lateRankLearnsWhyTheOthersGaveUp() {
+        onAll(
+                groups(2, Duration.ofMillis(300)),
+                group -> {
+                    if (group.rank() == 0) {
+                        assertThrows(
+                                CollectiveTimeoutException.class, () -> group.barrier().await());
+                    } else {
+                        // Its own operations wait for rank 0, which has given up.
+                        String message =
+                                assertThrows(
+                                                CollectiveException.class,
+                                                () -> {
+                                                    Thread.sleep(1000);
+                                                    group.barrier().await();
+                                                    group.barrier().await();
+                                                })
+                                        .getMessage();
+                        assertTrue(message.contains("rank 0 failed"), message);
+                        assertTrue(message.contains("rank 1 did not arrive"), message);
+                    }
+                });
+    }
+
+    @Test
+    void awaitWithTimeoutLeavesTheOperationRunning() {
+        onAll(
+                groups(2, Duration.ofSeconds(60)),
+                group -> {
+                    if (group.rank() == 0) {
+                        Work work = group.barrier();
+                        CollectiveTimeoutException e =
+                                assertThrows(
+                                        CollectiveTimeoutException.class,
+                                        () -> work.await(Duration.ofMillis(50)));
+                        assertTrue(e.getMessage().contains("barrier"), e.getMessage());
+                        assertFalse(work.isCompleted());
+                        group.p2pBuffers().orElseThrow().signal(1, 0, 1);
+                        work.await();
+                    } else {
+                        // Until rank 0 has seen its timeout.
+                        group.p2pBuffers()
+                                .orElseThrow()
+                                .awaitSignal(signalOperation(group), 0, 0, 1);
+                        group.barrier().await();
+                    }
+                });
+    }
+
+    private static Operation signalOperation(ProcessGroup group) {
+        return new GroupContext(
+                        group.name(),
+                        group.rank(),
+                        group.worldSize(),
+                        new HashStore(),
+                        new BackendOptions(Duration.ofSeconds(60)))
+                .joining();
+    }
+
+    @Test
+    void destroyEndsWhatIsUnderWay() {
+        onAll(
+                groups(2, Duration.ofSeconds(60)),
+                group -> {
+                    if (group.rank() == 0) {
+                        Work running = group.barrier();
+                        Work pending = group.barrier();
+                        group.destroy();
+                        group.destroy();
+                        for (Work work : List.of(running, pending)) {
+                            String message =
+                                    assertThrows(CollectiveException.class, work::await)
+                                            .getMessage();
+                            assertTrue(message.contains("destroyed the group"), message);
+                        }
+                        assertTrue(
+                                assertThrows(IllegalStateException.class, group::barrier)
+                                        .getMessage()
+                                        .contains("destroyed"));
+                    } else {
+                        String message =
+                                assertThrows(
+                                                CollectiveException.class,
+                                                () -> {
+                                                    // The first may still find rank 0 there.
+                                                    group.barrier().await();
+                                                    group.barrier().await();
+                                                    group.barrier().await();
+                                                })
+                                        .getMessage();
+                        assertTrue(message.contains("rank 0"), message);
+                    }
+                });
+    }
+
+    @Test
+    void interruptedRankGivesUp() {
+        onAll(
+                groups(2, Duration.ofSeconds(60)),
+                group -> {
+                    if (group.rank() == 0) {
+                        Thread.currentThread().interrupt();
+                        String message =
+                                assertThrows(
+                                                CollectiveException.class,
+                                                () -> group.barrier().await())
+                                        .getMessage();
+                        assertTrue(message.contains("interrupted"), message);
+                        assertTrue(Thread.interrupted());
+                    } else {
+                        try {
+                            Thread.sleep(500);
+                        } catch (InterruptedException e) {
+                            throw new IllegalStateException(e);
+                        }
+                    }
+                });
+    }
+
+    @Test
+    void ranksThatDoNotComeTogether() {
+        try (Store store = new HashStore()) {
+            CollectiveTimeoutException e =
+                    assertThrows(
+                            CollectiveTimeoutException.class,
+                            () ->
+                                    ProcessGroups.init(
+                                            "shm",
+                                            store,
+                                            "lonely",
+                                            0,
+                                            2,
+                                            new BackendOptions(Duration.ofMillis(100))));
+            assertEquals(List.of(1), e.missingRanks());
+            assertTrue(e.getMessage().contains("lonely"), e.getMessage());
+        }
+    }
+
+    @Test
+    void differentOptionsAreNamedOnAllRanks() {
+        try (Store store = new HashStore()) {
+            List<String> messages = new ArrayList<>();
+            List<Thread> threads = new ArrayList<>();
+            for (int rank = 0; rank < 2; rank++) {
+                int self = rank;
+                ShmOptions options =
+                        ShmOptions.builder()
+                                .optTimeout(Duration.ofSeconds(20))
+                                .optBufferSize(4096L << rank)
+                                .build();
+                threads.add(
+                        new Thread(
+                                () -> {
+                                    String message =
+                                            assertThrows(
+                                                            CollectiveException.class,
+                                                            () ->
+                                                                    ProcessGroups.init(
+                                                                            "shm", store, "g", self,
+                                                                            2, options))
+                                                    .getMessage();
+                                    synchronized (messages) {
+                                        messages.add(message);
+                                    }
+                                }));
+            }
+            threads.forEach(Thread::start);
+            for (Thread thread : threads) {
+                thread.join();
+            }
+            assertEquals(2, messages.size());
+            for (String message : messages) {
+                assertTrue(message.contains("buffer 4096"), message);
+                assertTrue(message.contains("buffer 8192"), message);
+            }
+        } catch (InterruptedException e) {
+            throw new IllegalStateException(e);
+        }
+    }
+
+    @Test
+    void foreignOptionsAreRejected() {
+        BackendOptions foreign = new BackendOptions(Duration.ofSeconds(1)) {};
+        try (Store store = new HashStore()) {
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> ProcessGroups.init("shm", store, "g", 0, 1, foreign));
+        }
+    }
+
+    @Test
+    void killedRankMakesTheOthersFail() throws Exception {
+        Set<Path> before = sharedFiles();
+        try (RankProcesses ranks = new RankProcesses(3, VictimMain.class)) {
+            for (int rank = 0; rank < 3; rank++) {
+                while (!ranks.output(rank).contains("running")) {
+                    assertTrue(ranks.process(rank).isAlive(), ranks.output(rank));
+                    Thread.sleep(20);
+                }
+            }
+            // SIGKILL: the process gets no chance to do anything.
+            long victim = ranks.process(1).pid();
+            assertEquals(0, new ProcessBuilder("sh", "-c", "kill -9 " + victim).start().waitFor());
+            List<Integer> codes = ranks.await();
+            assertEquals(List.of(0, 137, 0), codes, () -> ranks.output(0) + ranks.output(2));
+            for (int rank : List.of(0, 2)) {
+                String output = ranks.output(rank);
+                // Either saw the dead process itself, or heard of it from the other.
+                assertTrue(
+                        output.contains("the process of rank 1 (pid " + victim + ") has died"),
+                        output);
+                assertTrue(output.contains("later: "), output);
+                assertTrue(output.contains("mapped: false"), output);
+            }
+        }
+        assertEquals(before, sharedFiles());
+    }
+
+    private static Set<Path> sharedFiles() throws IOException {
+        try (var files = Files.list(Path.of("/dev/shm"))) {
+            return files.collect(Collectors.toCollection(TreeSet::new));
+        }
+    }
+}
