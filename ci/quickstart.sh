@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to the first job: installs what is missing, builds, and trains the sample network with two ranks.
+# From a fresh clone to the first job: installs what is missing, builds, and runs the main job, a tensor-parallel MLP.
 #   ci/quickstart.sh [arguments of `samples/run.sh mlp`]
 set -euo pipefail
 

@@ -35,4 +35,4 @@ if ! up_to_date; then
   fi
   exec {lock}<&-
 fi
-exec "$JAVA_HOME/bin/java" -cp "$root/samples/target/classes:$(<"$class_path")" org.djlx.samples.Main "$@"
+exec "$JAVA_HOME/bin/java" "-Ddjlx.home=$root" -cp "$root/samples/target/classes:$(<"$class_path")" org.djlx.samples.Main "$@"

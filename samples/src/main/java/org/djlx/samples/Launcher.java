@@ -7,7 +7,6 @@ package org.djlx.samples;
 import java.io.IOException;
 import java.io.PrintStream;
 import java.lang.reflect.Modifier;
-import java.net.ServerSocket;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -15,6 +14,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import org.djlx.collectives.TcpStore;
 
 /**
  * Runs a main class in several JVMs of this host, one for each rank, with the environment that
@@ -77,13 +77,20 @@ public final class Launcher {
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     public int launch() throws IOException, InterruptedException {
-        int port = masterPort == 0 ? freePort() : masterPort;
-        try (RankProcesses ranks = new RankProcesses(gracePeriod, out, err)) {
+        // The launcher serves the store, as torchrun does: no port is chosen before it is bound.
+        try (TcpStore store =
+                        TcpStore.builder()
+                                .setHost(masterAddress)
+                                .setPort(masterPort)
+                                .optServer(true)
+                                .optBindAddress(masterAddress)
+                                .build();
+                RankProcesses ranks = new RankProcesses(gracePeriod, out, err)) {
             for (int rank = 0; rank < processes; rank++) {
                 ProcessBuilder process = new ProcessBuilder(command);
                 process.environment().putAll(environment);
                 process.environment().putIfAbsent(OMP_NUM_THREADS, ompThreads());
-                process.environment().putAll(rankEnvironment(rank, port));
+                process.environment().putAll(rankEnvironment(rank, store.port()));
                 ranks.start(process);
             }
             return ranks.await();
@@ -120,7 +127,7 @@ public final class Launcher {
         variables.put("TORCHELASTIC_RESTART_COUNT", "0");
         variables.put("TORCHELASTIC_MAX_RESTARTS", "0");
         variables.put("TORCHELASTIC_RUN_ID", "none");
-        variables.put("TORCHELASTIC_USE_AGENT_STORE", "False");
+        variables.put("TORCHELASTIC_USE_AGENT_STORE", "True");
         return variables;
     }
 
@@ -128,12 +135,6 @@ public final class Launcher {
     private String ompThreads() {
         return Integer.toString(
                 Math.max(1, Runtime.getRuntime().availableProcessors() / processes));
-    }
-
-    private static int freePort() throws IOException {
-        try (ServerSocket socket = new ServerSocket(0)) {
-            return socket.getLocalPort();
-        }
     }
 
     /** Collects the options of a {@link Launcher}. */
