@@ -79,9 +79,12 @@ class FileStoreTest extends StoreContractTest {
     void aKilledProcessHarmsNobody() throws Exception {
         Path path = directory.resolve("killed");
         try (FileStore mine = new FileStore(path, 1)) {
-            Process child = FileStoreProcess.start(path, 2, Integer.MAX_VALUE);
-            mine.waitFor(List.of("log"), LONG);
-            child.destroyForcibly().waitFor();
+            Process child = FileStoreProcess.start(path, 2, 1_000_000);
+            try {
+                mine.waitFor(List.of("log"), LONG);
+            } finally {
+                child.destroyForcibly().waitFor();
+            }
             long sum = mine.add("sum", 0);
             assertEquals(sum + 1, mine.add("sum", 1));
         }

@@ -13,6 +13,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.lang.management.ManagementFactory;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
@@ -273,6 +274,14 @@ abstract class StoreContractTest {
         store.waitFor(List.of("there"), Duration.ZERO);
         store.waitFor(List.of(), Duration.ZERO);
         assertTrue(store.timeout().compareTo(Duration.ZERO) > 0);
+    }
+
+    @Test
+    void aTimeoutMayBeEndless() throws Exception {
+        Duration endless = ChronoUnit.FOREVER.getDuration();
+        Future<byte[]> got = blocked(() -> store.get("k", endless));
+        other.set("k", bytes("1"));
+        assertEquals("1", text(got.get()));
     }
 
     @Test

@@ -140,7 +140,7 @@ class TcpStoreTest extends StoreContractTest {
                             CollectiveException.class,
                             () ->
                                     TcpStore.builder()
-                                            .setHost("127.0.0.1")
+                                            .setHost("localhost")
                                             .setPort(web.getLocalPort())
                                             .build());
             assertTrue(e.getMessage().contains("not a TCPStore server"), e.getMessage());

@@ -64,6 +64,10 @@ final class TcpConnection implements Closeable {
             } catch (IOException e) {
                 socket.close();
                 failure = e;
+                if (e instanceof ProtocolException) {
+                    // Someone is there, and it is not a server: waiting does not help.
+                    break;
+                }
             }
         }
         throw failure;
