@@ -13,14 +13,17 @@ import jdk.jfr.Recording;
 import org.djlx.nativeops.ScalarType;
 
 /**
- * Measures what the flight recorder and the events cost an operation. Run by hand:
- *
- * <pre>mvn -pl djl-collectives -am test-compile, then java -cp (test class path) TraceCost</pre>
+ * Measures what the flight recorder and the events cost an operation, from its issue to its end,
+ * and how much of that is three readings of the clock. A main class, to be run by hand on the test
+ * class path.
  */
 public final class TraceCost {
 
     private static final int OPERATIONS = 2_000_000;
     private static final int REPEATS = 9;
+
+    private static long clock; // Written, so that no reading is left out.
+    private static volatile boolean wanted;
 
     private TraceCost() {}
 
@@ -36,13 +39,24 @@ public final class TraceCost {
      */
     public static void main(String[] args) {
         measure("nothing", (recorder, operation) -> operation.setAlgorithm("none"));
-        measure("event check, not recording", (r, o) -> CollectiveEvent.isWanted());
+        measure("three readings of the clock", TraceCost::readClock);
+        measure("events, not recording", TraceCost::checkEvents);
         measure("flight recorder and events, not recording", TraceCost::report);
         try (Recording recording = new Recording()) {
             recording.enable("org.djlx.Collective");
             recording.start();
             measure("flight recorder and events, recording", TraceCost::report);
         }
+    }
+
+    private static void readClock(FlightRecorder recorder, Operation operation) {
+        clock += System.nanoTime() + System.nanoTime() + System.nanoTime();
+    }
+
+    /** As often as an operation does. */
+    private static void checkEvents(FlightRecorder recorder, Operation operation) {
+        wanted = CollectiveEvent.isWanted();
+        wanted = CollectiveEvent.isWanted();
     }
 
     private static void report(FlightRecorder recorder, Operation operation) {

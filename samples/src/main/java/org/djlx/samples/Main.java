@@ -21,7 +21,7 @@ import picocli.CommandLine.ParameterException;
         name = "samples/run.sh",
         description = "Samples of DJL Collectives.",
         synopsisSubcommandLabel = "COMMAND",
-        subcommands = {LaunchCommand.class})
+        subcommands = {FlightCommand.class, LaunchCommand.class})
 public final class Main {
 
     @Option(

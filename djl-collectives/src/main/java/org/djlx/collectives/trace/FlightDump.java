@@ -7,12 +7,14 @@ package org.djlx.collectives.trace;
 import com.google.gson.FieldNamingPolicy;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
+import com.google.gson.JsonParseException;
 import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.util.List;
-import java.util.Objects;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
@@ -53,27 +55,6 @@ public record FlightDump(
                     .setPrettyPrinting()
                     .disableHtmlEscaping()
                     .create();
-
-    /**
-     * Checks that the parts are there and fit together.
-     *
-     * @throws NullPointerException if a part is missing
-     * @throws IllegalArgumentException if it is another version, or a rank lies outside the group
-     */
-    public FlightDump {
-        if (!VERSION.equals(version)) {
-            throw new IllegalArgumentException("the version is " + version + ", not " + VERSION);
-        }
-        Objects.requireNonNull(group, "group");
-        Objects.requireNonNull(backend, "backend");
-        Objects.requireNonNull(reason, "reason");
-        if (rank < 0 || rank >= worldSize) {
-            throw new IllegalArgumentException(
-                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
-        }
-        missingRanks = List.copyOf(Objects.requireNonNull(missingRanks, "missing_ranks"));
-        entries = List.copyOf(Objects.requireNonNull(entries, "entries"));
-    }
 
     /**
      * Returns the number of the first operation that is still on record.
@@ -139,20 +120,39 @@ public record FlightDump(
         FlightDump dump;
         try {
             dump = GSON.fromJson(json, FlightDump.class);
-        } catch (RuntimeException e) {
-            // Gson wraps what the records' constructors throw, in types of its own.
-            Throwable cause = e;
-            while (cause.getCause() != null) {
-                cause = cause.getCause();
-            }
-            boolean absent = cause instanceof NullPointerException;
-            throw new IllegalArgumentException(
-                    absent ? cause.getMessage() + " is missing" : cause.getMessage(), e);
+        } catch (JsonParseException e) {
+            throw new IllegalArgumentException(e.getMessage(), e);
         }
         if (dump == null) {
             throw new IllegalArgumentException("it is empty");
         }
+        dump.check();
         return dump;
+    }
+
+    private void check() {
+        if (!VERSION.equals(version)) {
+            throw new IllegalArgumentException("its version is " + version + ", not " + VERSION);
+        }
+        require("group", group);
+        require("backend", backend);
+        require("reason", reason);
+        require("missing_ranks", missingRanks);
+        require("entries", entries);
+        if (rank < 0 || rank >= worldSize) {
+            throw new IllegalArgumentException(
+                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+        }
+        for (FlightEntry entry : entries) {
+            require("an entry", entry);
+            entry.check();
+        }
+    }
+
+    static void require(String name, Object value) {
+        if (value == null) {
+            throw new IllegalArgumentException(name + " is missing");
+        }
     }
 
     /**
@@ -167,6 +167,10 @@ public record FlightDump(
             return parse(Files.readString(file));
         } catch (IllegalArgumentException e) {
             throw new IOException(file + " is not a flight record: " + e.getMessage(), e);
+        } catch (CharacterCodingException e) {
+            throw new IOException(file + " is not a flight record: it is no text", e);
+        } catch (NoSuchFileException e) {
+            throw new IOException("there is no file " + file, e);
         }
     }
 
@@ -179,7 +183,9 @@ public record FlightDump(
      */
     public void write(Path file) throws IOException {
         Path directory = file.toAbsolutePath().getParent();
-        Files.createDirectories(directory);
+        if (!Files.isDirectory(directory)) { // createDirectories() fails on a link to one.
+            Files.createDirectories(directory);
+        }
         Path part = Files.createTempFile(directory, "flight-", ".part");
         try {
             Files.writeString(part, toJson());

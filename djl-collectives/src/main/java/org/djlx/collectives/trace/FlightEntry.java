@@ -6,7 +6,6 @@ package org.djlx.collectives.trace;
 
 import com.google.gson.annotations.SerializedName;
 import java.util.List;
-import java.util.Objects;
 
 /**
  * One operation in a {@link FlightDump}. Times are nanoseconds since 1970; durations come from a
@@ -67,18 +66,13 @@ public record FlightEntry(
         FAILED
     }
 
-    /**
-     * Checks what must be there.
-     *
-     * @throws NullPointerException if the name, the call or the state is missing
-     */
-    public FlightEntry {
-        Objects.requireNonNull(profilingName, "profiling_name");
-        Objects.requireNonNull(call, "call");
-        Objects.requireNonNull(state, "state");
+    /** Checks that there is what the analysis needs, as JSON may lack anything. */
+    void check() {
+        FlightDump.require("profiling_name", profilingName);
+        FlightDump.require("call", call);
+        FlightDump.require("state", state);
         if (collectiveSeqId < 1) {
             throw new IllegalArgumentException("collective_seq_id is " + collectiveSeqId);
         }
-        sizes = sizes == null ? null : List.copyOf(sizes);
     }
 }
