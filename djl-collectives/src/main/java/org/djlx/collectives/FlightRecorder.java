@@ -8,7 +8,6 @@ import java.io.IOException;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
-import java.util.concurrent.atomic.AtomicLong;
 import org.djlx.collectives.trace.FlightDump;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -46,7 +45,7 @@ public final class FlightRecorder {
     private final GroupContext context;
     private final String backend;
     private final FlightSlot[] ring;
-    private final AtomicLong recorded = new AtomicLong();
+    private long recorded; // guarded by the group's lock for issuing
     private final AtomicBoolean dumped = new AtomicBoolean();
     private Runnable unregister = () -> {};
     private volatile boolean closed;
@@ -92,9 +91,9 @@ public final class FlightRecorder {
         return backend;
     }
 
-    /** Records an operation that is about to be handed to the backend. */
+    /** Records an operation that is about to be handed to the backend. Called one at a time. */
     void scheduled(Operation operation) {
-        long id = recorded.incrementAndGet();
+        long id = ++recorded;
         operation.recorder = this;
         operation.recordId = id;
         operation.slot = ring[(int) (id % ring.length)];

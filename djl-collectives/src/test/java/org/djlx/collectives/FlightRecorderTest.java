@@ -12,12 +12,13 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.sun.management.ThreadMXBean;
 import java.lang.management.ManagementFactory;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.LongStream;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
@@ -177,37 +178,41 @@ class FlightRecorderTest {
 
     @Test
     void dumpsAreConsistentWhileOthersRecord() throws Exception {
-        int writers = 3;
-        int rounds = 3_000;
-        FlightRecorder recorder = recorder(16);
-        ExecutorService threads = Executors.newFixedThreadPool(writers);
+        FlightRecorder recorder = recorder(4);
+        Object issueLock = new Object();
+        AtomicLong issued = new AtomicLong();
+        AtomicBoolean enough = new AtomicBoolean();
+        Runnable writer =
+                () -> {
+                    while (!enough.get()) {
+                        Operation operation;
+                        synchronized (issueLock) {
+                            long sequence = issued.incrementAndGet();
+                            operation = operation(sequence, sequence);
+                            recorder.scheduled(operation);
+                        }
+                        operation.started();
+                        operation.ended(null);
+                    }
+                };
+        ExecutorService threads = Executors.newFixedThreadPool(2);
         try {
-            List<Future<?>> running = new ArrayList<>();
-            for (int writer = 0; writer < writers; writer++) {
-                running.add(
-                        threads.submit(
-                                () -> {
-                                    for (int i = 1; i <= rounds; i++) {
-                                        Operation operation = operation(i, i);
-                                        recorder.scheduled(operation);
-                                        operation.started();
-                                        operation.ended(null);
-                                    }
-                                }));
-            }
-            do {
+            List<Future<?>> running = List.of(threads.submit(writer), threads.submit(writer));
+            long target = 50_000;
+            for (int dumps = 0; dumps < 5_000 || issued.get() < target; dumps++) {
                 assertConsistent(recorder.dump());
-            } while (!running.stream().allMatch(Future::isDone));
-            for (Future<?> writer : running) {
-                writer.get(60, TimeUnit.SECONDS);
+            }
+            enough.set(true);
+            for (Future<?> ended : running) {
+                ended.get(60, TimeUnit.SECONDS);
             }
         } finally {
-            threads.shutdownNow();
+            enough.set(true);
+            threads.shutdown();
         }
         List<FlightEntry> last = recorder.dump().entries();
-        long total = (long) writers * rounds;
         assertEquals(
-                LongStream.rangeClosed(total - 15, total).boxed().toList(),
+                LongStream.rangeClosed(issued.get() - 3, issued.get()).boxed().toList(),
                 last.stream().map(FlightEntry::recordId).toList());
         assertTrue(last.stream().allMatch(entry -> entry.state() == State.COMPLETED));
     }
