@@ -39,6 +39,7 @@ public final class ProcessGroup implements AutoCloseable {
     private final GroupContext context;
     private final Backend backend;
     private final Runnable onDestroy;
+    private final FlightRecorder recorder;
     private final Object issueLock = new Object();
     private long sequence;
     private volatile boolean destroyed;
@@ -47,6 +48,7 @@ public final class ProcessGroup implements AutoCloseable {
         this.context = context;
         this.backend = backend;
         this.onDestroy = onDestroy;
+        this.recorder = FlightRecorder.open(context, backend.name());
     }
 
     /**
@@ -83,6 +85,15 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public String backendName() {
         return backend.name();
+    }
+
+    /**
+     * Returns the record of this rank's last operations; also after the group was destroyed.
+     *
+     * @return the recorder
+     */
+    public FlightRecorder flightRecorder() {
+        return recorder;
     }
 
     /**
@@ -237,6 +248,7 @@ public final class ProcessGroup implements AutoCloseable {
             }
             destroyed = true;
         }
+        recorder.close();
         backend.close();
         onDestroy.run();
     }
@@ -265,9 +277,15 @@ public final class ProcessGroup implements AutoCloseable {
             checkUsable();
             Operation operation =
                     new Operation(type, sequence + 1, name(), context.options().timeout(), agreed);
-            Work work = call.apply(operation);
-            sequence++;
-            return work;
+            recorder.scheduled(operation);
+            try {
+                Work work = call.apply(operation);
+                sequence++;
+                return work;
+            } catch (RuntimeException | Error e) {
+                recorder.withdrawn(operation);
+                throw e;
+            }
         }
     }
 

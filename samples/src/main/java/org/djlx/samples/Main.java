@@ -21,7 +21,7 @@ import picocli.CommandLine.ParameterException;
         name = "samples/run.sh",
         description = "Samples of DJL Collectives.",
         synopsisSubcommandLabel = "COMMAND",
-        subcommands = {MlpCommand.class, LaunchCommand.class})
+        subcommands = {MlpCommand.class, LaunchCommand.class, FlightCommand.class})
 public final class Main {
 
     @Option(

@@ -48,6 +48,7 @@ final class OpWork implements Work {
 
     /** Runs the operation; called by the queue, once. */
     void run() {
+        operation.started();
         try {
             body.run();
             end(null);
@@ -66,6 +67,7 @@ final class OpWork implements Work {
     private void end(CollectiveException reason) {
         cleanup.run();
         failure = reason;
+        operation.ended(reason);
         if (reason == null) {
             future.complete(result);
         } else {

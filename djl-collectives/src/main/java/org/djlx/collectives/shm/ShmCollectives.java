@@ -152,8 +152,10 @@ final class ShmCollectives {
 
     void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
         if (tensor.byteSize() <= ONE_SHOT_BYTES) {
+            operation.setAlgorithm("one-shot");
             oneShotAllReduce(operation, tensor, op);
         } else {
+            operation.setAlgorithm("two-shot");
             twoShotAllReduce(operation, tensor, op);
         }
     }
