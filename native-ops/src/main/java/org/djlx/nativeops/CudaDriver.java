@@ -13,7 +13,9 @@ import org.bytedeco.javacpp.PointerPointer;
 
 /**
  * How this package calls the driver through JavaCPP's presets. Loaded only after {@link
- * NativeLibrary#CUDA_PRESETS} was found available.
+ * NativeLibrary#CUDA_PRESETS} was found available. Other classes load without the presets, so that
+ * they can say that these are missing; they never convert a class of the presets to a superclass,
+ * for which the JVM's verifier would load both.
  */
 final class CudaDriver {
 
@@ -39,6 +41,11 @@ final class CudaDriver {
     /** Returns a pointer to an address that JavaCPP neither owns nor frees. */
     static Pointer pointer(long address) {
         return new Address(address);
+    }
+
+    /** Returns a copy of bytes in native memory, to be closed. */
+    static Pointer copy(byte[] bytes) {
+        return new BytePointer(bytes);
     }
 
     private static String errorName(int result) {

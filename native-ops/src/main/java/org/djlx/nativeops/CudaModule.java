@@ -7,7 +7,7 @@ package org.djlx.nativeops;
 import java.util.Arrays;
 import org.bytedeco.cuda.cudart.CUmod_st;
 import org.bytedeco.cuda.global.cudart;
-import org.bytedeco.javacpp.BytePointer;
+import org.bytedeco.javacpp.Pointer;
 
 /**
  * Compiled kernels, loaded onto a GPU. Close it when no work of its kernels is queued any more;
@@ -17,7 +17,7 @@ public final class CudaModule extends CudaResource {
 
     private final CUmod_st module = new CUmod_st();
 
-    private CudaModule(CudaDevice device, BytePointer image) {
+    private CudaModule(CudaDevice device, Pointer image) {
         super(device);
         create("cuModuleLoadData", () -> cudart.cuModuleLoadData(module, image));
     }
@@ -36,7 +36,7 @@ public final class CudaModule extends CudaResource {
             throw new IllegalArgumentException("the image is empty");
         }
         // PTX is text, which ends with a zero; the other forms know their size.
-        try (BytePointer terminated = new BytePointer(Arrays.copyOf(image, image.length + 1))) {
+        try (Pointer terminated = CudaDriver.copy(Arrays.copyOf(image, image.length + 1))) {
             return new CudaModule(device, terminated);
         }
     }
