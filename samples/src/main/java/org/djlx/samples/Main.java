@@ -21,7 +21,7 @@ import picocli.CommandLine.ParameterException;
         name = "samples/run.sh",
         description = "Samples of DJL Collectives.",
         synopsisSubcommandLabel = "COMMAND",
-        subcommands = {LaunchCommand.class})
+        subcommands = {LaunchCommand.class, SupportCommand.class})
 public final class Main {
 
     @Option(

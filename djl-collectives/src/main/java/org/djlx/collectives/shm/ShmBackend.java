@@ -145,6 +145,11 @@ final class ShmBackend extends Backend {
         return copies.bytes();
     }
 
+    /** The arrays that operations hold at present. */
+    List<NDArray> heldArrays() {
+        return manager.getManagedArrays();
+    }
+
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         HostTensor host = HostTensor.input(manager, tensor);
