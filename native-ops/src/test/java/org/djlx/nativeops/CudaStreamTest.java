@@ -206,10 +206,11 @@ class CudaStreamTest {
     @Test
     void badAddressesAreNamed() {
         var e = assertThrows(CudaException.class, () -> stream.copyAsync(16, 32, 64));
-        assertEquals("cuMemcpyAsync", e.call());
+        assertEquals("cuMemcpyDtoDAsync", e.call());
         assertEquals("CUDA_ERROR_INVALID_VALUE", e.errorName());
         assertTrue(
-                e.getMessage().startsWith("cuMemcpyAsync failed with CUDA_ERROR_INVALID_VALUE (1)"),
+                e.getMessage()
+                        .startsWith("cuMemcpyDtoDAsync failed with CUDA_ERROR_INVALID_VALUE (1)"),
                 e.getMessage());
     }
 
