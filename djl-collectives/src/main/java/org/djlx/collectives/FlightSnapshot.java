@@ -75,6 +75,7 @@ final class FlightSnapshot {
         entries.add(
                 new FlightEntry(
                         id,
+                        Operation.isPointToPoint(signature),
                         sequence,
                         backend + ":" + OpType.decodeName(signature),
                         call,
@@ -82,7 +83,7 @@ final class FlightSnapshot {
                                 ? null
                                 : Arrays.stream(Operation.shape(signature)).boxed().toList(),
                         type == null ? null : type.name().toLowerCase(Locale.ROOT),
-                        op == null ? null : op.name(),
+                        op == null ? null : op.toString(),
                         bytes,
                         timeout.toMillis(),
                         state,

@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -23,6 +24,8 @@ import org.junit.jupiter.api.function.Executable;
 @Timeout(60)
 class BackendsTest {
 
+    private static final Support NOTHING = Support.builder().build();
+
     private static final class Nothing extends Backend {
 
         private final AtomicInteger closed;
@@ -37,8 +40,13 @@ class BackendsTest {
         }
 
         @Override
-        public void check(OpType type, NDArray tensor, ReduceOp op) {
-            // Everything will do, as nothing is supported.
+        public Support support() {
+            return NOTHING;
+        }
+
+        @Override
+        public Device device() {
+            return Device.cpu();
         }
 
         @Override
@@ -71,6 +79,11 @@ class BackendsTest {
                     @Override
                     public String name() {
                         return "nothing";
+                    }
+
+                    @Override
+                    public Support support() {
+                        return NOTHING;
                     }
 
                     @Override

@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -258,6 +259,11 @@ class FlightRecorderGroupTest {
         }
 
         @Override
+        public Support support() {
+            return Support.builder().addPlain(OpType.BARRIER).build();
+        }
+
+        @Override
         public Backend create(GroupContext context) {
             return new RefusingBackend();
         }
@@ -271,8 +277,13 @@ class FlightRecorderGroupTest {
         }
 
         @Override
-        public void check(OpType type, NDArray tensor, ReduceOp op) {
-            throw new UnsupportedOperationException();
+        public Support support() {
+            return new RefusingFactory().support();
+        }
+
+        @Override
+        public Device device() {
+            return Device.cpu();
         }
 
         @Override

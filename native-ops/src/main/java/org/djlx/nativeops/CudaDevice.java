@@ -18,7 +18,8 @@ import org.bytedeco.cuda.global.cudart;
  * current context as it was, {@link #makeCurrent()} excepted; none needs one to be current. Safe
  * for use by several threads.
  *
- * <p><b>Errors</b> of the driver are {@link CudaException}s.
+ * <p><b>Errors</b> of the driver are {@link CudaException}s; using what is closed is an {@link
+ * IllegalStateException}.
  */
 public final class CudaDevice implements AutoCloseable {
 
@@ -138,11 +139,12 @@ public final class CudaDevice implements AutoCloseable {
      * @return the priority; the lower the number, the sooner, and 0 is the default
      */
     public int highestStreamPriority() {
-        int[] range = new int[2];
+        requireOpen();
+        int[] lowest = new int[1];
         int[] highest = new int[1];
         call(
                 "cuCtxGetStreamPriorityRange",
-                () -> cudart.cuCtxGetStreamPriorityRange(range, highest));
+                () -> cudart.cuCtxGetStreamPriorityRange(lowest, highest));
         return highest[0];
     }
 
@@ -167,6 +169,8 @@ public final class CudaDevice implements AutoCloseable {
      * @throws CudaException with {@code CUDA_ERROR_PEER_ACCESS_UNSUPPORTED} if it cannot
      */
     public void enablePeerAccess(CudaDevice peer) {
+        requireOpen();
+        peer.requireOpen();
         if (peer.ordinal == ordinal) {
             return;
         }
@@ -184,6 +188,7 @@ public final class CudaDevice implements AutoCloseable {
 
     /** Waits until the GPU has done all work that this process gave it. */
     public void synchronize() {
+        requireOpen();
         call("cuCtxSynchronize", cudart::cuCtxSynchronize);
     }
 
@@ -205,7 +210,7 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    private void requireOpen() {
+    private synchronized void requireOpen() {
         if (closed) {
             throw new IllegalStateException(this + " is closed");
         }

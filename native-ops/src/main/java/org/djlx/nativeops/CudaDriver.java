@@ -43,6 +43,11 @@ final class CudaDriver {
         return new Address(address);
     }
 
+    /** Returns a pointer to an array of pointers that JavaCPP neither owns nor frees. */
+    static PointerPointer<Pointer> pointers(long address) {
+        return new PointerPointer<>(pointer(address));
+    }
+
     /** Returns a copy of bytes in native memory, to be closed. */
     static Pointer copy(byte[] bytes) {
         return new BytePointer(bytes);

@@ -11,8 +11,13 @@ public class CudaException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
+    /** The function that failed. */
     private final String call;
+
+    /** The library's name of the error. */
     private final String errorName;
+
+    /** The number of the error. */
     private final int code;
 
     /**

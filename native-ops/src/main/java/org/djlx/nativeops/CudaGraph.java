@@ -14,7 +14,8 @@ import org.bytedeco.cuda.global.cudart;
 /**
  * Work recorded once and launched any number of times, at the cost of one call a launch. It uses
  * the addresses that it was recorded with: what it reads and writes must stay where it is. Arrays
- * given to {@link CudaStream#keepAlive} during the recording do, until the graph is closed.
+ * given to {@link CudaStream#keepAlive} during the recording do, until the graph is closed. If
+ * there are such, {@link #close()} waits for the last launch to end.
  */
 public final class CudaGraph extends CudaResource {
 
@@ -23,10 +24,14 @@ public final class CudaGraph extends CudaResource {
     private final CUgraphExec_st graph = new CUgraphExec_st();
     private final List<HeldArrays> held;
 
+    /** Behind the last launch, if arrays are held. */
+    private final CudaEvent launched;
+
     private CudaGraph(CudaDevice device, CUgraph_st recorded, List<HeldArrays> held) {
         super(device);
         this.held = held;
         create("cuGraphInstantiate", () -> cudart.cuGraphInstantiate(graph, recorded, 0));
+        launched = held.isEmpty() ? null : CudaEvent.create(device);
     }
 
     /**
@@ -121,14 +126,17 @@ public final class CudaGraph extends CudaResource {
     public void launch(CudaStream stream) {
         device().requireSame(stream.device(), "the stream");
         call("cuGraphLaunch", () -> cudart.cuGraphLaunch(graph, stream.stream()));
+        if (launched != null) {
+            launched.record(stream);
+        }
     }
 
-    /** Waits for the GPU if arrays are held, since launched work may still use them. */
     @Override
     void destroy() {
         try {
-            if (!held.isEmpty()) {
-                device().synchronize();
+            if (launched != null) {
+                launched.synchronize();
+                launched.close();
             }
             device().call("cuGraphExecDestroy", () -> cudart.cuGraphExecDestroy(graph));
         } finally {

@@ -4,11 +4,13 @@
  */
 package org.djlx.nativeops;
 
+import java.lang.ref.Reference;
 import java.util.Arrays;
 import org.bytedeco.cuda.cudart.CUfunc_st;
 import org.bytedeco.cuda.cudart.CUstream_st;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.Pointer;
+import org.bytedeco.javacpp.PointerPointer;
 import org.bytedeco.javacpp.SizeTPointer;
 
 /**
@@ -137,7 +139,8 @@ public final class CudaKernel {
         module.device().requireSame(stream.device(), "the stream");
         arguments.requireSizes(parameterSizes, name);
         CUstream_st queue = stream.stream();
-        Pointer pointers = CudaDriver.pointer(arguments.address());
+        // Of the presets' overloads, the one that passes the array itself, not its address.
+        PointerPointer<Pointer> pointers = CudaDriver.pointers(arguments.address());
         module.call(
                 "cuLaunchKernel of " + name,
                 () ->
@@ -164,7 +167,9 @@ public final class CudaKernel {
                                         size.sharedBytes(),
                                         queue,
                                         pointers,
-                                        (Pointer) null));
+                                        (PointerPointer<?>) null));
+        // Only an address of the arguments is used above, which keeps nothing alive.
+        Reference.reachabilityFence(arguments);
     }
 
     @Override

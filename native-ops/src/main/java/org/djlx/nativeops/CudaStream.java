@@ -151,9 +151,10 @@ public final class CudaStream extends CudaResource {
     public void copyAsync(long destination, long source, long byteSize) {
         requireSize(byteSize);
         if (byteSize > 0) {
+            // Not cuMemcpyAsync, which takes an unknown address for one of the host and uses it.
             call(
-                    "cuMemcpyAsync",
-                    () -> cudart.cuMemcpyAsync(destination, source, byteSize, stream));
+                    "cuMemcpyDtoDAsync",
+                    () -> cudart.cuMemcpyDtoDAsync(destination, source, byteSize, stream));
         }
     }
 

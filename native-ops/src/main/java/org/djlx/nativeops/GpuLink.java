@@ -44,6 +44,8 @@ public record GpuLink(Kind kind, int nvLinks) {
     /**
      * Checks that the two fit.
      *
+     * @param kind what it goes through
+     * @param nvLinks how many NVLinks make it up
      * @throws IllegalArgumentException if an NVLink kind has no links, or another kind has some
      */
     public GpuLink {

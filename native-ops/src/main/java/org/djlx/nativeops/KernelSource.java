@@ -10,6 +10,7 @@ import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Collections;
 import java.util.Map;
+import java.util.Objects;
 import java.util.TreeMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -30,11 +31,14 @@ public record KernelSource(String name, String text, Map<String, String> headers
     /**
      * Copies the headers, in the order of their names.
      *
+     * @param name what the compiler calls it
+     * @param text CUDA C++
+     * @param headers the text of every included file by its name
      * @throws NullPointerException if an argument is null
      */
     public KernelSource {
-        name.length();
-        text.length();
+        Objects.requireNonNull(name, "the name is null");
+        Objects.requireNonNull(text, "the text is null");
         headers = Collections.unmodifiableMap(new TreeMap<>(headers));
     }
 

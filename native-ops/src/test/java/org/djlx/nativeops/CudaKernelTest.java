@@ -217,25 +217,4 @@ class CudaKernelTest {
             assertEquals(Float.floatToIntBits(2), Gpus.read(device, memory.address(), 1)[0]);
         }
     }
-
-    @Test
-    void hostTimePerLaunch() {
-        try (CudaModule module = load()) {
-            CudaKernel kernel = module.kernel("add");
-            KernelArguments arguments = new KernelArguments();
-            LaunchSize size = LaunchSize.of(1, 32);
-            long start = 0;
-            int launches = 2000;
-            for (int i = -launches; i < launches; i++) {
-                if (i == 0) {
-                    stream.synchronize();
-                    start = System.nanoTime();
-                }
-                kernel.launch(stream, size, arguments.clear().add(0L).add(0).add(1f));
-            }
-            System.out.printf(
-                    "host ns: launch %.0f%n", (double) (System.nanoTime() - start) / launches);
-            stream.synchronize();
-        }
-    }
 }

@@ -8,7 +8,8 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
@@ -17,6 +18,7 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
 
 @Tag("gpu")
 @Timeout(120)
@@ -117,8 +119,9 @@ class CudaPeerTest {
 
     /** Another process reads what is here, writes to it and raises a flag, on the other GPU. */
     @Test
-    void processesShareMemory() throws Exception {
+    void processesShareMemory(@TempDir Path folder) throws Exception {
         long flag = BYTES;
+        Path log = folder.resolve("log");
         try (NativeMemory memory = CudaMemory.allocate(one, BYTES + 256);
                 CudaStream stream = CudaStream.create(one)) {
             Gpus.write(one, memory.address(), Gpus.range(11, COUNT));
@@ -133,12 +136,11 @@ class CudaPeerTest {
                                     HexFormat.of().formatHex(CudaMemory.exportHandle(one, memory)),
                                     Integer.toString(COUNT))
                             .redirectErrorStream(true)
+                            .redirectOutput(log.toFile())
                             .start();
             try {
                 boolean ended = process.waitFor(60, TimeUnit.SECONDS);
-                process.destroyForcibly();
-                String output =
-                        new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+                String output = Files.readString(log);
                 assertTrue(ended && process.exitValue() == 0, output);
                 assertTrue(output.contains(CudaIpcPeer.DONE), output);
             } finally {

@@ -21,7 +21,12 @@ import picocli.CommandLine.ParameterException;
         name = "samples/run.sh",
         description = "Samples of DJL Collectives.",
         synopsisSubcommandLabel = "COMMAND",
-        subcommands = {MlpCommand.class, LaunchCommand.class, FlightCommand.class})
+        subcommands = {
+            MlpCommand.class,
+            LaunchCommand.class,
+            FlightCommand.class,
+            SupportCommand.class
+        })
 public final class Main {
 
     @Option(

@@ -27,6 +27,7 @@ class FlightCommandTest {
     private static final FlightEntry FIRST =
             new FlightEntry(
                     1,
+                    false,
                     1,
                     "shm:barrier",
                     "barrier()",
@@ -46,6 +47,7 @@ class FlightCommandTest {
     private static final FlightEntry SECOND =
             new FlightEntry(
                     2,
+                    false,
                     2,
                     "shm:barrier",
                     "barrier()",

@@ -79,11 +79,13 @@ public final class FlightAnalysis {
                             + " and "
                             + dump.pid());
         }
-        for (FlightEntry entry : dump.entries()) {
-            operations
-                    .computeIfAbsent(entry.collectiveSeqId(), k -> new TreeMap<>())
-                    .put(dump.rank(), entry);
-        }
+        dump.collectives()
+                .forEach(
+                        entry ->
+                                operations
+                                        .computeIfAbsent(
+                                                entry.collectiveSeqId(), k -> new TreeMap<>())
+                                        .put(dump.rank(), entry));
     }
 
     /**

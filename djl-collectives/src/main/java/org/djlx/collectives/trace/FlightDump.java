@@ -15,6 +15,7 @@ import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.util.List;
+import java.util.stream.Stream;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
@@ -56,13 +57,18 @@ public record FlightDump(
                     .disableHtmlEscaping()
                     .create();
 
+    /** The operations of all ranks: not the messages, which only two ranks number alike. */
+    Stream<FlightEntry> collectives() {
+        return entries.stream().filter(entry -> !entry.isP2p());
+    }
+
     /**
      * Returns the number of the first operation that is still on record.
      *
      * @return the number, or 0 if there is none
      */
     public long firstRecorded() {
-        return entries.stream().mapToLong(FlightEntry::collectiveSeqId).min().orElse(0);
+        return collectives().mapToLong(FlightEntry::collectiveSeqId).min().orElse(0);
     }
 
     /**
@@ -71,7 +77,7 @@ public record FlightDump(
      * @return the number, or 0 if there was none
      */
     public long lastScheduled() {
-        return entries.stream().mapToLong(FlightEntry::collectiveSeqId).max().orElse(0);
+        return collectives().mapToLong(FlightEntry::collectiveSeqId).max().orElse(0);
     }
 
     /**
@@ -80,7 +86,7 @@ public record FlightDump(
      * @return the number, or 0 if there is none
      */
     public long lastStarted() {
-        return entries.stream()
+        return collectives()
                 .filter(entry -> entry.timeDiscoveredStartedNs() != null)
                 .mapToLong(FlightEntry::collectiveSeqId)
                 .max()
@@ -93,7 +99,7 @@ public record FlightDump(
      * @return the number, or 0 if there is none
      */
     public long lastCompleted() {
-        return entries.stream()
+        return collectives()
                 .filter(entry -> entry.state() == State.COMPLETED)
                 .mapToLong(FlightEntry::collectiveSeqId)
                 .max()

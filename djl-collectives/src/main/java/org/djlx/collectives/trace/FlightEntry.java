@@ -12,12 +12,13 @@ import java.util.List;
  * monotonic clock. What is null is left out of the JSON.
  *
  * @param recordId its number among all operations that this rank recorded, from 1
- * @param collectiveSeqId its number within the group; the same on all ranks
+ * @param isP2p whether it is a message between two ranks; these are numbered for themselves
+ * @param collectiveSeqId its number within the group; the same on all ranks unless it is a message
  * @param profilingName the backend and the kind, such as {@code shm:allReduce}
  * @param call the kind with what all ranks must agree on, such as {@code allReduce(float32, (2, 3),
  *     SUM)}
- * @param sizes the shape that all ranks agree on, its first 10 dimensions if there are more than
- *     11; null if there is no tensor
+ * @param sizes the shape that all ranks agree on, its first 9 dimensions if there are more than 10;
+ *     null if there is no tensor
  * @param dtype the element type, such as {@code float32}; null if there is no tensor
  * @param reduceOp how it reduces, or null
  * @param bytes the size of a tensor of that shape and type
@@ -33,6 +34,7 @@ import java.util.List;
  */
 public record FlightEntry(
         long recordId,
+        boolean isP2p,
         long collectiveSeqId,
         String profilingName,
         String call,

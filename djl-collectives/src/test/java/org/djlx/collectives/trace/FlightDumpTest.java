@@ -65,6 +65,7 @@ class FlightDumpTest {
         assertEquals(
                 Set.of(
                         "record_id",
+                        "is_p2p",
                         "collective_seq_id",
                         "profiling_name",
                         "call",

@@ -20,6 +20,7 @@ final class TestDumps {
         boolean ended = state == State.COMPLETED || state == State.FAILED;
         return new FlightEntry(
                 sequence,
+                false,
                 sequence,
                 "test:" + call.substring(0, call.indexOf('(')),
                 call,
