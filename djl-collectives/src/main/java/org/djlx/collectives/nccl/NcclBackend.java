@@ -1,3 +1,7 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
 package org.djlx.collectives.nccl;
 
 import ai.djl.Device;
@@ -439,9 +443,11 @@ public final class NcclBackend extends Backend {
             NcclCommunicator nccl, ScalarType type, ReduceOp op, Consumer<Integer> body) {
         boolean bool = type == ScalarType.BOOL;
         switch (op.kind()) {
-            case SUM -> body.accept(number(bool ? NcclCommunicator.Op.MAX : NcclCommunicator.Op.SUM));
+            case SUM ->
+                    body.accept(number(bool ? NcclCommunicator.Op.MAX : NcclCommunicator.Op.SUM));
             case PRODUCT ->
-                    body.accept(number(bool ? NcclCommunicator.Op.MIN : NcclCommunicator.Op.PRODUCT));
+                    body.accept(
+                            number(bool ? NcclCommunicator.Op.MIN : NcclCommunicator.Op.PRODUCT));
             case AVG -> body.accept(number(NcclCommunicator.Op.AVG));
             case MIN -> body.accept(number(NcclCommunicator.Op.MIN));
             case MAX -> body.accept(number(NcclCommunicator.Op.MAX));
@@ -489,9 +495,7 @@ public final class NcclBackend extends Backend {
                 stream.waitEvent(ready);
             }
             body.accept(nccl);
-            try (CudaStreamGuard guard = Torch.cudaStreamGuard(device, stream.handle())) {
-                out.forEach(DeviceTensor::flush);
-            }
+            flush(out);
             CudaEvent end = CudaEvent.create(cuda);
             end.record(stream);
             NcclWork work = new NcclWork(operation, end, cleanup, result, current);
@@ -500,6 +504,16 @@ public final class NcclBackend extends Backend {
         } catch (RuntimeException e) {
             cleanup.run();
             throw e;
+        }
+    }
+
+    /** Brings results into tensors that are not contiguous, behind the operation. */
+    private void flush(List<DeviceTensor> tensors) {
+        CudaStreamGuard guard = Torch.cudaStreamGuard(device, stream.handle());
+        try {
+            tensors.forEach(DeviceTensor::flush);
+        } finally {
+            guard.close();
         }
     }
 
@@ -534,8 +548,7 @@ public final class NcclBackend extends Backend {
             closed = true;
         }
         watchdog.failAll(
-                new CollectiveException(
-                        "this rank destroyed the group '" + context.name() + "'"));
+                new CollectiveException("this rank destroyed the group '" + context.name() + "'"));
         watchdog.close();
         stream.close();
         manager.close();

@@ -1,3 +1,7 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
 package org.djlx.collectives.nccl;
 
 import java.util.ArrayDeque;
@@ -11,8 +15,9 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 
 /**
- * Completes the works of one rank's group, and ends them if they take too long or if the communicator
- * reports an error: nobody need wait for a work for that. Its thread sleeps while there is none.
+ * Completes the works of one rank's group, and ends them if they take too long or if the
+ * communicator reports an error: nobody need wait for a work for that. Its thread sleeps while
+ * there is none.
  */
 final class Watchdog implements AutoCloseable {
 
@@ -84,10 +89,7 @@ final class Watchdog implements AutoCloseable {
         }
         error.get()
                 .ifPresent(
-                        text ->
-                                failAll(
-                                        new CollectiveException(
-                                                "NCCL reports an error: " + text)));
+                        text -> failAll(new CollectiveException("NCCL reports an error: " + text)));
     }
 
     /** Aborts, and fails what has not ended. */
