@@ -358,13 +358,14 @@ final class Messages implements MessageDriver.Engine {
     }
 
     @Override
-    public void check() {
+    public boolean check() {
         // States are read first: a rank may send and then leave.
         String[] ends = ends();
         while (pass()) {
             // Until there is nothing left of what the ranks did before.
             continue;
         }
+        int before = pendingCount;
         locked(
                 () -> {
                     for (Transfer transfer : List.copyOf(pending)) {
@@ -375,7 +376,7 @@ final class Messages implements MessageDriver.Engine {
                         }
                     }
                 });
-        pass();
+        return pass() || pendingCount < before;
     }
 
     /** Why each rank takes no part any more; null for those that do. */
