@@ -678,10 +678,10 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Creates a group of some of this group's ranks. All ranks of this group call it, also those
-     * that will not be members, with the same arguments and in the same order as they call {@link
-     * #split} and this. Ranks of the new group are in the order of the ranks here, however they are
-     * given. It has the same backend and options and is independent of this group, except that
-     * {@linkplain #destroy destroying} this group destroys it too.
+     * that will not be members, with the same arguments, as they call an operation. Ranks of the
+     * new group are in the order of the ranks here, however they are given. It has the same backend
+     * and options and is independent of this group, except that {@linkplain #destroy destroying}
+     * this group destroys it too.
      *
      * @param ranks ranks of this group, each once
      * @param name the group's name
@@ -695,7 +695,7 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Divides this group into groups of ranks that pass the same color. All ranks of this group
-     * call it.
+     * call it, as they call an operation. Apart from that, see {@link #newGroup(List, String)}.
      *
      * @param color which group this rank is to be in; negative for none
      * @param key the ranks of a new group are in the order of their keys, and with equal keys in
