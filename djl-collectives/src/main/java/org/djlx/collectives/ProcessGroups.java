@@ -75,7 +75,7 @@ public final class ProcessGroups {
             PrefixStore own = new PrefixStore(DEFAULT_NAME + INITS.getAndIncrement(), store);
             return create(
                     backend,
-                    new GroupContext(DEFAULT_NAME, rank, worldSize, own, options),
+                    new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
                     store::close);
         } catch (RuntimeException e) {
             store.close();
@@ -105,7 +105,8 @@ public final class ProcessGroups {
             int worldSize,
             BackendOptions options) {
         PrefixStore own = new PrefixStore(name, store);
-        return create(backend, new GroupContext(name, rank, worldSize, own, options), () -> {});
+        return create(
+                backend, new GroupContext(name, rank, worldSize, own, options, null), () -> {});
     }
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {

@@ -157,7 +157,13 @@ final class SubGroups {
         ProcessGroup group =
                 ProcessGroups.create(
                         parent.backendName(),
-                        new GroupContext(name, rank, members.size(), store, context.options()),
+                        new GroupContext(
+                                name,
+                                rank,
+                                members.size(),
+                                store,
+                                context.options(),
+                                parent.device()),
                         () -> parent.state().removeSubGroup(self.get()));
         self.set(group);
         parent.state().addSubGroup(group);

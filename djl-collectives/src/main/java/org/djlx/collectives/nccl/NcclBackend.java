@@ -120,7 +120,7 @@ public final class NcclBackend extends Backend {
      */
     static NcclBackend create(GroupContext context, NcclOptions options) {
         NativeLibrary.NCCL.ensureAvailability();
-        Device given = options.device(context.rank()).orElse(null);
+        Device given = options.device(context).orElse(null);
         Device device = given == null ? defaultDevice(context.rank()) : given;
         NcclBackend backend = new NcclBackend(context, options, device);
         if (given != null) {
@@ -255,7 +255,7 @@ public final class NcclBackend extends Backend {
         Unit unit = Unit.of(in.type());
         long count = in.count() * unit.factor();
         Consumer<NcclCommunicator> body;
-        if (operation.type() == OpType.ALL_GATHER_INTO_TENSOR) {
+        if (out.size() == 1) {
             long result = out.get(0).address();
             body = nccl -> nccl.allGather(in.address(), result, count, unit.type(), stream);
         } else {
@@ -283,7 +283,7 @@ public final class NcclBackend extends Backend {
         DeviceTensor out = DeviceTensor.output(manager, output);
         List<DeviceTensor> in = tensors(inputs, true);
         Consumer<NcclCommunicator> body;
-        if (operation.type() == OpType.REDUCE_SCATTER_TENSOR) {
+        if (in.size() == 1) {
             long source = in.get(0).address();
             body =
                     nccl ->

@@ -9,6 +9,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.GroupContext;
 import org.djlx.nativeops.NcclConfig;
 
 /** Options of the {@code nccl} backend. All but the devices must be the same on all ranks. */
@@ -49,15 +50,16 @@ public final class NcclOptions extends BackendOptions {
     }
 
     /**
-     * Returns the device of a rank, if it was given.
+     * Returns the device of a rank, if it was given: that of the parent group, or one of these.
      *
-     * @param rank the rank
+     * @param context the group and the rank
      * @return the device
      */
-    Optional<Device> device(int rank) {
-        if (devices.isEmpty()) {
-            return Optional.empty();
+    Optional<Device> device(GroupContext context) {
+        if (context.device() != null || devices.isEmpty()) {
+            return Optional.ofNullable(context.device());
         }
+        int rank = context.rank();
         if (devices.size() > 1 && rank >= devices.size()) {
             throw new IllegalArgumentException(
                     "there are " + devices.size() + " devices, none of them for rank " + rank);
