@@ -11,8 +11,10 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.EnumSet;
 import java.util.List;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
@@ -89,6 +91,9 @@ public final class NcclBackend extends Backend {
     private final CudaStream stream;
     private final NDManager manager;
     private final Watchdog watchdog;
+    private final CudaEvent lastOnCurrent; // behind the last operation of onCurrentStream
+    private long lastCurrent = -1; // its stream
+    private Consumer<CollectiveException> onAbort = reason -> {};
     private NcclCommunicator communicator;
     private volatile CollectiveException broken;
     private boolean closed;
@@ -102,12 +107,13 @@ public final class NcclBackend extends Backend {
                 options.isHighPriorityStream()
                         ? CudaStream.create(cuda, cuda.highestStreamPriority())
                         : CudaStream.create(cuda);
+        lastOnCurrent = CudaEvent.create(cuda);
         manager = NDManager.newBaseManager(device, "PyTorch");
         manager.setName(NAME + "-" + context.name() + "-" + context.rank());
         watchdog =
                 new Watchdog(
                         "nccl-" + context.name() + "-rank-" + context.rank(),
-                        () -> communicator().asyncError(),
+                        this::asyncError,
                         this::abort);
     }
 
@@ -118,7 +124,7 @@ public final class NcclBackend extends Backend {
      * @param options the options
      * @return the backend
      */
-    static NcclBackend create(GroupContext context, NcclOptions options) {
+    public static NcclBackend create(GroupContext context, NcclOptions options) {
         NativeLibrary.NCCL.ensureAvailability();
         Device given = options.device(context).orElse(null);
         Device device = given == null ? defaultDevice(context.rank()) : given;
@@ -169,6 +175,14 @@ public final class NcclBackend extends Backend {
                             options.timeout());
         }
         return communicator;
+    }
+
+    private Optional<String> asyncError() {
+        NcclCommunicator nccl;
+        synchronized (this) {
+            nccl = communicator;
+        }
+        return nccl == null ? Optional.empty() : nccl.asyncError();
     }
 
     /** NCCL's element type; what it does not know is moved as bytes. */
@@ -498,13 +512,83 @@ public final class NcclBackend extends Backend {
             flush(out);
             CudaEvent end = CudaEvent.create(cuda);
             end.record(stream);
-            NcclWork work = new NcclWork(operation, end, cleanup, result, current);
+            NcclWork work = new NcclWork(operation, end, cleanup, result, current, () -> null);
             watchdog.add(work);
             return work;
         } catch (RuntimeException e) {
             cleanup.run();
             throw e;
         }
+    }
+
+    /**
+     * Returns the GPU.
+     *
+     * @return this rank's GPU
+     */
+    public CudaDevice cudaDevice() {
+        return cuda;
+    }
+
+    /**
+     * Returns the stream on which NCCL runs.
+     *
+     * @return the stream
+     */
+    public CudaStream stream() {
+        return stream;
+    }
+
+    /**
+     * Sets what else is to be ended when the group breaks or is destroyed.
+     *
+     * @param action called once, with the reason, on any thread
+     */
+    public void onAbort(Consumer<CollectiveException> action) {
+        onAbort = action;
+    }
+
+    /**
+     * Runs an operation of another kind than NCCL's on the caller's current stream. Such operations
+     * run in the order of the calls, whatever the streams.
+     *
+     * @param operation the operation
+     * @param body enqueues it on the stream that it is given
+     * @param result its outputs
+     * @param check tells, once it has ended, why it failed; null if it did not
+     * @return the work
+     */
+    public Work onCurrentStream(
+            Operation operation,
+            Consumer<CudaStream> body,
+            List<NDArray> result,
+            Supplier<CollectiveException> check) {
+        checkUsable(operation);
+        operation.started();
+        CudaStream current = CudaStream.wrap(cuda, Torch.currentCudaStream(device));
+        if (lastCurrent != -1 && lastCurrent != current.handle()) {
+            current.waitEvent(lastOnCurrent);
+        }
+        body.accept(current);
+        lastOnCurrent.record(current);
+        lastCurrent = current.handle();
+        CudaEvent end = CudaEvent.create(cuda);
+        end.record(current);
+        List<NDArray> held = result.stream().map(array -> Torch.alias(manager, array)).toList();
+        NcclWork work =
+                new NcclWork(
+                        operation,
+                        end,
+                        () -> held.forEach(NDArray::close),
+                        result,
+                        current,
+                        () -> {
+                            CollectiveException failure = check.get();
+                            broken = failure == null ? broken : failure;
+                            return failure;
+                        });
+        watchdog.add(work);
+        return work;
     }
 
     /** Brings results into tensors that are not contiguous, behind the operation. */
@@ -530,6 +614,7 @@ public final class NcclBackend extends Backend {
 
     private void abort(CollectiveException reason) {
         broken = reason;
+        onAbort.accept(reason);
         NcclCommunicator nccl;
         synchronized (this) {
             nccl = communicator;
@@ -541,6 +626,15 @@ public final class NcclBackend extends Backend {
 
     @Override
     public void close() {
+        close(() -> {});
+    }
+
+    /**
+     * Closes the backend.
+     *
+     * @param free frees what others have added, once nothing runs any more
+     */
+    public void close(Runnable free) {
         synchronized (this) {
             if (closed) {
                 return;
@@ -550,6 +644,9 @@ public final class NcclBackend extends Backend {
         watchdog.failAll(
                 new CollectiveException("this rank destroyed the group '" + context.name() + "'"));
         watchdog.close();
+        cuda.synchronize();
+        free.run();
+        lastOnCurrent.close();
         stream.close();
         manager.close();
         cuda.close();

@@ -13,6 +13,7 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
@@ -34,6 +35,7 @@ final class NcclWork implements Work {
     private final Runnable cleanup;
     private final List<NDArray> result;
     private final CudaStream current;
+    private final Supplier<CollectiveException> check;
     private final long startNanos = System.nanoTime();
     private final CompletableFuture<List<NDArray>> future = new CompletableFuture<>();
     private boolean ended; // guarded by this
@@ -47,13 +49,16 @@ final class NcclWork implements Work {
      * @param cleanup frees what it needed, once it has ended
      * @param result its outputs
      * @param current the stream on which the caller goes on
+     * @param check tells, once it has ended, why it failed; null if it did not
      */
     NcclWork(
             Operation operation,
             CudaEvent end,
             Runnable cleanup,
             List<NDArray> result,
-            CudaStream current) {
+            CudaStream current,
+            Supplier<CollectiveException> check) {
+        this.check = check;
         this.operation = operation;
         this.end = end;
         this.cleanup = cleanup;
@@ -81,7 +86,7 @@ final class NcclWork implements Work {
             }
             ended = true;
         }
-        complete(null);
+        complete(check.get());
         return true;
     }
 
