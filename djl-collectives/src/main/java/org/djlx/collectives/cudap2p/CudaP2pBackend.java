@@ -20,6 +20,7 @@ import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.cudap2p.P2pAllReduce.Algorithm;
 import org.djlx.collectives.nccl.NcclBackend;
+import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.KernelCache;
@@ -44,7 +45,8 @@ final class CudaP2pBackend extends Backend {
     private final NcclBackend nccl;
     private final CudaP2pOptions options;
     private final int worldSize;
-    private final CudaP2pBuffers buffers; // null if there is no P2P
+    private final HostSync hosts; // this and what follows: null if there is no P2P
+    private final CudaP2pBuffers buffers;
     private final P2pAllReduce allReduce;
     private final GpuTopology.Kind topology;
 
@@ -63,13 +65,15 @@ final class CudaP2pBackend extends Backend {
                         context.name(),
                         mapped.problem());
             }
+            hosts = null;
             buffers = null;
             allReduce = null;
             topology = GpuTopology.Kind.OTHER;
             return;
         }
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-        buffers = new CudaP2pBuffers(mapped.region(), device, context.rank(), compiler);
+        hosts = HostSync.join(context);
+        buffers = new CudaP2pBuffers(mapped.region(), device, context.rank(), hosts, compiler);
         allReduce = new P2pAllReduce(mapped.region(), device, context.rank(), compiler);
         topology = options.topology().orElseGet(() -> mapped.region().topology(context));
         nccl.onAbort(this::stop);
@@ -119,15 +123,19 @@ final class CudaP2pBackend extends Backend {
                 stream ->
                         inPlace(
                                 tensor,
-                                address ->
-                                        allReduce.enqueue(
-                                                stream,
-                                                algorithm,
-                                                address,
-                                                tensor.getShape().size(),
-                                                type,
-                                                divisor,
-                                                operation.timeout())),
+                                address -> {
+                                    // See CudaP2pBuffers.awaitAgreement: the kernel waits for those
+                                    // of the other ranks, which they are about to launch.
+                                    hosts.agree(operation);
+                                    allReduce.enqueue(
+                                            stream,
+                                            algorithm,
+                                            address,
+                                            tensor.getShape().size(),
+                                            type,
+                                            divisor,
+                                            operation.timeout());
+                                }),
                 List.of(tensor),
                 () -> allReduce.failure(operation));
     }
@@ -186,6 +194,8 @@ final class CudaP2pBackend extends Backend {
     }
 
     private void stop(CollectiveException reason) {
+        hosts.fail(reason.getMessage());
+        hosts.end();
         allReduce.stop();
         buffers.release();
     }
@@ -266,6 +276,7 @@ final class CudaP2pBackend extends Backend {
         nccl.close(
                 () -> {
                     if (buffers != null) {
+                        hosts.close();
                         allReduce.close();
                         buffers.close(context);
                     }

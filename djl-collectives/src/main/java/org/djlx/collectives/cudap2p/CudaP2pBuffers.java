@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.KernelCompiler;
@@ -20,8 +21,7 @@ import org.djlx.nativeops.Torch;
  * P2P buffers in the memory of GPUs.
  *
  * <p>Signals are raised and awaited by streams, not by the host: the methods of {@link P2pBuffers}
- * do so on the current stream. A stream that waits must not be the last to be given work that the
- * signal depends on: enqueue what this rank sends before it waits.
+ * do so on the current stream. See {@link #awaitAgreement} on what must come before a wait.
  */
 public final class CudaP2pBuffers implements P2pBuffers {
 
@@ -29,10 +29,17 @@ public final class CudaP2pBuffers implements P2pBuffers {
     private final CudaDevice device;
     private final CudaStream side;
     private final RankOrderReducer reducer;
+    private final HostSync hosts;
     private final int rank;
     private int epoch;
 
-    CudaP2pBuffers(P2pRegion region, CudaDevice device, int rank, KernelCompiler compiler) {
+    CudaP2pBuffers(
+            P2pRegion region,
+            CudaDevice device,
+            int rank,
+            HostSync hosts,
+            KernelCompiler compiler) {
+        this.hosts = hosts;
         this.region = region;
         this.device = device;
         this.rank = rank;
@@ -136,10 +143,16 @@ public final class CudaP2pBuffers implements P2pBuffers {
         awaitSignal(current(), peer, channel, value);
     }
 
-    /** Does nothing: on GPUs, the ranks' hosts do not wait for each other. */
+    /**
+     * Waits until the hosts of all ranks have enqueued what they send in this operation; to be
+     * called when this rank has, and before it lets a stream wait for a signal. So whatever a
+     * stream waits for is on its way: a rank whose host stands still, because the driver takes
+     * memory or loads a kernel and waits for all streams to do so, waits for nothing that depends
+     * on itself.
+     */
     @Override
     public void awaitAgreement(Operation operation) {
-        // See the javadoc.
+        hosts.agree(operation);
     }
 
     private CudaStream current() {

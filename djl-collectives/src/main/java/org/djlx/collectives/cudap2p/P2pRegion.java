@@ -208,8 +208,9 @@ final class P2pRegion implements AutoCloseable {
                     throw new EngineException(device + " cannot access " + other);
                 }
                 device.enablePeerAccess(other);
+                // libtorch wants to know on which GPU the memory is.
                 regions.add(
-                        new NativeMemory(card.address, card.byteSize, device.device(), () -> {}));
+                        new NativeMemory(card.address, card.byteSize, other.device(), () -> {}));
             } else {
                 byte[] handle = HexFormat.of().parseHex(card.handle);
                 regions.add(CudaMemory.openHandle(device, handle, card.byteSize));

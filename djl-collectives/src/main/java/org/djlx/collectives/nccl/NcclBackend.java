@@ -17,6 +17,7 @@ import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
@@ -569,7 +570,18 @@ public final class NcclBackend extends Backend {
         if (lastCurrent != -1 && lastCurrent != current.handle()) {
             current.waitEvent(lastOnCurrent);
         }
-        body.accept(current);
+        try {
+            body.accept(current);
+        } catch (CollectiveMismatchException e) {
+            return NcclWork.failed(operation, e, result);
+        } catch (RuntimeException e) {
+            CollectiveException reason =
+                    e instanceof CollectiveException collective
+                            ? collective
+                            : new CollectiveException(operation + " failed: " + e, e);
+            watchdog.failAll(reason);
+            return NcclWork.failed(operation, reason, result);
+        }
         lastOnCurrent.record(current);
         lastCurrent = current.handle();
         CudaEvent end = CudaEvent.create(cuda);

@@ -66,6 +66,13 @@ final class NcclWork implements Work {
         this.current = current;
     }
 
+    /** Creates the work of an operation that could not be enqueued. */
+    static NcclWork failed(Operation operation, CollectiveException reason, List<NDArray> result) {
+        NcclWork work = new NcclWork(operation, null, () -> {}, result, null, () -> null);
+        work.fail(reason);
+        return work;
+    }
+
     Operation operation() {
         return operation;
     }
@@ -102,7 +109,9 @@ final class NcclWork implements Work {
     }
 
     private void complete(CollectiveException reason) {
-        end.close();
+        if (end != null) {
+            end.close();
+        }
         cleanup.run();
         operation.ended(reason);
         failure = reason;

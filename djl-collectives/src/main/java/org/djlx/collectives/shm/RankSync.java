@@ -38,6 +38,7 @@ final class RankSync {
     private final int worldSize;
     private final int spins;
     private int epoch;
+    private long begun; // operations; the same on all ranks
     private volatile boolean closing;
 
     RankSync(ControlBlock control, String group, int rank, int worldSize) {
@@ -53,7 +54,8 @@ final class RankSync {
 
     /** Tells the others what this rank's next operation is, and that it is there. */
     void begin(Operation operation) {
-        control.putSignature(rank, operation.sequence(), operation.signature());
+        begun++;
+        control.putSignature(rank, begun, operation.signature());
         arrive();
     }
 
@@ -61,7 +63,7 @@ final class RankSync {
     void awaitAgreement(Operation operation) {
         awaitArrivals(operation);
         for (int peer = 0; peer < worldSize; peer++) {
-            if (!control.signatureEquals(peer, operation.sequence(), operation.signature())) {
+            if (!control.signatureEquals(peer, begun, operation.signature())) {
                 throw new CollectiveMismatchException(disagreement(operation));
             }
         }
@@ -70,7 +72,7 @@ final class RankSync {
     private String disagreement(Operation operation) {
         Map<String, List<Integer>> calls = new TreeMap<>();
         for (int peer = 0; peer < worldSize; peer++) {
-            String call = Operation.describe(control.signature(peer, operation.sequence()));
+            String call = Operation.describe(control.signature(peer, begun));
             calls.computeIfAbsent(call, k -> new ArrayList<>()).add(peer);
         }
         StringBuilder text = new StringBuilder();
