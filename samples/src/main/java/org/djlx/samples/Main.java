@@ -25,7 +25,8 @@ import picocli.CommandLine.ParameterException;
             MlpCommand.class,
             LaunchCommand.class,
             FlightCommand.class,
-            SupportCommand.class
+            SupportCommand.class,
+            GpuBenchCommand.class
         })
 public final class Main {
 

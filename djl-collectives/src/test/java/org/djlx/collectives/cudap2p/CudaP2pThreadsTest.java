@@ -124,7 +124,7 @@ class CudaP2pThreadsTest {
                     long salt = 0;
                     for (ScalarType type : TYPES) {
                         // One-shot and two-shot, ends of packs, and every alignment.
-                        for (long count : new long[] {1, 7, 8, 9, 1000, 65_537, 200_003, 1 << 20}) {
+                        for (long count : new long[] {1, 7, 8, 9, 1000, 65_537, 200_003}) {
                             for (int begin : new int[] {0, 1, 3}) {
                                 ReduceOp op = ++salt % 2 == 0 ? ReduceOp.SUM : ReduceOp.AVG;
                                 check(group, manager, type, count, salt, op, begin);
@@ -163,7 +163,7 @@ class CudaP2pThreadsTest {
                 CudaP2pOptions.builder(),
                 (group, manager) -> {
                     Random random = new Random(3);
-                    for (int i = 0; i < 300; i++) {
+                    for (int i = 0; i < 200; i++) {
                         long count = 1 + (long) Math.exp(random.nextDouble() * Math.log(3e6));
                         NDArray tensor = manager.ones(new Shape(count)).mul(group.rank() + i);
                         List<Work> works = new ArrayList<>();
