@@ -21,7 +21,12 @@ import picocli.CommandLine.ParameterException;
         name = "samples/run.sh",
         description = "Samples of DJL Collectives.",
         synopsisSubcommandLabel = "COMMAND",
-        subcommands = {MlpCommand.class, LaunchCommand.class})
+        subcommands = {
+            MlpCommand.class,
+            BenchCommand.class,
+            BenchCompareCommand.class,
+            LaunchCommand.class
+        })
 public final class Main {
 
     @Option(
@@ -61,6 +66,7 @@ public final class Main {
     static CommandLine commandLine() {
         Main main = new Main();
         CommandLine root = new CommandLine(main);
+        root.setCaseInsensitiveEnumValuesAllowed(true);
         // Arguments that are passed on to a rank's main may begin with @.
         root.setExpandAtFiles(false);
         root.setParameterExceptionHandler((e, args) -> badArguments(e));
