@@ -4,18 +4,23 @@
  */
 package org.djlx.collectives;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import java.util.Optional;
+import java.util.Set;
+import java.util.TreeSet;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 
 /**
  * What moves the data of a {@link ProcessGroup}, on one rank.
  *
- * <p>A backend implements what it can; the rest throws {@link UnsupportedOperationException}. The
- * group has checked shapes, types and ranks before it calls. Calls come one at a time, in the order
- * in which the operations are to run, and must not wait for other ranks: they return a {@link
- * Work}. Tensors need not be contiguous. A backend keeps what it needs of them alive until the work
- * is completed.
+ * <p>A backend implements what it can, and declares it; the rest throws {@link
+ * UnsupportedOperationException}. The group has checked shapes, types and ranks before it calls.
+ * Calls come one at a time, in the order in which the operations are to run, and must not wait for
+ * other ranks: they return a {@link Work}. Tensors need not be contiguous. A backend keeps what it
+ * needs of them alive until the work is completed.
  */
 public abstract class Backend implements AutoCloseable {
 
@@ -30,14 +35,65 @@ public abstract class Backend implements AutoCloseable {
     public abstract String name();
 
     /**
+     * Declares what the backend supports.
+     *
+     * @return what its factory declares
+     */
+    public abstract Support support();
+
+    /**
+     * Returns where tensors must be.
+     *
+     * @return the device
+     */
+    public abstract Device device();
+
+    /**
      * Checks that the backend can work on a tensor, and reduce it.
      *
      * @param type the kind of operation
      * @param tensor a tensor of this operation
      * @param op the reduce op, or null if the operation does not reduce
-     * @throws IllegalArgumentException if it can not, with what it can
+     * @throws UnsupportedOperationException if the backend lacks the operation
+     * @throws IllegalArgumentException if it cannot do it with this tensor, with what it can
      */
-    public abstract void check(OpType type, NDArray tensor, ReduceOp op);
+    final void check(OpType type, NDArray tensor, ReduceOp op) {
+        checkSupported(type);
+        ScalarType element = Torch.scalarType(tensor);
+        Device actual = Torch.device(tensor);
+        if (!actual.equals(device())) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: backend '%s' works on tensors of %s, not of %s; copy it there"
+                                    + " first",
+                            type, name(), device(), actual));
+        }
+        if (support().supports(type, element, op)) {
+            return;
+        }
+        Set<ScalarType> possible =
+                new TreeSet<>(support().types(type, op == null ? null : op.kind()));
+        if (op != null && !op.isDefinedFor(element)) {
+            throw new IllegalArgumentException(
+                    type
+                            + ": "
+                            + op
+                            + " is not defined for "
+                            + element
+                            + "; possible are "
+                            + possible);
+        }
+        throw new IllegalArgumentException(
+                String.format(
+                        "%s: backend '%s' does not support %s%s; possible are %s",
+                        type, name(), element, op == null ? "" : " with " + op, possible));
+    }
+
+    final void checkSupported(OpType type) {
+        if (!support().supports(type)) {
+            throw unsupported(type);
+        }
+    }
 
     /**
      * See {@link ProcessGroup#allReduce}.
@@ -48,6 +104,19 @@ public abstract class Backend implements AutoCloseable {
      * @return the work
      */
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#reduce}.
+     *
+     * @param operation the operation
+     * @param tensor this rank's contribution; on the root, also where the result goes
+     * @param root the rank that gets the result
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
         throw unsupported(operation.type());
     }
 
@@ -76,6 +145,32 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
+     * See {@link ProcessGroup#gather}.
+     *
+     * @param operation the operation
+     * @param outputs a tensor for each rank's input on the root, elsewhere none
+     * @param input this rank's input
+     * @param root the rank that gets them
+     * @return the work
+     */
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#scatter}.
+     *
+     * @param operation the operation
+     * @param output where this rank's tensor goes
+     * @param inputs a tensor for each rank on the root, elsewhere none
+     * @param root the rank that sends them
+     * @return the work
+     */
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        throw unsupported(operation.type());
+    }
+
+    /**
      * See {@link ProcessGroup#reduceScatter} and {@link ProcessGroup#reduceScatterTensor}.
      *
      * @param operation the operation
@@ -88,6 +183,69 @@ public abstract class Backend implements AutoCloseable {
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
         throw unsupported(operation.type());
     }
+
+    /**
+     * See {@link ProcessGroup#allToAll}.
+     *
+     * @param operation the operation
+     * @param outputs where the tensor from each rank goes
+     * @param inputs a tensor for each rank
+     * @return the work
+     */
+    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#allToAllSingle(NDArray, NDArray, long[], long[])}.
+     *
+     * @param operation the operation
+     * @param output where the parts from all ranks go, one after the other
+     * @param input the parts for all ranks, one after the other
+     * @param outputCounts the number of elements from each rank
+     * @param inputCounts the number of elements for each rank
+     * @return the work
+     */
+    public Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#send}. Does not wait for collectives, nor they for it.
+     *
+     * @param operation the operation
+     * @param tensor what to send
+     * @param destination the rank to send it to, not this one
+     * @param tag what tells messages of two ranks apart; negative tags are the group's own
+     * @return the work
+     */
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#recv} and {@link ProcessGroup#recvAnySource}.
+     *
+     * @param operation the operation
+     * @param tensor where the message goes
+     * @param source the rank to receive from, not this one; -1 for any
+     * @param tag the message's tag
+     * @return the work, which knows its {@link Work#sourceRank()}
+     */
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        throw unsupported(operation.type());
+    }
+
+    /** Tells that the sends and receives up to {@link #endBatch()} are to run at the same time. */
+    public void startBatch() {}
+
+    /** Ends what {@link #startBatch()} began; also called if issuing one of them failed. */
+    public void endBatch() {}
 
     /**
      * See {@link ProcessGroup#barrier}.

@@ -18,6 +18,13 @@ public interface BackendFactory {
     String name();
 
     /**
+     * Declares what the backend supports, the same on every rank.
+     *
+     * @return the declaration
+     */
+    Support support();
+
+    /**
      * Creates the backend of one rank. Called on all ranks of the group at about the same time;
      * returns when the group is usable.
      *

@@ -8,6 +8,7 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
+import java.util.List;
 
 /**
  * The kind of an operation. The collectives' own are constants here; a library that runs operations
@@ -21,13 +22,69 @@ public final class OpType {
     static final int WORDS = MAX_NAME_LENGTH / Long.BYTES;
 
     static final OpType INIT = new OpType("init");
-    static final OpType ALL_REDUCE = new OpType("allReduce");
-    static final OpType BROADCAST = new OpType("broadcast");
-    static final OpType ALL_GATHER = new OpType("allGather");
-    static final OpType ALL_GATHER_INTO_TENSOR = new OpType("allGatherIntoTensor");
-    static final OpType REDUCE_SCATTER = new OpType("reduceScatter");
-    static final OpType REDUCE_SCATTER_TENSOR = new OpType("reduceScatterTensor");
-    static final OpType BARRIER = new OpType("barrier");
+
+    /** See {@link ProcessGroup#allReduce}. */
+    public static final OpType ALL_REDUCE = new OpType("allReduce");
+
+    /** See {@link ProcessGroup#reduce}. */
+    public static final OpType REDUCE = new OpType("reduce");
+
+    /** See {@link ProcessGroup#broadcast}. */
+    public static final OpType BROADCAST = new OpType("broadcast");
+
+    /** See {@link ProcessGroup#allGather}. */
+    public static final OpType ALL_GATHER = new OpType("allGather");
+
+    /** See {@link ProcessGroup#allGatherIntoTensor}. */
+    public static final OpType ALL_GATHER_INTO_TENSOR = new OpType("allGatherIntoTensor");
+
+    /** See {@link ProcessGroup#gather}. */
+    public static final OpType GATHER = new OpType("gather");
+
+    /** See {@link ProcessGroup#scatter}. */
+    public static final OpType SCATTER = new OpType("scatter");
+
+    /** See {@link ProcessGroup#reduceScatter}. */
+    public static final OpType REDUCE_SCATTER = new OpType("reduceScatter");
+
+    /** See {@link ProcessGroup#reduceScatterTensor}. */
+    public static final OpType REDUCE_SCATTER_TENSOR = new OpType("reduceScatterTensor");
+
+    /** See {@link ProcessGroup#allToAll}. */
+    public static final OpType ALL_TO_ALL = new OpType("allToAll");
+
+    /** See {@link ProcessGroup#allToAllSingle}. */
+    public static final OpType ALL_TO_ALL_SINGLE = new OpType("allToAllSingle");
+
+    /** See {@link ProcessGroup#send}. */
+    public static final OpType SEND = new OpType("send");
+
+    /** See {@link ProcessGroup#recv}. */
+    public static final OpType RECV = new OpType("recv");
+
+    /** See {@link ProcessGroup#recvAnySource}. */
+    public static final OpType RECV_ANY_SOURCE = new OpType("recvAnySource");
+
+    /** See {@link ProcessGroup#barrier}. */
+    public static final OpType BARRIER = new OpType("barrier");
+
+    private static final List<OpType> BUILT_IN =
+            List.of(
+                    ALL_REDUCE,
+                    REDUCE,
+                    BROADCAST,
+                    ALL_GATHER,
+                    ALL_GATHER_INTO_TENSOR,
+                    GATHER,
+                    SCATTER,
+                    REDUCE_SCATTER,
+                    REDUCE_SCATTER_TENSOR,
+                    ALL_TO_ALL,
+                    ALL_TO_ALL_SINGLE,
+                    SEND,
+                    RECV,
+                    RECV_ANY_SOURCE,
+                    BARRIER);
 
     private final String name;
     private final long[] words;
@@ -49,6 +106,19 @@ public final class OpType {
                         .order(ByteOrder.LITTLE_ENDIAN);
         words = new long[WORDS];
         padded.asLongBuffer().get(words);
+    }
+
+    /**
+     * Returns the operations of {@link ProcessGroup} that backends implement.
+     *
+     * @return the kinds, in the order of the documentation
+     */
+    public static List<OpType> builtIn() {
+        return BUILT_IN;
+    }
+
+    boolean isPointToPoint() {
+        return this == SEND || this == RECV || this == RECV_ANY_SOURCE;
     }
 
     /** Writes the name as {@value #WORDS} words, so that ranks can compare it. */

@@ -11,7 +11,8 @@ import org.djlx.nativeops.ScalarType;
 
 /**
  * One operation of a group, as issued by one rank: what it is, its number, and the part of its
- * arguments on which all ranks must agree. Immutable.
+ * arguments on which all ranks must agree. Immutable. Point-to-point operations, on which two ranks
+ * agree, are numbered for themselves.
  *
  * <p>A backend publishes {@link #signature()} to the other ranks and compares theirs with it;
  * {@link #describe(long[])} turns a signature back into words. A signature has {@value
@@ -19,8 +20,10 @@ import org.djlx.nativeops.ScalarType;
  *
  * <pre>
  *   0 to 3    the name, in ASCII, padded with zeros
- *   4         bits 0-7 element type, 8-15 reduce op + 1, 16-23 dimensions, 32-63 root or dimension
- *   5 to 15   the shape; with more dimensions than fit, the last word is a hash of the rest
+ *   4         bits 0-7 element type, 8-15 reduce op + 1, 16-23 dimensions, 24 point-to-point,
+ *             32-63 root, dimension or peer
+ *   5         the reduce op's factor, or the tag of a point-to-point operation
+ *   6 to 15   the shape; with more dimensions than fit, the last word is a hash of the rest
  * </pre>
  */
 public final class Operation {
@@ -29,9 +32,11 @@ public final class Operation {
     public static final int SIGNATURE_WORDS = 16;
 
     private static final int HEADER = OpType.WORDS;
-    private static final int SHAPE = HEADER + 1;
+    private static final int DETAIL = HEADER + 1;
+    private static final int SHAPE = DETAIL + 1;
     private static final int MAX_DIMENSIONS = SIGNATURE_WORDS - SHAPE;
     private static final int NO_TYPE = 0xff;
+    private static final long POINT_TO_POINT = 1L << 24;
 
     private final OpType type;
     private final long sequence;
@@ -56,6 +61,13 @@ public final class Operation {
         this.signature = encode(type, agreed);
     }
 
+    /** Creates a point-to-point operation; {@code agreed.index()} is the peer, or -1 for any. */
+    Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed, int tag) {
+        this(type, sequence, group, timeout, agreed);
+        signature[HEADER] |= POINT_TO_POINT;
+        signature[DETAIL] = tag;
+    }
+
     /**
      * The arguments of an operation on which all ranks must agree.
      *
@@ -70,13 +82,14 @@ public final class Operation {
         long[] words = new long[SIGNATURE_WORDS];
         type.encode(words);
         long[] shape = agreed.shape();
-        int reduce = agreed.op() == null ? 0 : agreed.op().ordinal() + 1;
+        int reduce = agreed.op() == null ? 0 : agreed.op().kind().ordinal() + 1;
         int element = agreed.elementType() == null ? NO_TYPE : agreed.elementType().code();
         words[HEADER] =
                 element
                         | (long) reduce << 8
                         | (long) Math.min(shape.length, 0xff) << 16
                         | (long) agreed.index() << 32;
+        words[DETAIL] = agreed.op() == null ? 0 : Double.doubleToRawLongBits(agreed.op().factor());
         if (shape.length <= MAX_DIMENSIONS) {
             System.arraycopy(shape, 0, words, SHAPE, shape.length);
         } else {
@@ -146,8 +159,15 @@ public final class Operation {
             text.append(i == 0 ? "" : ", ").append(hashed ? "…" : signature[SHAPE + i]);
         }
         text.append(')');
+        if ((header & POINT_TO_POINT) != 0) {
+            text.append(index < 0 ? "" : ", rank " + index);
+            return text.append(", tag ").append(signature[DETAIL]).append(')').toString();
+        }
         if (reduce > 0) {
-            text.append(", ").append(ReduceOp.values()[reduce - 1]);
+            ReduceOp.Kind kind = ReduceOp.Kind.values()[reduce - 1];
+            double factor = Double.longBitsToDouble(signature[DETAIL]);
+            text.append(", ")
+                    .append(kind == ReduceOp.Kind.PREMUL_SUM ? ReduceOp.premulSum(factor) : kind);
         }
         return text.append(index == 0 ? "" : ", " + index).append(')').toString();
     }
@@ -159,6 +179,7 @@ public final class Operation {
      */
     @Override
     public String toString() {
-        return describe(signature) + " #" + sequence + " of group '" + group + "'";
+        String number = type.isPointToPoint() ? " p2p #" : " #";
+        return describe(signature) + number + sequence + " of group '" + group + "'";
     }
 }

@@ -5,14 +5,14 @@
 package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
-import java.util.Arrays;
+import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Objects;
 import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import org.djlx.collectives.Operation.Agreed;
-import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -25,6 +25,13 @@ import org.djlx.nativeops.Torch;
  * of different groups do not wait for each other. Tensors are PyTorch arrays on the device of the
  * group's backend and need not be contiguous. Autograd does not see the operations.
  *
+ * <p>{@linkplain #send Messages} between two ranks are apart from that: only those two call, and
+ * messages wait neither for the group's other operations nor those for them.
+ *
+ * <p>An output must not share memory with an input, unless it is the same tensor or the one is this
+ * rank's part of the other, in its place: all-gather from a slice of the output and reduce-scatter
+ * into a slice of the input work in place, without a copy of that part.
+ *
  * <p>A wrong argument throws {@link IllegalArgumentException} before anything is sent. Calls that
  * do not fit together across ranks fail on every rank with a {@link CollectiveException} that names
  * what each called, and leave the group usable. A rank that does not arrive within the timeout
@@ -36,26 +43,36 @@ import org.djlx.nativeops.Torch;
  */
 public final class ProcessGroup implements AutoCloseable {
 
-    private final GroupContext context;
+    private final GroupState state;
     private final Backend backend;
-    private final Runnable onDestroy;
-    private final Object issueLock = new Object();
-    private long sequence;
-    private volatile boolean destroyed;
+    private final OperationChecks checks;
+    private final Duration timeout;
 
     ProcessGroup(GroupContext context, Backend backend, Runnable onDestroy) {
-        this.context = context;
-        this.backend = backend;
-        this.onDestroy = onDestroy;
+        this(new GroupState(context, backend, onDestroy), context.options().timeout());
+    }
+
+    private ProcessGroup(GroupState state, Duration timeout) {
+        this.state = state;
+        this.backend = state.backend();
+        this.checks = new OperationChecks(backend, state.rank(), state.worldSize());
+        this.timeout = timeout;
+    }
+
+    /** Creates the handle that a rank gets of a group that it is not in. */
+    static ProcessGroup nonMember(String name, int worldSize, ProcessGroup parent) {
+        return new ProcessGroup(
+                new GroupState(name, worldSize, parent.backend, parent.toString()), parent.timeout);
     }
 
     /**
      * Returns this rank.
      *
-     * @return the rank within the group, from 0
+     * @return the rank within the group, from 0; -1 if this rank is not a {@linkplain #isMember
+     *     member}
      */
     public int rank() {
-        return context.rank();
+        return state.rank();
     }
 
     /**
@@ -64,7 +81,19 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the world size
      */
     public int worldSize() {
-        return context.worldSize();
+        return state.worldSize();
+    }
+
+    /**
+     * Tells whether this rank is in the group. The handle of a rank that is not, as {@link
+     * #newGroup} returns it, knows the group's name and size and nothing else: every operation
+     * throws {@link IllegalStateException}, and {@link #destroy} does nothing. The counterpart of
+     * {@code torch.distributed.GroupMember.NON_GROUP_MEMBER}.
+     *
+     * @return whether it is
+     */
+    public boolean isMember() {
+        return rank() >= 0;
     }
 
     /**
@@ -73,7 +102,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the name, the same on all ranks
      */
     public String name() {
-        return context.name();
+        return state.name();
     }
 
     /**
@@ -86,12 +115,36 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Returns how long operations wait for other ranks.
+     *
+     * @return the timeout
+     */
+    public Duration timeout() {
+        return timeout;
+    }
+
+    /**
+     * Returns a view of this group whose operations have another timeout: the way to give a single
+     * call one of its own. It is the same group, also to {@link #destroy}.
+     *
+     * @param timeout how long the view's operations wait for other ranks
+     * @return the view
+     */
+    public ProcessGroup withTimeout(Duration timeout) {
+        Objects.requireNonNull(timeout, "timeout");
+        if (timeout.isNegative() || timeout.isZero()) {
+            throw new IllegalArgumentException("the timeout must be positive: " + timeout);
+        }
+        return new ProcessGroup(state, timeout);
+    }
+
+    /**
      * Returns the group's symmetric memory.
      *
      * @return the buffers; empty if the group has none, which is then so on all ranks
      */
     public Optional<P2pBuffers> p2pBuffers() {
-        checkUsable();
+        state.checkUsable();
         return backend.p2pBuffers();
     }
 
@@ -103,11 +156,37 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allReduce(NDArray tensor, ReduceOp op) {
-        checkReduce(OpType.ALL_REDUCE, tensor, op);
+        return allReduce(OpType.ALL_REDUCE, tensor, op, 0);
+    }
+
+    /** All-reduces under another name, with a number on which all ranks must agree. */
+    Work allReduce(OpType name, NDArray tensor, ReduceOp op, int index) {
+        state.checkUsable();
+        checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
         return issue(
-                OpType.ALL_REDUCE,
-                agreed(tensor, op, 0),
+                name,
+                OperationChecks.agreed(tensor, op, index),
                 operation -> backend.allReduce(operation, tensor, op));
+    }
+
+    /**
+     * Reduces a tensor over all ranks; one rank gets the result, with the bits of {@link
+     * #allReduce}.
+     *
+     * @param tensor this rank's contribution, replaced by the result on the root and unchanged
+     *     elsewhere; the same shape on all ranks
+     * @param root the rank that gets the result
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work reduce(NDArray tensor, int root, ReduceOp op) {
+        state.checkUsable();
+        checks.reduced(OpType.REDUCE, "tensor", tensor, op);
+        checks.root(OpType.REDUCE, root);
+        return issue(
+                OpType.REDUCE,
+                OperationChecks.agreed(tensor, op, root),
+                operation -> backend.reduce(operation, tensor, root, op));
     }
 
     /**
@@ -118,11 +197,12 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work broadcast(NDArray tensor, int root) {
-        check(OpType.BROADCAST, "tensor", tensor);
-        checkRank("root", root);
+        state.checkUsable();
+        checks.moved(OpType.BROADCAST, "tensor", tensor);
+        checks.root(OpType.BROADCAST, root);
         return issue(
                 OpType.BROADCAST,
-                agreed(tensor, null, root),
+                OperationChecks.agreed(tensor, null, root),
                 operation -> backend.broadcast(operation, tensor, root));
     }
 
@@ -134,12 +214,17 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allGather(List<NDArray> outputs, NDArray input) {
-        check(OpType.ALL_GATHER, "input", input);
-        checkList(OpType.ALL_GATHER, "outputs", outputs, input);
+        OpType type = OpType.ALL_GATHER;
+        state.checkUsable();
+        checks.moved(type, "input", input);
+        checks.alike(type, "outputs", outputs, input, null);
         List<NDArray> tensors = List.copyOf(outputs);
+        for (int peer = 0; peer < worldSize(); peer++) {
+            checks.overlap(type, tensors.get(peer), input, peer == rank() ? 0 : -1);
+        }
         return issue(
-                OpType.ALL_GATHER,
-                agreed(input, null, 0),
+                type,
+                OperationChecks.agreed(input, null, 0),
                 operation -> backend.allGather(operation, tensors, input));
     }
 
@@ -152,12 +237,70 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allGatherIntoTensor(NDArray output, NDArray input) {
-        check(OpType.ALL_GATHER_INTO_TENSOR, "input", input);
-        checkWhole(OpType.ALL_GATHER_INTO_TENSOR, "output", output, "input", input);
+        return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, output, input, 0);
+    }
+
+    /** All-gathers under another name, with a number on which all ranks must agree. */
+    Work allGatherIntoTensor(OpType name, NDArray output, NDArray input, int index) {
+        OpType type = OpType.ALL_GATHER_INTO_TENSOR;
+        state.checkUsable();
+        checks.moved(type, "input", input);
+        checks.moved(type, "output", output);
+        checks.whole(type, "output", output, "input", input);
+        checks.overlap(type, output, input, rank() * OperationChecks.count(Torch.sizes(input)));
         return issue(
-                OpType.ALL_GATHER_INTO_TENSOR,
-                agreed(input, null, 0),
+                name,
+                OperationChecks.agreed(input, null, index),
                 operation -> backend.allGather(operation, List.of(output), input));
+    }
+
+    /**
+     * Gathers the tensors of all ranks on one rank.
+     *
+     * @param outputs on the root, where the tensors go, one for each rank, each of the input's
+     *     shape; null elsewhere
+     * @param input this rank's tensor; the same shape on all ranks
+     * @param root the rank that gets them
+     * @return the work, whose result are the outputs
+     */
+    public Work gather(List<NDArray> outputs, NDArray input, int root) {
+        OpType type = OpType.GATHER;
+        state.checkUsable();
+        checks.moved(type, "input", input);
+        checks.root(type, root);
+        checks.onRoot(type, "outputs", outputs, input, root);
+        List<NDArray> tensors = outputs == null ? List.of() : List.copyOf(outputs);
+        for (int peer = 0; peer < tensors.size(); peer++) {
+            checks.overlap(type, tensors.get(peer), input, peer == root ? 0 : -1);
+        }
+        return issue(
+                type,
+                OperationChecks.agreed(input, null, root),
+                operation -> backend.gather(operation, tensors, input, root));
+    }
+
+    /**
+     * Sends a tensor from one rank to each rank.
+     *
+     * @param output where this rank's tensor goes; the same shape on all ranks
+     * @param inputs on the root, a tensor for each rank, each of the output's shape; null elsewhere
+     * @param root the rank that sends
+     * @return the work
+     */
+    public Work scatter(NDArray output, List<NDArray> inputs, int root) {
+        OpType type = OpType.SCATTER;
+        state.checkUsable();
+        checks.moved(type, "output", output);
+        checks.root(type, root);
+        checks.onRoot(type, "inputs", inputs, output, root);
+        List<NDArray> tensors = inputs == null ? List.of() : List.copyOf(inputs);
+        for (int peer = 0; peer < tensors.size(); peer++) {
+            checks.overlap(type, tensors.get(peer), output, peer == root ? 0 : -1);
+        }
+        return issue(
+                type,
+                OperationChecks.agreed(output, null, root),
+                operation -> backend.scatter(operation, output, tensors, root));
     }
 
     /**
@@ -169,12 +312,17 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work reduceScatter(NDArray output, List<NDArray> inputs, ReduceOp op) {
-        checkReduce(OpType.REDUCE_SCATTER, output, op);
-        checkList(OpType.REDUCE_SCATTER, "inputs", inputs, output);
+        OpType type = OpType.REDUCE_SCATTER;
+        state.checkUsable();
+        checks.reduced(type, "output", output, op);
+        checks.alike(type, "inputs", inputs, output, op);
         List<NDArray> tensors = List.copyOf(inputs);
+        for (int peer = 0; peer < worldSize(); peer++) {
+            checks.overlap(type, tensors.get(peer), output, peer == rank() ? 0 : -1);
+        }
         return issue(
-                OpType.REDUCE_SCATTER,
-                agreed(output, op, 0),
+                type,
+                OperationChecks.agreed(output, op, 0),
                 operation -> backend.reduceScatter(operation, output, tensors, op));
     }
 
@@ -188,12 +336,195 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
-        checkReduce(OpType.REDUCE_SCATTER_TENSOR, output, op);
-        checkWhole(OpType.REDUCE_SCATTER_TENSOR, "input", input, "output", output);
+        return reduceScatterTensor(OpType.REDUCE_SCATTER_TENSOR, output, input, op, 0);
+    }
+
+    /** Reduce-scatters under another name, with a number on which all ranks must agree. */
+    Work reduceScatterTensor(OpType name, NDArray output, NDArray input, ReduceOp op, int index) {
+        OpType type = OpType.REDUCE_SCATTER_TENSOR;
+        state.checkUsable();
+        checks.reduced(type, "output", output, op);
+        checks.reduced(type, "input", input, op);
+        checks.whole(type, "input", input, "output", output);
+        checks.overlap(type, input, output, rank() * OperationChecks.count(Torch.sizes(output)));
         return issue(
-                OpType.REDUCE_SCATTER_TENSOR,
-                agreed(output, op, 0),
+                name,
+                OperationChecks.agreed(output, op, index),
                 operation -> backend.reduceScatter(operation, output, List.of(input), op));
+    }
+
+    /**
+     * Sends a tensor from every rank to every rank. What one rank has for another must have as many
+     * elements as that expects; apart from that, all tensors may be of different shapes.
+     *
+     * @param outputs where the tensors go, one from each rank
+     * @param inputs a tensor for each rank; all of the same element type
+     * @return the work
+     */
+    public Work allToAll(List<NDArray> outputs, List<NDArray> inputs) {
+        OpType type = OpType.ALL_TO_ALL;
+        state.checkUsable();
+        checks.exchanged(type, outputs, inputs);
+        List<NDArray> to = List.copyOf(outputs);
+        List<NDArray> from = List.copyOf(inputs);
+        for (int i = 0; i < to.size(); i++) {
+            for (int j = 0; j < from.size(); j++) {
+                checks.overlap(type, to.get(i), from.get(j), i == j && i == rank() ? 0 : -1);
+            }
+        }
+        return issue(
+                type,
+                new Agreed(Torch.scalarType(from.get(0)), new long[0], null, 0),
+                operation -> backend.allToAll(operation, to, from));
+    }
+
+    /**
+     * Sends a part of a tensor from every rank to every rank, all parts being of the same size.
+     *
+     * @param output where the parts from all ranks go, one after the other along the first
+     *     dimension, in rank order
+     * @param input the parts for all ranks, in rank order; its first dimension, like that of the
+     *     output, is divisible by the world size
+     * @return the work
+     */
+    public Work allToAllSingle(NDArray output, NDArray input) {
+        return allToAllSingle(output, input, null, null);
+    }
+
+    /**
+     * Sends a part of a tensor from every rank to every rank. The split that one rank has for
+     * another must equal the split that the other has from it; if not, the call fails on all ranks
+     * and nothing is changed.
+     *
+     * @param output where the parts from all ranks go, one after the other along the first
+     *     dimension, in rank order
+     * @param input the parts for all ranks, in rank order
+     * @param outputSplits how many rows of the output come from each rank; null for equal parts
+     * @param inputSplits how many rows of the input go to each rank; null for equal parts
+     * @return the work
+     */
+    public Work allToAllSingle(
+            NDArray output, NDArray input, long[] outputSplits, long[] inputSplits) {
+        OpType type = OpType.ALL_TO_ALL_SINGLE;
+        state.checkUsable();
+        checks.moved(type, "input", input);
+        checks.moved(type, "output", output);
+        checks.sameType(type, "output", output, input);
+        long[] outputCounts = checks.splits(type, "output", output, outputSplits);
+        long[] inputCounts = checks.splits(type, "input", input, inputSplits);
+        long[] row = OperationChecks.rowShape(type, output, input);
+        if (outputCounts[rank()] != inputCounts[rank()]) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: the input has %d elements for this rank, %d, itself, the output"
+                                    + " has room for %d",
+                            type, inputCounts[rank()], rank(), outputCounts[rank()]));
+        }
+        checks.overlap(type, output, input, -1);
+        return issue(
+                type,
+                new Agreed(Torch.scalarType(input), row, null, 0),
+                operation ->
+                        backend.allToAllSingle(
+                                operation, output, input, outputCounts, inputCounts));
+    }
+
+    /**
+     * Sends a message to one rank, which {@linkplain #recv receives} it. Like c10d's {@code isend}:
+     * it goes on by itself. The work ends when the whole message has been handed over, which the
+     * other rank must have asked for.
+     *
+     * <p>Messages of the same tag between the same ranks arrive in the order in which they were
+     * sent; those of different tags, or to different ranks, do not wait for each other. If the
+     * receiver expects another element type or number of elements, both calls fail with a {@link
+     * CollectiveMismatchException}. A message that nobody asks for in time fails and is withdrawn:
+     * the group stays usable.
+     *
+     * @param tensor what to send
+     * @param destination the rank to send it to, not this one
+     * @param tag what tells messages between two ranks apart; not negative
+     * @return the work
+     */
+    public Work send(NDArray tensor, int destination, int tag) {
+        checkMessage(P2pOp.send(tensor, destination, tag));
+        return issueMessage(OpType.SEND, tensor, destination, tag);
+    }
+
+    /**
+     * Receives a message from one rank. Like c10d's {@code irecv}: it goes on by itself.
+     *
+     * @param tensor where the message goes; of the element type and number of elements of what is
+     *     sent
+     * @param source the rank that sends, not this one
+     * @param tag the message's tag; not negative
+     * @return the work
+     * @see #send
+     */
+    public Work recv(NDArray tensor, int source, int tag) {
+        checkMessage(P2pOp.recv(tensor, source, tag));
+        return issueMessage(OpType.RECV, tensor, source, tag);
+    }
+
+    /**
+     * Receives a message from whichever rank sends one first.
+     *
+     * @param tensor where the message goes
+     * @param tag the message's tag; not negative
+     * @return the work, which tells the {@linkplain Work#sourceRank() source}
+     * @see #send
+     */
+    public Work recvAnySource(NDArray tensor, int tag) {
+        checkMessage(P2pOp.recvAnySource(tensor, tag));
+        return issueMessage(OpType.RECV_ANY_SOURCE, tensor, -1, tag);
+    }
+
+    /**
+     * Issues sends and receives that go on at the same time, none waiting for another; the
+     * counterpart of {@code torch.distributed.batch_isend_irecv}. All are checked before any is
+     * issued.
+     *
+     * @param ops the sends and receives
+     * @return their works, in the same order
+     */
+    public List<Work> batchIsendIrecv(List<P2pOp> ops) {
+        List<P2pOp> batch = List.copyOf(ops);
+        batch.forEach(this::checkMessage);
+        List<Work> works = new ArrayList<>();
+        synchronized (state.issueLock()) {
+            state.checkUsable();
+            backend.startBatch();
+            try {
+                for (P2pOp op : batch) {
+                    works.add(issueMessage(op.type(), op.tensor(), op.peer(), op.tag()));
+                }
+            } finally {
+                backend.endBatch();
+            }
+        }
+        return works;
+    }
+
+    private void checkMessage(P2pOp op) {
+        state.checkUsable();
+        checks.moved(op.type(), "tensor", op.tensor());
+        checks.tag(op.type(), op.tag());
+        if (op.type() == OpType.RECV_ANY_SOURCE) {
+            checks.anyPeer(op.type());
+        } else {
+            checks.peer(op.type(), op.type() == OpType.SEND ? "destination" : "source", op.peer());
+        }
+    }
+
+    /** Issues a message; negative tags are for the group's own. */
+    Work issueMessage(OpType type, NDArray tensor, int peer, int tag) {
+        return issue(
+                type,
+                OperationChecks.agreed(tensor, null, peer),
+                tag,
+                operation ->
+                        type == OpType.SEND
+                                ? backend.send(operation, tensor, peer, tag)
+                                : backend.recv(operation, tensor, peer, tag));
     }
 
     /**
@@ -202,7 +533,95 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work barrier() {
+        state.checkUsable();
+        backend.checkSupported(OpType.BARRIER);
         return issue(OpType.BARRIER, new Agreed(null, new long[0], null, 0), backend::barrier);
+    }
+
+    /**
+     * Waits until all ranks have called it, or finds out who has not; the counterpart of {@code
+     * torch.distributed.monitored_barrier}. It is made of messages: rank 0 hears from all others
+     * within the timeout, then tells them how it ended. It does not wait for operations under way,
+     * and the group stays usable, whatever the outcome.
+     *
+     * <p>Rank 0 and all ranks that have reached it in time throw the same exception. A rank that
+     * comes later than that does not hear from rank 0: its own call times out, naming rank 0.
+     *
+     * @param timeout how long to wait for the other ranks
+     * @param waitAllRanks whether rank 0 waits the whole timeout and names all ranks that are
+     *     missing; if false, it ends with the first that it finds to be
+     * @throws CollectiveTimeoutException if ranks are missing, with those; on a rank that rank 0
+     *     does not answer, with rank 0
+     */
+    public void monitoredBarrier(Duration timeout, boolean waitAllRanks) {
+        state.checkUsable();
+        MonitoredBarrier.run(withTimeout(timeout), state.nextMonitoredBarrier(), waitAllRanks);
+    }
+
+    /**
+     * All-reduces several tensors as one operation for each element type.
+     *
+     * @param tensors contributions, replaced by the results; the same shapes on all ranks
+     * @param op how to reduce
+     * @return the work
+     * @see #allReduce
+     */
+    public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
+        for (NDArray tensor : tensors) {
+            state.checkUsable();
+            checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+        }
+        return Coalescing.allReduce(this, List.copyOf(tensors), op);
+    }
+
+    /**
+     * All-gathers several tensors as one operation for each element type.
+     *
+     * @param outputs for each input, the tensor into which those of all ranks go
+     * @param inputs this rank's tensors; the same shapes on all ranks
+     * @return the work
+     * @see #allGatherIntoTensor
+     */
+    public Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs) {
+        OpType type = OpType.ALL_GATHER_INTO_TENSOR;
+        checkPairs(type, outputs, inputs);
+        for (int i = 0; i < inputs.size(); i++) {
+            state.checkUsable();
+            checks.moved(type, "input", inputs.get(i));
+            checks.moved(type, "output", outputs.get(i));
+            checks.whole(type, "output", outputs.get(i), "input", inputs.get(i));
+        }
+        return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs));
+    }
+
+    /**
+     * Reduce-scatters several tensors as one operation for each element type.
+     *
+     * @param outputs where this rank's parts go; the same shapes on all ranks
+     * @param inputs for each output, the whole tensor
+     * @param op how to reduce
+     * @return the work
+     * @see #reduceScatterTensor
+     */
+    public Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
+        OpType type = OpType.REDUCE_SCATTER_TENSOR;
+        checkPairs(type, outputs, inputs);
+        for (int i = 0; i < inputs.size(); i++) {
+            state.checkUsable();
+            checks.reduced(type, "output", outputs.get(i), op);
+            checks.reduced(type, "input", inputs.get(i), op);
+            checks.whole(type, "input", inputs.get(i), "output", outputs.get(i));
+        }
+        return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), op);
+    }
+
+    private static void checkPairs(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
+        if (outputs.size() != inputs.size()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: there must be as many outputs as inputs, not %d and %d",
+                            type, outputs.size(), inputs.size()));
+        }
     }
 
     /**
@@ -227,18 +646,59 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Leaves the group: operations under way fail, everything the group holds is freed, and further
-     * calls throw {@link IllegalStateException}. Idempotent.
+     * Creates a group of some of this group's ranks, named after this group; see {@link
+     * #newGroup(List, String)}.
+     *
+     * @param ranks ranks of this group
+     * @return the group
+     */
+    public ProcessGroup newGroup(List<Integer> ranks) {
+        return SubGroups.newGroup(this, ranks, null);
+    }
+
+    /**
+     * Creates a group of some of this group's ranks. All ranks of this group call it, also those
+     * that will not be members, with the same arguments and in the same order as they call {@link
+     * #split} and this. Ranks of the new group are in the order of the ranks here, however they are
+     * given. It has the same backend and options and is independent of this group, except that
+     * {@linkplain #destroy destroying} this group destroys it too.
+     *
+     * @param ranks ranks of this group, each once
+     * @param name the group's name
+     * @return the group; on a rank that is not among them, a handle that is no {@linkplain
+     *     #isMember member}
+     * @throws CollectiveException if the ranks do not agree or come together
+     */
+    public ProcessGroup newGroup(List<Integer> ranks, String name) {
+        return SubGroups.newGroup(this, ranks, Objects.requireNonNull(name, "name"));
+    }
+
+    /**
+     * Divides this group into groups of ranks that pass the same color. All ranks of this group
+     * call it.
+     *
+     * @param color which group this rank is to be in; negative for none
+     * @param key the ranks of a new group are in the order of their keys, and with equal keys in
+     *     the order of the ranks here
+     * @return the group with that color; with a negative color, a handle that is no {@linkplain
+     *     #isMember member}
+     * @throws CollectiveException if the ranks do not come together
+     */
+    public ProcessGroup split(int color, int key) {
+        return SubGroups.split(this, color, key);
+    }
+
+    GroupState state() {
+        return state;
+    }
+
+    /**
+     * Leaves the group: operations under way fail, everything the group holds is freed, sub-groups
+     * of it are destroyed as well, and further calls throw {@link IllegalStateException}.
+     * Idempotent.
      */
     public void destroy() {
-        synchronized (issueLock) {
-            if (destroyed) {
-                return;
-            }
-            destroyed = true;
-        }
-        backend.close();
-        onDestroy.run();
+        state.destroy();
     }
 
     /** The same as {@link #destroy()}. */
@@ -251,8 +711,8 @@ public final class ProcessGroup implements AutoCloseable {
     public String toString() {
         return "ProcessGroup("
                 + name()
-                + ", rank "
-                + rank()
+                + ", "
+                + (isMember() ? "rank " + rank() : "not a member")
                 + " of "
                 + worldSize()
                 + ", "
@@ -261,102 +721,17 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     private Work issue(OpType type, Agreed agreed, Function<Operation, Work> call) {
-        synchronized (issueLock) {
-            checkUsable();
-            Operation operation =
-                    new Operation(type, sequence + 1, name(), context.options().timeout(), agreed);
+        return issue(type, agreed, 0, call);
+    }
+
+    /** Issues an operation; the only way to the backend's operations. */
+    private Work issue(OpType type, Agreed agreed, int tag, Function<Operation, Work> call) {
+        synchronized (state.issueLock()) {
+            state.checkUsable();
+            Operation operation = state.nextOperation(type, timeout, agreed, tag);
             Work work = call.apply(operation);
-            sequence++;
+            state.issued(operation);
             return work;
         }
-    }
-
-    private void checkUsable() {
-        if (destroyed) {
-            throw new IllegalStateException("the group '" + name() + "' has been destroyed");
-        }
-    }
-
-    private static Agreed agreed(NDArray tensor, ReduceOp op, int index) {
-        return new Agreed(Torch.scalarType(tensor), Torch.sizes(tensor), op, index);
-    }
-
-    private void check(OpType type, String role, NDArray tensor) {
-        checkUsable();
-        if (tensor == null) {
-            throw new IllegalArgumentException(type + ": " + role + " is null");
-        }
-        backend.check(type, tensor, null);
-    }
-
-    private void checkReduce(OpType type, NDArray tensor, ReduceOp op) {
-        check(type, "tensor", tensor);
-        Objects.requireNonNull(op, "op");
-        backend.check(type, tensor, op);
-    }
-
-    private void checkRank(String role, int rank) {
-        if (rank < 0 || rank >= worldSize()) {
-            throw new IllegalArgumentException(
-                    role + " " + rank + " lies outside a group of " + worldSize() + " ranks");
-        }
-    }
-
-    private void checkList(OpType type, String role, List<NDArray> tensors, NDArray like) {
-        if (tensors == null || tensors.size() != worldSize()) {
-            throw new IllegalArgumentException(
-                    type
-                            + ": "
-                            + role
-                            + " must hold one tensor for each of the "
-                            + worldSize()
-                            + " ranks, not "
-                            + (tensors == null ? "null" : tensors.size()));
-        }
-        for (NDArray tensor : tensors) {
-            check(type, role, tensor);
-            checkSameType(type, role, tensor, like);
-            if (!Arrays.equals(Torch.sizes(tensor), Torch.sizes(like))) {
-                throw new IllegalArgumentException(
-                        type
-                                + ": the shapes of "
-                                + role
-                                + " must be "
-                                + Arrays.toString(Torch.sizes(like))
-                                + ", not "
-                                + Arrays.toString(Torch.sizes(tensor)));
-            }
-        }
-    }
-
-    private void checkWhole(
-            OpType type, String wholeRole, NDArray whole, String partRole, NDArray part) {
-        check(type, wholeRole, whole);
-        checkSameType(type, wholeRole, whole, part);
-        if (count(whole) != worldSize() * count(part)) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s: %s %s must have %d (the world size) times as many elements as %s"
-                                    + " %s",
-                            type,
-                            wholeRole,
-                            Arrays.toString(Torch.sizes(whole)),
-                            worldSize(),
-                            partRole,
-                            Arrays.toString(Torch.sizes(part))));
-        }
-    }
-
-    private static void checkSameType(OpType type, String role, NDArray tensor, NDArray like) {
-        ScalarType actual = Torch.scalarType(tensor);
-        ScalarType expected = Torch.scalarType(like);
-        if (actual != expected) {
-            throw new IllegalArgumentException(
-                    type + ": " + role + " must be " + expected + ", not " + actual);
-        }
-    }
-
-    private static long count(NDArray tensor) {
-        return Arrays.stream(Torch.sizes(tensor)).reduce(1, Math::multiplyExact);
     }
 }

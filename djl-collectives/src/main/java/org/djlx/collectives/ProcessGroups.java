@@ -105,7 +105,7 @@ public final class ProcessGroups {
         return create(backend, new GroupContext(name, rank, worldSize, own, options), () -> {});
     }
 
-    private static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
+    static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
         return new ProcessGroup(context, Backends.get(backend).create(context), onDestroy);
     }
 
@@ -132,9 +132,9 @@ public final class ProcessGroups {
             throw new IllegalArgumentException("the world size must be positive: " + worldSize);
         }
         String name = "local" + LOCALS.getAndIncrement();
-        try (Store store = new HashStore()) {
-            return perRank(worldSize, rank -> init(backend, store, name, rank, worldSize, options));
-        }
+        // It holds nothing but heap memory, which goes with the last group that uses it.
+        Store store = new HashStore();
+        return perRank(worldSize, rank -> init(backend, store, name, rank, worldSize, options));
     }
 
     /**

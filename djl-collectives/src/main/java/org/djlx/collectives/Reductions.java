@@ -37,7 +37,7 @@ public final class Reductions {
             for (NDArray part : parts.subList(1, parts.size())) {
                 accumulate(sum, part, op);
             }
-            if (op == ReduceOp.AVG) {
+            if (op.kind() == ReduceOp.Kind.AVG) {
                 Torch.divInPlace(sum, parts.size());
             }
             if (widen) {
@@ -51,7 +51,7 @@ public final class Reductions {
     }
 
     private static void accumulate(NDArray sum, NDArray part, ReduceOp op) {
-        switch (op) {
+        switch (op.kind()) {
             case SUM:
             case AVG:
                 Torch.addInPlace(sum, part);

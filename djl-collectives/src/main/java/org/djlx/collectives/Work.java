@@ -59,6 +59,23 @@ public interface Work {
     void await(Duration timeout);
 
     /**
+     * Makes what the calling thread queues on its current stream from now on wait for the
+     * operation, without blocking the thread. On the CPU, where there are no streams, it does
+     * nothing: {@link #await()}.
+     */
+    default void blockCurrentStream() {}
+
+    /**
+     * Returns where a message came from.
+     *
+     * @return the rank of the group that sent it
+     * @throws IllegalStateException unless this is a receive that has ended well
+     */
+    default int sourceRank() {
+        throw new IllegalStateException(this + " has not received a message");
+    }
+
+    /**
      * Returns the operation's output tensors, which are the caller's own arrays.
      *
      * @return the arrays

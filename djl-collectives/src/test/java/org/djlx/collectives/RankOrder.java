@@ -17,18 +17,20 @@ final class RankOrder {
 
     /** The result in double precision, and what may be added to it for a result to be right. */
     static double exact(double[] parts, ReduceOp op) {
-        double result = parts[0];
+        double result = parts[0] * op.factor();
         for (int i = 1; i < parts.length; i++) {
-            result = operator(op).applyAsDouble(result, parts[i]);
+            result = operator(op).applyAsDouble(result, parts[i] * op.factor());
         }
         return op == ReduceOp.AVG ? result / parts.length : result;
     }
 
     /** The result as the contract defines it, to the bit. */
     static double rounded(double[] parts, ReduceOp op, ScalarType type) {
-        double result = parts[0];
+        double factor = accumulator(op.factor(), type);
+        double result = accumulator(parts[0] * factor, type);
         for (int i = 1; i < parts.length; i++) {
-            result = accumulator(operator(op).applyAsDouble(result, parts[i]), type);
+            double term = accumulator(parts[i] * factor, type);
+            result = accumulator(operator(op).applyAsDouble(result, term), type);
         }
         if (op == ReduceOp.AVG) {
             result = accumulator(result / parts.length, type);
@@ -37,11 +39,14 @@ final class RankOrder {
     }
 
     private static DoubleBinaryOperator operator(ReduceOp op) {
-        return switch (op) {
-            case SUM, AVG -> Double::sum;
+        return switch (op.kind()) {
+            case SUM, AVG, PREMUL_SUM -> Double::sum;
             case PRODUCT -> (a, b) -> a * b;
             case MIN -> Math::min;
             case MAX -> Math::max;
+            case BAND -> (a, b) -> (long) a & (long) b;
+            case BOR -> (a, b) -> (long) a | (long) b;
+            case BXOR -> (a, b) -> (long) a ^ (long) b;
         };
     }
 

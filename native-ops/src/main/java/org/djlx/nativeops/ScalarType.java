@@ -107,6 +107,15 @@ public enum ScalarType {
     }
 
     /**
+     * Tells whether this is an integer type, signed or not; booleans are none.
+     *
+     * @return true for int8 to int64 and uint8 to uint64
+     */
+    public boolean isInteger() {
+        return category == Category.INTEGER;
+    }
+
+    /**
      * Tells whether this is a 16-bit floating-point type, whose sums are best accumulated in
      * float32.
      *

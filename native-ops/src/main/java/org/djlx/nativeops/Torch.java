@@ -454,6 +454,62 @@ public final class Torch {
     }
 
     /**
+     * Takes the bits that both elements have: {@code acc &= other}.
+     *
+     * @param acc the array to change, of integers or booleans; see {@link #addInPlace}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #addInPlace}, or if a type has no bits to
+     *     combine, as floating-point and complex types
+     */
+    public static void bitAndInPlace(NDArray acc, NDArray other) {
+        bitsInPlace(TorchDispatcher.Operator.BITWISE_AND_, "Torch.bitAndInPlace", acc, other);
+    }
+
+    /**
+     * Takes the bits that any of two elements has: {@code acc |= other}.
+     *
+     * @param acc the array to change, of integers or booleans; see {@link #addInPlace}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #bitAndInPlace}
+     */
+    public static void bitOrInPlace(NDArray acc, NDArray other) {
+        bitsInPlace(TorchDispatcher.Operator.BITWISE_OR_, "Torch.bitOrInPlace", acc, other);
+    }
+
+    /**
+     * Takes the bits in which two elements differ: {@code acc ^= other}.
+     *
+     * @param acc the array to change, of integers or booleans; see {@link #addInPlace}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #bitAndInPlace}
+     */
+    public static void bitXorInPlace(NDArray acc, NDArray other) {
+        bitsInPlace(TorchDispatcher.Operator.BITWISE_XOR_, "Torch.bitXorInPlace", acc, other);
+    }
+
+    private static void bitsInPlace(
+            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
+        long self = Arguments.tensor(acc, "acc");
+        long operand = Arguments.tensor(other, "other");
+        Tensors.requireArithmetic(self, operand);
+        ScalarType type = Tensors.scalarType(self);
+        if (type.category().compareTo(ScalarType.Category.INTEGER) > 0) {
+            throw new IllegalArgumentException("the bits of " + type + " cannot be combined");
+        }
+        TorchDispatcher.call(operator, operation, self, operand);
+    }
+
+    /**
+     * Multiplies every element of an array by a number: {@code acc *= factor}.
+     *
+     * @param acc the array to change, of a floating-point type other than float8
+     * @param factor the factor; rounded to float32 first unless the array is of float64
+     */
+    public static void mulInPlace(NDArray acc, double factor) {
+        scaleInPlace(TorchDispatcher.Operator.MUL_, "Torch.mulInPlace", acc, factor, "multiplied");
+    }
+
+    /**
      * Divides every element of an array by a number: {@code acc /= divisor}, for averages.
      *
      * @param acc the array to change, of a floating-point type other than float8; 16-bit types are
@@ -461,22 +517,30 @@ public final class Torch {
      * @param divisor the divisor; with 0 the results are infinite or NaN
      */
     public static void divInPlace(NDArray acc, double divisor) {
+        scaleInPlace(TorchDispatcher.Operator.DIV_, "Torch.divInPlace", acc, divisor, "divided");
+    }
+
+    private static void scaleInPlace(
+            TorchDispatcher.Operator operator,
+            String operation,
+            NDArray acc,
+            double number,
+            String verb) {
         long self = Arguments.tensor(acc, "acc");
         ScalarType type = Tensors.scalarType(self);
         if (!type.isFloatingPoint() || type.isFloat8()) {
-            throw new IllegalArgumentException("an array of " + type + " cannot be divided");
+            throw new IllegalArgumentException("an array of " + type + " cannot be " + verb);
         }
         // A scalar on the CPU, also for an array on a GPU: libtorch passes its value to the kernel,
         // where DJL's divi would copy it to the GPU and wait.
         Scratch scratch = Scratch.get();
         AotiTorch.check(
-                AotiTorch.aoti_torch_scalar_to_tensor_float64(divisor, scratch.slot(0)),
-                "Torch.divInPlace");
+                AotiTorch.aoti_torch_scalar_to_tensor_float64(number, scratch.slot(0)), operation);
         long scalar = scratch.getLong(0);
         try {
-            TorchDispatcher.call(TorchDispatcher.Operator.DIV_, "Torch.divInPlace", self, scalar);
+            TorchDispatcher.call(operator, operation, self, scalar);
         } finally {
-            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scalar), "Torch.divInPlace");
+            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scalar), operation);
         }
     }
 

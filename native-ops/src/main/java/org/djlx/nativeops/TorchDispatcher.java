@@ -17,9 +17,13 @@ final class TorchDispatcher {
 
     /** An operator whose arguments are all tensors and that returns one of them. */
     enum Operator {
+        BITWISE_AND_("aten::bitwise_and_", "Tensor"),
+        BITWISE_OR_("aten::bitwise_or_", "Tensor"),
+        BITWISE_XOR_("aten::bitwise_xor_", "Tensor"),
         DIV_("aten::div_", "Tensor"),
         MAXIMUM_OUT("aten::maximum", "out"),
-        MINIMUM_OUT("aten::minimum", "out");
+        MINIMUM_OUT("aten::minimum", "out"),
+        MUL_("aten::mul_", "Tensor");
 
         private final Memory name;
         private final Memory overload;

@@ -15,6 +15,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.List;
 import java.util.function.BiConsumer;
 import java.util.function.DoubleBinaryOperator;
 import org.junit.jupiter.api.AfterEach;
@@ -279,6 +280,80 @@ class TorchInPlaceTest {
         assertEquals(type, Torch.scalarType(acc));
     }
 
+    @ParameterizedTest
+    @EnumSource(
+            value = ScalarType.class,
+            names = {"FLOAT64", "FLOAT32", "FLOAT16", "BFLOAT16"})
+    void multipliesByANumber(ScalarType type) {
+        NDArray acc = array(LEFT, type);
+        Torch.mulInPlace(acc, 0.3);
+        float[] products = new float[LEFT.length];
+        double[] expected = new double[LEFT.length];
+        for (int i = 0; i < LEFT.length; i++) {
+            products[i] = (float) LEFT[i] * 0.3f;
+            expected[i] = LEFT[i] * 0.3;
+        }
+        if (type != ScalarType.FLOAT64) {
+            expected = values(Torch.cast(manager.create(products), type));
+        }
+        assertArrayEquals(expected, values(acc));
+        assertEquals(type, Torch.scalarType(acc));
+    }
+
+    @ParameterizedTest
+    @EnumSource(
+            value = ScalarType.class,
+            names = {"INT64", "INT32", "INT16", "INT8", "UINT8"})
+    void bits(ScalarType type) {
+        double[] left = {0, 1, 6, 12, 127, 85};
+        double[] right = {3, 1, 5, 10, 64, 42};
+        assertBits(Torch::bitAndInPlace, (a, b) -> (long) a & (long) b, left, right, type);
+        assertBits(Torch::bitOrInPlace, (a, b) -> (long) a | (long) b, left, right, type);
+        assertBits(Torch::bitXorInPlace, (a, b) -> (long) a ^ (long) b, left, right, type);
+    }
+
+    @Test
+    void bitsOfBooleans() {
+        double[] left = {0, 0, 1, 1};
+        double[] right = {0, 1, 0, 1};
+        ScalarType type = ScalarType.BOOL;
+        assertBits(Torch::bitAndInPlace, (a, b) -> (long) a & (long) b, left, right, type);
+        assertBits(Torch::bitOrInPlace, (a, b) -> (long) a | (long) b, left, right, type);
+        assertBits(Torch::bitXorInPlace, (a, b) -> (long) a ^ (long) b, left, right, type);
+    }
+
+    private void assertBits(
+            BiConsumer<NDArray, NDArray> operator,
+            DoubleBinaryOperator reference,
+            double[] left,
+            double[] right,
+            ScalarType type) {
+        NDArray acc = array(left, type);
+        long address = Torch.dataPointer(acc);
+        operator.accept(acc, array(right, type));
+        double[] expected = new double[left.length];
+        for (int i = 0; i < expected.length; i++) {
+            expected[i] = reference.applyAsDouble(left[i], right[i]);
+        }
+        assertArrayEquals(expected, values(acc), type::name);
+        assertEquals(type, Torch.scalarType(acc));
+        assertEquals(address, Torch.dataPointer(acc));
+    }
+
+    @ParameterizedTest
+    @EnumSource(
+            value = ScalarType.class,
+            names = {"FLOAT64", "FLOAT32", "BFLOAT16", "COMPLEX64", "FLOAT8_E4M3FN"})
+    void otherTypesHaveNoBits(ScalarType type) {
+        NDArray acc = Torch.empty(manager, new Shape(2), type);
+        for (BiConsumer<NDArray, NDArray> operator :
+                List.<BiConsumer<NDArray, NDArray>>of(
+                        Torch::bitAndInPlace, Torch::bitOrInPlace, Torch::bitXorInPlace)) {
+            var e = assertThrows(IllegalArgumentException.class, () -> operator.accept(acc, acc));
+            assertTrue(e.getMessage().contains(type.name()), e.getMessage());
+        }
+    }
+
     @Test
     void dividesScalarsAndByZero() {
         NDArray scalar = manager.create(5f);
@@ -293,8 +368,10 @@ class TorchInPlaceTest {
     @EnumSource(
             value = ScalarType.class,
             names = {"INT32", "UINT8", "BOOL", "COMPLEX64", "FLOAT8_E4M3FN"})
-    void otherTypesAreNotDivided(ScalarType type) {
+    void otherTypesAreNotScaled(ScalarType type) {
         NDArray acc = Torch.empty(manager, new Shape(2), type);
+        var refused = assertThrows(IllegalArgumentException.class, () -> Torch.mulInPlace(acc, 2));
+        assertTrue(refused.getMessage().contains(type.name()), refused.getMessage());
         var e = assertThrows(IllegalArgumentException.class, () -> Torch.divInPlace(acc, 2));
         assertTrue(e.getMessage().contains(type.name()), e.getMessage());
     }

@@ -25,7 +25,8 @@ import picocli.CommandLine.ParameterException;
             MlpCommand.class,
             BenchCommand.class,
             BenchCompareCommand.class,
-            LaunchCommand.class
+            LaunchCommand.class,
+            SupportCommand.class
         })
 public final class Main {
 

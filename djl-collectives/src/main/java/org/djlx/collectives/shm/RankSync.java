@@ -35,7 +35,7 @@ final class RankSync {
     // and so on for ever.
     private static final long YIELD_NANOS = 1_000_000;
     // How often a sleeper looks whether its peers still live.
-    private static final long CHECK_NANOS = 50_000_000;
+    static final long CHECK_NANOS = 50_000_000;
 
     private final ControlBlock control;
     private final String group;
@@ -154,6 +154,11 @@ final class RankSync {
         }
     }
 
+    /** How often to look before going to sleep. */
+    int spins() {
+        return spins;
+    }
+
     private void await(Operation operation, IntPredicate arrived) {
         int next = 0;
         for (int i = 0; i < spins; i++) {
@@ -240,6 +245,12 @@ final class RankSync {
     }
 
     private String endOf(int peer) {
+        String end = announcedEndOf(peer);
+        return end == null ? deathOf(peer) : end;
+    }
+
+    /** Why a rank takes no part any more, as far as it has said so; null if it does. */
+    String announcedEndOf(int peer) {
         switch (control.state(peer)) {
             case ABSENT:
                 return null;
@@ -248,14 +259,19 @@ final class RankSync {
             case FAILED:
                 return "rank " + peer + " failed: " + control.reason(peer);
             default:
-                long pid = control.pid(peer);
-                return Liveness.isAlive(pid, control.startTime(peer))
-                        ? null
-                        : "the process of rank " + peer + " (pid " + pid + ") has died";
+                return null;
         }
     }
 
-    private static String ranks(List<Integer> ranks) {
+    /** How a rank died; null if its process runs. This takes a system call. */
+    String deathOf(int peer) {
+        long pid = control.pid(peer);
+        return Liveness.isAlive(pid, control.startTime(peer))
+                ? null
+                : "the process of rank " + peer + " (pid " + pid + ") has died";
+    }
+
+    static String ranks(List<Integer> ranks) {
         return (ranks.size() == 1 ? "rank " : "ranks ")
                 + ranks.toString().replaceAll("[\\[\\]]", "");
     }

@@ -29,7 +29,8 @@ final class Reducer {
     /**
      * Reduces.
      *
-     * @param result address of the result; may be none of the parts
+     * @param result address of the result. It may be one of the parts; if that is not the first,
+     *     the first may be overwritten as well
      * @param parts addresses of the contributions, in rank order
      * @param count the number of elements of each
      * @param type the element type
@@ -39,37 +40,92 @@ final class Reducer {
         if (count == 0) {
             return;
         }
-        try (NDArray out = view(result, count, type)) {
-            NDArray sum = out;
-            if (type.isReducedFloatingPoint()) {
-                sum = Torch.empty(manager, new Shape(count), ScalarType.FLOAT32);
+        boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;
+        if (type.isReducedFloatingPoint() || scaled) {
+            ScalarType wide = type == ScalarType.FLOAT64 ? type : ScalarType.FLOAT32;
+            try (NDArray sum = Torch.empty(manager, new Shape(count), wide);
+                    NDArray out = view(result, count, type)) {
+                accumulate(sum, parts, count, type, op);
+                finish(sum, parts.length, op);
+                Torch.copy(out, sum);
             }
-            try {
-                for (int rank = 0; rank < parts.length; rank++) {
-                    try (NDArray part = view(parts[rank], count, type)) {
-                        if (rank == 0) {
-                            Torch.copy(sum, part);
-                        } else {
-                            accumulate(sum, part, op);
-                        }
-                    }
-                }
-                if (op == ReduceOp.AVG) {
-                    Torch.divInPlace(sum, parts.length);
-                }
-                if (sum != out) {
-                    Torch.copy(out, sum);
-                }
-            } finally {
-                sum.close();
+        } else {
+            try (NDArray out = view(result, count, type)) {
+                accumulateInPlace(out, result, parts, count, type, op);
+                finish(out, parts.length, op);
             }
         }
     }
 
-    private static void accumulate(NDArray sum, NDArray part, ReduceOp op) {
-        switch (op) {
+    /** Accumulates in an array of its own, from parts that stay as they are. */
+    private void accumulate(NDArray sum, long[] parts, long count, ScalarType type, ReduceOp op) {
+        boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;
+        try (NDArray product =
+                Torch.empty(manager, new Shape(scaled ? count : 0), Torch.scalarType(sum))) {
+            for (int rank = 0; rank < parts.length; rank++) {
+                try (NDArray part = view(parts[rank], count, type)) {
+                    NDArray term = part;
+                    if (scaled) {
+                        Torch.copy(product, part);
+                        Torch.mulInPlace(product, op.factor());
+                        term = product;
+                    }
+                    if (rank == 0) {
+                        Torch.copy(sum, term);
+                    } else {
+                        combine(sum, term, op);
+                    }
+                }
+            }
+        }
+    }
+
+    /**
+     * Accumulates where the result is to be. If that is some rank's part, the ranks before it are
+     * accumulated in the first part, then that is combined with this one: the operators commute, so
+     * the order of the ranks is kept.
+     */
+    private void accumulateInPlace(
+            NDArray out, long result, long[] parts, long count, ScalarType type, ReduceOp op) {
+        int own = 0;
+        while (own < parts.length && parts[own] != result) {
+            own++;
+        }
+        int next = 1;
+        if (own == parts.length) {
+            try (NDArray first = view(parts[0], count, type)) {
+                Torch.copy(out, first);
+            }
+        } else if (own > 0) {
+            try (NDArray first = view(parts[0], count, type)) {
+                combineAll(first, parts, 1, own, count, type, op);
+                combine(out, first, op);
+            }
+            next = own + 1;
+        }
+        combineAll(out, parts, next, parts.length, count, type, op);
+    }
+
+    private void combineAll(
+            NDArray sum, long[] parts, int from, int to, long count, ScalarType type, ReduceOp op) {
+        for (int rank = from; rank < to; rank++) {
+            try (NDArray part = view(parts[rank], count, type)) {
+                combine(sum, part, op);
+            }
+        }
+    }
+
+    private static void finish(NDArray sum, int worldSize, ReduceOp op) {
+        if (op.kind() == ReduceOp.Kind.AVG) {
+            Torch.divInPlace(sum, worldSize);
+        }
+    }
+
+    private static void combine(NDArray sum, NDArray part, ReduceOp op) {
+        switch (op.kind()) {
             case SUM:
             case AVG:
+            case PREMUL_SUM:
                 Torch.addInPlace(sum, part);
                 break;
             case PRODUCT:
@@ -80,6 +136,15 @@ final class Reducer {
                 break;
             case MAX:
                 Torch.maxInPlace(sum, part);
+                break;
+            case BAND:
+                Torch.bitAndInPlace(sum, part);
+                break;
+            case BOR:
+                Torch.bitOrInPlace(sum, part);
+                break;
+            case BXOR:
+                Torch.bitXorInPlace(sum, part);
                 break;
             default:
                 throw new AssertionError(op);

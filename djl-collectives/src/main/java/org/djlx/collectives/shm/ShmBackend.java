@@ -11,7 +11,6 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
-import java.util.Set;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
@@ -21,27 +20,51 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.shm.ShmMoves.Extent;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
 
 /** Collectives between ranks on one host, threads or processes, over shared memory. */
 final class ShmBackend extends Backend {
 
     static final String NAME = "shm";
 
-    private static final Set<ScalarType> REDUCIBLE =
-            EnumSet.of(
-                    ScalarType.FLOAT64,
-                    ScalarType.FLOAT32,
-                    ScalarType.FLOAT16,
-                    ScalarType.BFLOAT16,
-                    ScalarType.INT64,
-                    ScalarType.INT32,
-                    ScalarType.INT16,
-                    ScalarType.INT8,
-                    ScalarType.UINT8,
-                    ScalarType.BOOL);
+    private static final int MIN_CHUNK_PER_RANK = 128;
+
+    static final Support SUPPORT =
+            Support.builder()
+                    .addMoves(
+                            EnumSet.allOf(ScalarType.class),
+                            OpType.BROADCAST,
+                            OpType.ALL_GATHER,
+                            OpType.ALL_GATHER_INTO_TENSOR,
+                            OpType.GATHER,
+                            OpType.SCATTER,
+                            OpType.ALL_TO_ALL,
+                            OpType.ALL_TO_ALL_SINGLE,
+                            OpType.SEND,
+                            OpType.RECV,
+                            OpType.RECV_ANY_SOURCE)
+                    .addReductions(
+                            EnumSet.of(
+                                    ScalarType.FLOAT64,
+                                    ScalarType.FLOAT32,
+                                    ScalarType.FLOAT16,
+                                    ScalarType.BFLOAT16,
+                                    ScalarType.INT64,
+                                    ScalarType.INT32,
+                                    ScalarType.INT16,
+                                    ScalarType.INT8,
+                                    ScalarType.UINT8,
+                                    ScalarType.BOOL),
+                            EnumSet.allOf(ReduceOp.Kind.class),
+                            OpType.ALL_REDUCE,
+                            OpType.REDUCE,
+                            OpType.REDUCE_SCATTER,
+                            OpType.REDUCE_SCATTER_TENSOR)
+                    .addPlain(OpType.BARRIER)
+                    .build();
 
     private final int rank;
     private final int worldSize;
@@ -49,20 +72,34 @@ final class ShmBackend extends Backend {
     private final ShmSegment segment;
     private final RankSync sync;
     private final OpQueue queue;
-    private final ShmCollectives collectives;
+    private final Copies copies = new Copies();
+    private final ShmReductions reductions;
+    private final ShmMoves moves;
+    private final Messages messages;
     private final P2pBuffers buffers;
     private boolean closed;
 
     ShmBackend(GroupContext context) {
         rank = context.rank();
         worldSize = context.worldSize();
-        segment = ShmSegment.map(context, options(context.options()));
+        ShmOptions options = options(context.options());
+        if (options.chunkSize() < (long) worldSize * MIN_CHUNK_PER_RANK) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "a chunk size of %d bytes is too small for %d ranks: %d bytes for each"
+                                    + " are needed",
+                            options.chunkSize(), worldSize, MIN_CHUNK_PER_RANK));
+        }
+        segment = ShmSegment.map(context, options);
         manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
         manager.setName(NAME + "-" + context.name() + "-" + rank);
         ControlBlock control = new ControlBlock(segment.memory(), worldSize);
         sync = new RankSync(control, context.name(), rank, worldSize);
         queue = new OpQueue("shm-" + context.name() + "-rank-" + rank);
-        collectives = new ShmCollectives(segment, sync, new Reducer(manager), rank, worldSize);
+        Reducer reducer = new Reducer(manager);
+        reductions = new ShmReductions(segment, sync, reducer, copies, rank, worldSize);
+        moves = new ShmMoves(segment, sync, copies, rank, worldSize);
+        messages = new Messages(segment, control, sync, context.name(), rank);
         buffers = new ShmP2pBuffers(segment, sync, worldSize);
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
@@ -98,24 +135,23 @@ final class ShmBackend extends Backend {
     }
 
     @Override
-    public void check(OpType type, NDArray tensor, ReduceOp op) {
-        ScalarType element = Torch.scalarType(tensor);
-        if (!tensor.getDevice().equals(Device.cpu())) {
-            throw new IllegalArgumentException(
-                    type
-                            + ": backend '"
-                            + NAME
-                            + "' works on tensors of the CPU, not of "
-                            + tensor.getDevice());
-        }
-        if (op != null && !REDUCIBLE.contains(element)) {
-            throw new IllegalArgumentException(
-                    type + ": cannot reduce " + element + "; possible are " + REDUCIBLE);
-        }
-        if (op == ReduceOp.AVG && !element.isFloatingPoint()) {
-            throw new IllegalArgumentException(
-                    type + ": AVG is for floating-point types, not for " + element);
-        }
+    public Support support() {
+        return SUPPORT;
+    }
+
+    @Override
+    public Device device() {
+        return Device.cpu();
+    }
+
+    /** The number of bytes that collectives have copied between tensors and shared memory. */
+    long copiedBytes() {
+        return copies.bytes();
+    }
+
+    /** The arrays that operations hold at present. */
+    List<NDArray> heldArrays() {
+        return manager.getManagedArrays();
     }
 
     @Override
@@ -124,8 +160,23 @@ final class ShmBackend extends Backend {
         return submit(
                 operation,
                 () -> {
-                    collectives.allReduce(operation, host, op);
+                    reductions.allReduce(operation, host, op);
                     host.flush();
+                },
+                host::close,
+                List.of(tensor));
+    }
+
+    @Override
+    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
+        HostTensor host = HostTensor.input(manager, tensor);
+        return submit(
+                operation,
+                () -> {
+                    reductions.reduce(operation, host, root, op);
+                    if (rank == root) {
+                        host.flush();
+                    }
                 },
                 host::close,
                 List.of(tensor));
@@ -140,7 +191,7 @@ final class ShmBackend extends Backend {
         return submit(
                 operation,
                 () -> {
-                    collectives.broadcast(operation, host, root);
+                    moves.broadcast(operation, host, root);
                     if (rank != root) {
                         host.flush();
                     }
@@ -152,12 +203,11 @@ final class ShmBackend extends Backend {
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
         HostTensor in = HostTensor.input(manager, input);
-        List<HostTensor> out =
-                outputs.stream().map(tensor -> HostTensor.output(manager, tensor)).toList();
+        List<HostTensor> out = outputs(outputs);
         return submit(
                 operation,
                 () -> {
-                    collectives.allGather(operation, addresses(out, in.byteSize()), in);
+                    moves.allGather(operation, addresses(out, in.byteSize()), in);
                     out.forEach(HostTensor::flush);
                 },
                 () -> {
@@ -168,15 +218,32 @@ final class ShmBackend extends Backend {
     }
 
     @Override
-    public Work reduceScatter(
-            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        HostTensor out = HostTensor.output(manager, output);
-        List<HostTensor> in =
-                inputs.stream().map(tensor -> HostTensor.input(manager, tensor)).toList();
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        HostTensor in = HostTensor.input(manager, input);
+        List<HostTensor> out = outputs(outputs);
         return submit(
                 operation,
                 () -> {
-                    collectives.reduceScatter(operation, out, addresses(in, out.byteSize()), op);
+                    long[] addresses = rank == root ? addresses(out, in.byteSize()) : null;
+                    moves.gather(operation, addresses, in, root);
+                    out.forEach(HostTensor::flush);
+                },
+                () -> {
+                    in.close();
+                    out.forEach(HostTensor::close);
+                },
+                outputs);
+    }
+
+    @Override
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        HostTensor out = HostTensor.output(manager, output);
+        List<HostTensor> in = inputs(inputs);
+        return submit(
+                operation,
+                () -> {
+                    long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
+                    moves.scatter(operation, out, addresses, root);
                     out.flush();
                 },
                 () -> {
@@ -184,6 +251,106 @@ final class ShmBackend extends Backend {
                     in.forEach(HostTensor::close);
                 },
                 List.of(output));
+    }
+
+    @Override
+    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        List<HostTensor> out = outputs(outputs);
+        List<HostTensor> in = inputs(inputs);
+        return submit(
+                operation,
+                () -> {
+                    moves.allToAll(operation, extents(out), extents(in));
+                    out.forEach(HostTensor::flush);
+                },
+                () -> {
+                    in.forEach(HostTensor::close);
+                    out.forEach(HostTensor::close);
+                },
+                outputs);
+    }
+
+    private static Extent[] extents(List<HostTensor> tensors) {
+        return tensors.stream()
+                .map(tensor -> new Extent(tensor.address(), tensor.byteSize()))
+                .toArray(Extent[]::new);
+    }
+
+    @Override
+    public Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        HostTensor out = HostTensor.output(manager, output);
+        HostTensor in = HostTensor.input(manager, input);
+        return submit(
+                operation,
+                () -> {
+                    moves.allToAll(operation, parts(out, outputCounts), parts(in, inputCounts));
+                    out.flush();
+                },
+                () -> {
+                    in.close();
+                    out.close();
+                },
+                List.of(output));
+    }
+
+    private static Extent[] parts(HostTensor tensor, long[] counts) {
+        Extent[] parts = new Extent[counts.length];
+        long address = tensor.address();
+        for (int i = 0; i < parts.length; i++) {
+            parts[i] = new Extent(address, counts[i] * tensor.type().itemSize());
+            address += parts[i].size();
+        }
+        return parts;
+    }
+
+    @Override
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        return submit(operation, tensor, true, destination, tag);
+    }
+
+    @Override
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        return submit(operation, tensor, false, source, tag);
+    }
+
+    private Work submit(Operation operation, NDArray tensor, boolean sends, int peer, int tag) {
+        HostTensor host =
+                sends ? HostTensor.input(manager, tensor) : HostTensor.output(manager, tensor);
+        Transfer transfer =
+                new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
+        messages.submit(transfer);
+        return transfer;
+    }
+
+    @Override
+    public Work reduceScatter(
+            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        HostTensor out = HostTensor.output(manager, output);
+        List<HostTensor> in = inputs(inputs);
+        return submit(
+                operation,
+                () -> {
+                    reductions.reduceScatter(operation, out, addresses(in, out.byteSize()), op);
+                    out.flush();
+                },
+                () -> {
+                    out.close();
+                    in.forEach(HostTensor::close);
+                },
+                List.of(output));
+    }
+
+    private List<HostTensor> inputs(List<NDArray> tensors) {
+        return tensors.stream().map(tensor -> HostTensor.input(manager, tensor)).toList();
+    }
+
+    private List<HostTensor> outputs(List<NDArray> tensors) {
+        return tensors.stream().map(tensor -> HostTensor.output(manager, tensor)).toList();
     }
 
     /** The addresses of the ranks' tensors: a tensor each, or parts of a single one. */
@@ -200,7 +367,7 @@ final class ShmBackend extends Backend {
 
     @Override
     public Work barrier(Operation operation) {
-        return submit(operation, () -> collectives.barrier(operation), () -> {}, List.of());
+        return submit(operation, () -> moves.barrier(operation), () -> {}, List.of());
     }
 
     @Override
@@ -253,6 +420,7 @@ final class ShmBackend extends Backend {
         closed = true;
         sync.close();
         queue.close();
+        messages.close();
         sync.leave();
         manager.close();
         segment.close();

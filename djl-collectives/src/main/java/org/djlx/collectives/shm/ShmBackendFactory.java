@@ -7,6 +7,7 @@ package org.djlx.collectives.shm;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.BackendFactory;
 import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.Support;
 
 /** Creates {@code shm} backends; takes {@link ShmOptions} or plain options. */
 public final class ShmBackendFactory implements BackendFactory {
@@ -17,6 +18,11 @@ public final class ShmBackendFactory implements BackendFactory {
     @Override
     public String name() {
         return ShmBackend.NAME;
+    }
+
+    @Override
+    public Support support() {
+        return ShmBackend.SUPPORT;
     }
 
     @Override

@@ -12,6 +12,7 @@ import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
+import org.djlx.nativeops.AtomicBuffer;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.SharedMemory;
 
@@ -22,6 +23,7 @@ import org.djlx.nativeops.SharedMemory;
  * <pre>
  *   control block
  *   staging, for each rank: two halves of chunkSize bytes
+ *   mailboxes, for each rank: one to each rank
  *   P2P buffers, for each rank: bufferSize bytes
  * </pre>
  */
@@ -31,7 +33,10 @@ final class ShmSegment implements AutoCloseable {
 
     private final SharedMemory shared;
     private final long staging;
+    private final long mailboxes;
     private final long buffers;
+    private final int worldSize;
+    private final AtomicBuffer[] headers;
     private final long chunkSize;
     private final long bufferSize;
 
@@ -40,11 +45,29 @@ final class ShmSegment implements AutoCloseable {
         this.chunkSize = options.chunkSize();
         this.bufferSize = options.bufferSize();
         this.staging = align(ControlBlock.byteSize(worldSize));
-        this.buffers = staging + worldSize * 2 * chunkSize;
+        this.mailboxes = staging + worldSize * 2 * chunkSize;
+        this.buffers = mailboxes + mailboxesSize(worldSize);
+        this.worldSize = worldSize;
+        this.headers = new AtomicBuffer[2 * worldSize];
+        for (int i = 0; i < headers.length; i++) {
+            headers[i] =
+                    new AtomicBuffer(
+                            shared.memory(), staging + i * chunkSize, headerSize(worldSize));
+        }
+    }
+
+    private static long mailboxesSize(int worldSize) {
+        return (long) worldSize * worldSize * Mailbox.BYTE_SIZE;
+    }
+
+    /** The size of the words at the start of a staging half: two for each rank. */
+    static int headerSize(int worldSize) {
+        return 2 * worldSize * Long.BYTES;
     }
 
     private static long byteSize(int worldSize, ShmOptions options) {
         return align(ControlBlock.byteSize(worldSize))
+                + mailboxesSize(worldSize)
                 + worldSize * (2 * options.chunkSize() + align(options.bufferSize()));
     }
 
@@ -66,7 +89,7 @@ final class ShmSegment implements AutoCloseable {
         String problem = "";
         try {
             if (context.rank() == 0) {
-                shared = SharedMemory.create("djlx-" + context.name(), byteSize);
+                shared = SharedMemory.create(tag(context.name()), byteSize);
                 path = shared.path();
             }
         } catch (EngineException e) {
@@ -91,6 +114,11 @@ final class ShmSegment implements AutoCloseable {
         }
         shared.seal();
         return new ShmSegment(shared, context.worldSize(), options);
+    }
+
+    /** What tools show; the system takes at most 249 bytes. */
+    private static String tag(String group) {
+        return "djlx-" + group.substring(0, Math.min(group.length(), 60));
     }
 
     private static List<String> exchange(GroupContext context, String key, String value) {
@@ -154,6 +182,21 @@ final class ShmSegment implements AutoCloseable {
     /** The address of one of a rank's two staging halves. */
     long staging(int rank, int half) {
         return shared.memory().address() + staging + (2L * rank + half) * chunkSize;
+    }
+
+    /** The words at the start of one of a rank's two staging halves. */
+    AtomicBuffer header(int rank, int half) {
+        return headers[2 * rank + half];
+    }
+
+    /** The mailbox from one rank to another. */
+    Mailbox mailbox(int from, int to, Copies copies) {
+        long offset = mailboxes + ((long) from * worldSize + to) * Mailbox.BYTE_SIZE;
+        return new Mailbox(shared.memory(), offset, copies);
+    }
+
+    int worldSize() {
+        return worldSize;
     }
 
     long chunkSize() {

@@ -1,0 +1,146 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.Operation.Agreed;
+
+/** What all handles on a group share on one rank: its backend, its counters, its sub-groups. */
+final class GroupState {
+
+    private final GroupContext context; // null if this rank is not a member
+    private final Backend backend;
+    private final Runnable onDestroy;
+    private final String name;
+    private final int rank;
+    private final int worldSize;
+    private final String unusable; // why, if it never was usable
+    private final Object issueLock = new Object();
+
+    // Guarded by issueLock.
+    private final List<ProcessGroup> subGroups = new ArrayList<>();
+    private long sequence;
+    private long messages;
+    private int subGroupCount;
+    private int monitoredBarriers;
+    private volatile boolean destroyed;
+
+    GroupState(GroupContext context, Backend backend, Runnable onDestroy) {
+        this.context = context;
+        this.backend = backend;
+        this.onDestroy = onDestroy;
+        this.name = context.name();
+        this.rank = context.rank();
+        this.worldSize = context.worldSize();
+        this.unusable = null;
+    }
+
+    /** Creates the state of a group that this rank is not in. */
+    GroupState(String name, int worldSize, Backend backend, String member) {
+        this.context = null;
+        this.backend = backend;
+        this.onDestroy = () -> {};
+        this.name = name;
+        this.rank = -1;
+        this.worldSize = worldSize;
+        this.unusable = member + " is not a member of the group '" + name + "'";
+    }
+
+    GroupContext context() {
+        return context;
+    }
+
+    Backend backend() {
+        return backend;
+    }
+
+    String name() {
+        return name;
+    }
+
+    int rank() {
+        return rank;
+    }
+
+    int worldSize() {
+        return worldSize;
+    }
+
+    Object issueLock() {
+        return issueLock;
+    }
+
+    void checkUsable() {
+        if (unusable != null) {
+            throw new IllegalStateException(unusable);
+        }
+        if (destroyed) {
+            throw new IllegalStateException("the group '" + name + "' has been destroyed");
+        }
+    }
+
+    /** Numbers an operation; the number is taken by {@link #issued}. */
+    Operation nextOperation(OpType type, Duration timeout, Agreed agreed, int tag) {
+        return type.isPointToPoint()
+                ? new Operation(type, messages + 1, name, timeout, agreed, tag)
+                : new Operation(type, sequence + 1, name, timeout, agreed);
+    }
+
+    void issued(Operation operation) {
+        if (operation.type().isPointToPoint()) {
+            messages = operation.sequence();
+        } else {
+            sequence = operation.sequence();
+        }
+    }
+
+    /** Returns a number that is the same on all ranks, as all create sub-groups in one order. */
+    int nextSubGroup() {
+        synchronized (issueLock) {
+            checkUsable();
+            return subGroupCount++;
+        }
+    }
+
+    int nextMonitoredBarrier() {
+        synchronized (issueLock) {
+            checkUsable();
+            return monitoredBarriers++;
+        }
+    }
+
+    void addSubGroup(ProcessGroup group) {
+        synchronized (issueLock) {
+            if (!destroyed) {
+                subGroups.add(group);
+                return;
+            }
+        }
+        group.destroy();
+        checkUsable();
+    }
+
+    void removeSubGroup(ProcessGroup group) {
+        synchronized (issueLock) {
+            subGroups.remove(group);
+        }
+    }
+
+    void destroy() {
+        List<ProcessGroup> dependent;
+        synchronized (issueLock) {
+            if (destroyed || unusable != null) {
+                return;
+            }
+            destroyed = true;
+            dependent = List.copyOf(subGroups);
+        }
+        dependent.forEach(ProcessGroup::destroy);
+        backend.close();
+        onDestroy.run();
+    }
+}

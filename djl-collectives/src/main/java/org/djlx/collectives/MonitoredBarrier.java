@@ -1,0 +1,139 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * A barrier made of messages, so that rank 0 learns who is missing. The others send it an empty
+ * message; it answers those it has heard from with the list of the missing. The tags carry the
+ * barrier's number: what a late rank sends is not taken for its next barrier.
+ */
+final class MonitoredBarrier {
+
+    private final ProcessGroup group;
+    private final int number;
+    private final NDManager manager;
+
+    private MonitoredBarrier(ProcessGroup group, int number, NDManager manager) {
+        this.group = group;
+        this.number = number;
+        this.manager = manager;
+    }
+
+    static void run(ProcessGroup group, int number, boolean waitAllRanks) {
+        group.state().backend().checkSupported(OpType.SEND);
+        group.state().backend().checkSupported(OpType.RECV);
+        try (NDManager manager =
+                NDManager.newBaseManager(group.state().backend().device(), "PyTorch")) {
+            MonitoredBarrier barrier = new MonitoredBarrier(group, number, manager);
+            if (group.rank() == 0) {
+                barrier.monitor(waitAllRanks);
+            } else {
+                barrier.report();
+            }
+        }
+    }
+
+    // Two negative tags for each barrier; after 2³⁰ barriers they come again.
+    private int arrivalTag() {
+        return -1 - 2 * (number & (1 << 30) - 1);
+    }
+
+    private int answerTag() {
+        return arrivalTag() - 1;
+    }
+
+    private NDArray nothing() {
+        return Torch.empty(manager, new Shape(0), ScalarType.UINT8);
+    }
+
+    private void monitor(boolean waitAllRanks) {
+        List<Work> arrivals = new ArrayList<>();
+        for (int peer = 1; peer < group.worldSize(); peer++) {
+            arrivals.add(group.issueMessage(OpType.RECV, nothing(), peer, arrivalTag()));
+        }
+        List<CollectiveException> failures = new ArrayList<>();
+        List<Integer> missing = new ArrayList<>();
+        for (int peer = 1; peer < group.worldSize(); peer++) {
+            try {
+                arrivals.get(peer - 1).await();
+            } catch (CollectiveException e) {
+                missing.add(peer);
+                failures.add(e);
+                if (!waitAllRanks) {
+                    break;
+                }
+            }
+        }
+        answer(arrivals, missing);
+        if (!missing.isEmpty()) {
+            CollectiveTimeoutException failure = failure(missing);
+            failures.forEach(failure::addSuppressed);
+            throw failure;
+        }
+    }
+
+    private void answer(List<Work> arrivals, List<Integer> missing) {
+        byte[] flags = new byte[group.worldSize()];
+        missing.forEach(peer -> flags[peer] = 1);
+        NDArray answer = manager.create(flags);
+        List<Work> answers = new ArrayList<>();
+        for (int peer = 1; peer < group.worldSize(); peer++) {
+            if (arrivals.get(peer - 1).isSuccess()) {
+                answers.add(group.issueMessage(OpType.SEND, answer, peer, answerTag()));
+            }
+        }
+        for (Work work : answers) {
+            try {
+                work.await();
+            } catch (CollectiveException e) {
+                // That rank knows by itself that its barrier failed; it was not missing here.
+                continue;
+            }
+        }
+    }
+
+    private void report() {
+        NDArray answer = Torch.empty(manager, new Shape(group.worldSize()), ScalarType.INT8);
+        try {
+            group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()).await();
+            // Rank 0 has begun by now, so it answers after one timeout at the latest.
+            Duration patience = group.timeout().multipliedBy(2);
+            group.withTimeout(patience).issueMessage(OpType.RECV, answer, 0, answerTag()).await();
+        } catch (CollectiveTimeoutException e) {
+            throw new CollectiveTimeoutException(
+                    String.format(
+                            "monitoredBarrier of group '%s' failed on rank %d: rank 0 did not"
+                                    + " answer within %s",
+                            group.name(), group.rank(), group.timeout()),
+                    List.of(0),
+                    e);
+        }
+        byte[] flags = answer.toByteArray();
+        List<Integer> missing =
+                IntStream.range(0, flags.length).filter(peer -> flags[peer] != 0).boxed().toList();
+        if (!missing.isEmpty()) {
+            throw failure(missing);
+        }
+    }
+
+    private CollectiveTimeoutException failure(List<Integer> missing) {
+        return new CollectiveTimeoutException(
+                String.format(
+                        "monitoredBarrier of group '%s' failed: ranks %s of %d did not reach it"
+                                + " within %s",
+                        group.name(), missing, group.worldSize(), group.timeout()),
+                missing);
+    }
+}

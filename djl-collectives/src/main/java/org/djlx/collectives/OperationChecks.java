@@ -1,0 +1,246 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import ai.djl.ndarray.NDArray;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Objects;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** Checks what a rank passes to the operations of its group, before anything is sent. */
+final class OperationChecks {
+
+    private final Backend backend;
+    private final int rank;
+    private final int worldSize;
+
+    OperationChecks(Backend backend, int rank, int worldSize) {
+        this.backend = backend;
+        this.rank = rank;
+        this.worldSize = worldSize;
+    }
+
+    static Agreed agreed(NDArray tensor, ReduceOp op, int index) {
+        return new Agreed(Torch.scalarType(tensor), Torch.sizes(tensor), op, index);
+    }
+
+    static long count(long[] sizes) {
+        return Arrays.stream(sizes).reduce(1, Math::multiplyExact);
+    }
+
+    void tensor(OpType type, String role, NDArray tensor, ReduceOp op) {
+        if (tensor == null) {
+            throw new IllegalArgumentException(type + ": " + role + " is null");
+        }
+        backend.check(type, tensor, op);
+    }
+
+    void moved(OpType type, String role, NDArray tensor) {
+        tensor(type, role, tensor, null);
+    }
+
+    void reduced(OpType type, String role, NDArray tensor, ReduceOp op) {
+        tensor(type, role, tensor, Objects.requireNonNull(op, "op"));
+    }
+
+    void root(OpType type, int root) {
+        inGroup(type, "root", root);
+    }
+
+    private void inGroup(OpType type, String role, int peer) {
+        if (peer < 0 || peer >= worldSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: %s %d lies outside a group of %d ranks",
+                            type, role, peer, worldSize));
+        }
+    }
+
+    void peer(OpType type, String role, int peer) {
+        inGroup(type, role, peer);
+        if (peer == rank) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: %s %d is this rank itself; a message goes to another",
+                            type, role, peer));
+        }
+    }
+
+    void anyPeer(OpType type) {
+        if (worldSize == 1) {
+            throw new IllegalArgumentException(type + ": there is no other rank in the group");
+        }
+    }
+
+    void tag(OpType type, int tag) {
+        if (tag < 0) {
+            throw new IllegalArgumentException(type + ": the tag is negative: " + tag);
+        }
+    }
+
+    /** Checks a list with a tensor for each rank, each as {@code like}. */
+    void alike(OpType type, String role, List<NDArray> tensors, NDArray like, ReduceOp op) {
+        onePerRank(type, role, tensors);
+        for (NDArray tensor : tensors) {
+            tensor(type, role, tensor, op);
+            sameType(type, role, tensor, like);
+            if (!Arrays.equals(Torch.sizes(tensor), Torch.sizes(like))) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s: the shapes of %s must be %s, not %s",
+                                type,
+                                role,
+                                Arrays.toString(Torch.sizes(like)),
+                                Arrays.toString(Torch.sizes(tensor))));
+            }
+        }
+    }
+
+    private void onePerRank(OpType type, String role, List<NDArray> tensors) {
+        if (tensors == null || tensors.size() != worldSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: %s must hold one tensor for each of the %d ranks, not %s",
+                            type, role, worldSize, tensors == null ? "null" : tensors.size()));
+        }
+    }
+
+    /** Checks a list that only the root passes. */
+    void onRoot(OpType type, String role, List<NDArray> tensors, NDArray like, int root) {
+        if (rank == root) {
+            alike(type, role, tensors, like, null);
+        } else if (tensors != null && !tensors.isEmpty()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: %s are for the root, rank %d; pass null on rank %d",
+                            type, role, root, rank));
+        }
+    }
+
+    /** Checks lists with a tensor for each rank of any shape, all of one type. */
+    void exchanged(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
+        onePerRank(type, "outputs", outputs);
+        onePerRank(type, "inputs", inputs);
+        for (int peer = 0; peer < worldSize; peer++) {
+            moved(type, "inputs", inputs.get(peer));
+            moved(type, "outputs", outputs.get(peer));
+            sameType(type, "inputs", inputs.get(peer), inputs.get(0));
+            sameType(type, "outputs", outputs.get(peer), inputs.get(0));
+        }
+        long sent = count(Torch.sizes(inputs.get(rank)));
+        long received = count(Torch.sizes(outputs.get(rank)));
+        if (sent != received) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: inputs has %d elements for this rank, outputs %d",
+                            type, sent, received));
+        }
+    }
+
+    /** Checks a tensor that holds a part for each rank. */
+    void whole(OpType type, String wholeRole, NDArray whole, String partRole, NDArray part) {
+        sameType(type, wholeRole, whole, part);
+        if (count(Torch.sizes(whole)) != worldSize * count(Torch.sizes(part))) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: %s %s must have %d (the world size) times as many elements as %s"
+                                    + " %s",
+                            type,
+                            wholeRole,
+                            Arrays.toString(Torch.sizes(whole)),
+                            worldSize,
+                            partRole,
+                            Arrays.toString(Torch.sizes(part))));
+        }
+    }
+
+    /** Returns the number of elements for each rank, from splits of the first dimension. */
+    long[] splits(OpType type, String role, NDArray tensor, long[] splits) {
+        long[] sizes = Torch.sizes(tensor);
+        if (sizes.length == 0) {
+            throw new IllegalArgumentException(
+                    type + ": " + role + " must have a first dimension to split");
+        }
+        long[] rows = splits;
+        if (rows == null) {
+            if (sizes[0] % worldSize != 0) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s: the first dimension of %s %s is not divisible by the world"
+                                        + " size %d; give split sizes",
+                                type, role, Arrays.toString(sizes), worldSize));
+            }
+            rows = new long[worldSize];
+            Arrays.fill(rows, sizes[0] / worldSize);
+        }
+        if (rows.length != worldSize
+                || Arrays.stream(rows).anyMatch(split -> split < 0 || split > sizes[0])
+                || Arrays.stream(rows).sum() != sizes[0]) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: the splits of %s must be %d numbers, none negative, that add up"
+                                    + " to its first dimension, %d, not %s",
+                            type, role, worldSize, sizes[0], Arrays.toString(rows)));
+        }
+        long rowSize = count(Arrays.copyOfRange(sizes, 1, sizes.length));
+        return Arrays.stream(rows).map(split -> split * rowSize).toArray();
+    }
+
+    /** Returns the shape of a row, on which all ranks agree in an exchange with splits. */
+    static long[] rowShape(OpType type, NDArray output, NDArray input) {
+        long[] in = Torch.sizes(input);
+        long[] row = Arrays.copyOfRange(in, 1, in.length);
+        long[] out = Torch.sizes(output);
+        if (!Arrays.equals(row, Arrays.copyOfRange(out, 1, out.length))) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: output %s and input %s must be the same in all dimensions but the"
+                                    + " first",
+                            type, Arrays.toString(out), Arrays.toString(in)));
+        }
+        return row;
+    }
+
+    void sameType(OpType type, String role, NDArray tensor, NDArray like) {
+        ScalarType actual = Torch.scalarType(tensor);
+        ScalarType expected = Torch.scalarType(like);
+        if (actual != expected) {
+            throw new IllegalArgumentException(
+                    type + ": " + role + " must be " + expected + ", not " + actual);
+        }
+    }
+
+    /**
+     * Checks that a tensor that is written shares no memory with one that is read, except as the
+     * part of one that is for this rank, in its place.
+     *
+     * @param part the tensor that may be this rank's part of {@code whole}
+     * @param place where in {@code whole} that is, in elements; -1 if it may not be
+     */
+    void overlap(OpType type, NDArray whole, NDArray part, long place) {
+        if (!Torch.isContiguous(whole) || !Torch.isContiguous(part)) {
+            return; // Copied before the operation and after it.
+        }
+        int itemSize = Torch.scalarType(whole).itemSize();
+        long wholeBegin = Torch.dataPointer(whole);
+        long wholeEnd = wholeBegin + count(Torch.sizes(whole)) * itemSize;
+        long partBegin = Torch.dataPointer(part);
+        long partEnd = partBegin + count(Torch.sizes(part)) * itemSize;
+        boolean apart = partEnd <= wholeBegin || wholeEnd <= partBegin;
+        boolean empty = partBegin == partEnd || wholeBegin == wholeEnd;
+        boolean inPlace = place >= 0 && partBegin == wholeBegin + place * itemSize;
+        if (!apart && !empty && !inPlace) {
+            throw new IllegalArgumentException(
+                    type
+                            + ": the input and the output overlap"
+                            + (place < 0
+                                    ? ", which they must not"
+                                    : " other than in this rank's own place"));
+        }
+    }
+}

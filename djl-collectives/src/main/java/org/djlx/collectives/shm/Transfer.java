@@ -1,0 +1,137 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import ai.djl.ndarray.NDArray;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.TimeoutException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.shm.Mailbox.Kind;
+import org.djlx.collectives.shm.Mailbox.Letter;
+
+/** A message on its way, at one of its ends. {@link Messages} guards what changes. */
+final class Transfer extends PendingWork {
+
+    /** The peer of a receive from any rank, until there is a message. */
+    static final int ANY = -1;
+
+    private final Messages messages;
+    private final HostTensor tensor;
+    private final boolean sends;
+    private final int tag;
+    private final long begin = System.nanoTime();
+    private volatile int peer;
+    private long message = -1; // the sender's number, once it is known
+    private long moved;
+
+    Transfer(
+            Messages messages,
+            Operation operation,
+            HostTensor tensor,
+            boolean sends,
+            int peer,
+            int tag,
+            List<NDArray> result) {
+        super(operation, result);
+        this.messages = messages;
+        this.tensor = tensor;
+        this.sends = sends;
+        this.peer = peer;
+        this.tag = tag;
+    }
+
+    HostTensor tensor() {
+        return tensor;
+    }
+
+    boolean sends() {
+        return sends;
+    }
+
+    int peer() {
+        return peer;
+    }
+
+    long message() {
+        return message;
+    }
+
+    /** Tells which message this is the end of. */
+    void bind(int source, long number) {
+        this.peer = sends ? peer : source;
+        this.message = number;
+    }
+
+    Letter letter(Kind kind) {
+        return letter(kind, message);
+    }
+
+    Letter letter(Kind kind, long number) {
+        return new Letter(
+                kind,
+                number,
+                tag,
+                tensor.type().code(),
+                tensor.byteSize(),
+                operation().signature());
+    }
+
+    /** Whether this receive is for a message that a rank has offered. */
+    boolean wants(int source, Letter offer) {
+        return tag == offer.tag() && (peer == ANY || peer == source);
+    }
+
+    boolean fits(Letter other) {
+        return tensor.type().code() == other.type() && tensor.byteSize() == other.size();
+    }
+
+    /** The address of the next chunk. */
+    long address() {
+        return tensor.address() + moved;
+    }
+
+    /** The size of the next chunk. */
+    long chunk() {
+        return Math.min(Mailbox.CHUNK, tensor.byteSize() - moved);
+    }
+
+    void advance(long size) {
+        moved += size;
+    }
+
+    boolean isMoved() {
+        return moved == tensor.byteSize();
+    }
+
+    /** The time until the operation's timeout, in nanoseconds. */
+    long nanosLeft() {
+        return operation().timeout().toNanos() - (System.nanoTime() - begin);
+    }
+
+    @Override
+    public void await() {
+        messages.await(this);
+        rethrow();
+    }
+
+    @Override
+    public void await(Duration timeout) {
+        messages.expedite();
+        try {
+            awaitFuture(timeout.toNanos());
+        } catch (TimeoutException e) {
+            throw new CollectiveTimeoutException(
+                    operation() + " was still under way after " + timeout, List.of());
+        }
+        rethrow();
+    }
+
+    @Override
+    public int sourceRank() {
+        return sends || !isSuccess() ? super.sourceRank() : peer;
+    }
+}

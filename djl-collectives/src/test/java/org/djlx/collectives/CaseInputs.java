@@ -1,0 +1,126 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
+import java.util.List;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** What ranks put into the cases, known to all of them, and what must come out. */
+final class CaseInputs {
+
+    static final List<ScalarType> REDUCED =
+            List.of(
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT64,
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16,
+                    ScalarType.INT8,
+                    ScalarType.UINT8,
+                    ScalarType.INT32,
+                    ScalarType.INT64,
+                    ScalarType.BOOL);
+    static final List<ScalarType> MOVED =
+            List.of(
+                    ScalarType.FLOAT32,
+                    ScalarType.BFLOAT16,
+                    ScalarType.FLOAT8_E4M3FN,
+                    ScalarType.INT64,
+                    ScalarType.BOOL);
+    static final List<ReduceOp> OPS =
+            Stream.concat(
+                            ReduceOp.constants().stream(),
+                            Stream.of(ReduceOp.premulSum(0.3), ReduceOp.premulSum(-2)))
+                    .toList();
+
+    /** None, one, odd, and more than fits into a staging half of the test's groups. */
+    static final int[] COUNTS = {0, 1, 7, 1000, 100_003};
+
+    private CaseInputs() {}
+
+    static long seed(int rank, int salt) {
+        return 1000L * salt + rank;
+    }
+
+    /** The elements of all ranks' inputs, as {@code [rank][element]}. */
+    static double[][] inputs(
+            ProcessGroup group, NDManager manager, ScalarType type, Shape shape, int salt) {
+        return IntStream.range(0, group.worldSize())
+                .mapToObj(
+                        rank -> {
+                            try (NDArray array =
+                                    TestArrays.random(manager, type, shape, seed(rank, salt))) {
+                                return TestArrays.values(array);
+                            }
+                        })
+                .toArray(double[][]::new);
+    }
+
+    /** Compares a result with double precision, and to the bit with what the contract defines. */
+    static void assertReduced(
+            double[][] inputs, int from, NDArray result, ReduceOp op, ScalarType type) {
+        double[] actual = TestArrays.values(result);
+        for (int i = 0; i < actual.length; i++) {
+            int element = from + i;
+            double[] parts =
+                    IntStream.range(0, inputs.length)
+                            .mapToDouble(rank -> inputs[rank][element])
+                            .toArray();
+            String place = op + " " + type + " [" + element + "]";
+            assertEquals(RankOrder.rounded(parts, op, type), actual[i], place);
+            if (type.isFloatingPoint()) {
+                double exact = RankOrder.exact(parts, op);
+                double magnitude = 0;
+                for (double part : parts) {
+                    magnitude += Math.abs(part * op.factor());
+                }
+                double tolerance =
+                        epsilon(type) * Math.abs(exact)
+                                + (parts.length + 1)
+                                        * epsilon(
+                                                type == ScalarType.FLOAT64
+                                                        ? type
+                                                        : ScalarType.FLOAT32)
+                                        * Math.max(magnitude, Math.abs(exact));
+                assertEquals(exact, actual[i], tolerance + smallest(type), place);
+            }
+        }
+    }
+
+    /** Half a unit of the subnormal numbers: what rounding costs near zero. */
+    private static double smallest(ScalarType type) {
+        return switch (type) {
+            case FLOAT64 -> Double.MIN_VALUE;
+            case FLOAT16 -> 0x1p-25;
+            default -> Float.MIN_VALUE;
+        };
+    }
+
+    private static double epsilon(ScalarType type) {
+        return switch (type) {
+            case FLOAT64 -> 0x1p-53;
+            case FLOAT32 -> 0x1p-24;
+            case FLOAT16 -> 0x1p-11;
+            case BFLOAT16 -> 0x1p-8;
+            default -> 0;
+        };
+    }
+
+    static List<NDArray> empty(NDManager manager, ScalarType type, Shape shape, int n) {
+        return IntStream.range(0, n).mapToObj(i -> Torch.empty(manager, shape, type)).toList();
+    }
+
+    static double[] concatenated(double[][] parts) {
+        return Arrays.stream(parts).flatMapToDouble(Arrays::stream).toArray();
+    }
+}

@@ -1,0 +1,341 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ContractCases.Case;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.function.Executable;
+
+/** Groups of some ranks, their names, their end, and what names the missing. */
+final class GroupCases {
+
+    private GroupCases() {}
+
+    static Map<String, Case> all() {
+        Map<String, Case> cases = new LinkedHashMap<>();
+        cases.put("newGroup", GroupCases::newGroup);
+        cases.put("newGroupDiffers", GroupCases::newGroupDiffers);
+        cases.put("wrongGroups", GroupCases::wrongGroups);
+        cases.put("split", GroupCases::split);
+        cases.put("subGroupsOfSubGroups", GroupCases::subGroupsOfSubGroups);
+        cases.put("subGroupOfOne", GroupCases::subGroupOfOne);
+        cases.put("crosswise", GroupCases::crosswise);
+        cases.put("destroyed", GroupCases::destroyed);
+        cases.put("destroyedWhilePending", GroupCases::destroyedWhilePending);
+        cases.put("peerDestroyed", GroupCases::peerDestroyed);
+        cases.put("timeouts", GroupCases::timeouts);
+        cases.put("monitoredBarrier", GroupCases::monitoredBarrier);
+        cases.put("monitoredBarrierMissing", GroupCases::monitoredBarrierMissing);
+        cases.put("monitoredBarrierTimeout", GroupCases::monitoredBarrierTimeout);
+        return cases;
+    }
+
+    /** The sum of the ranks' numbers, over a group. */
+    private static double sum(ProcessGroup group, NDManager manager, double number) {
+        NDArray tensor = TestArrays.of(manager, ScalarType.FLOAT64, new Shape(1), number);
+        group.allReduce(tensor, ReduceOp.SUM).await();
+        return TestArrays.values(tensor)[0];
+    }
+
+    private static List<Integer> everyOther(ProcessGroup group) {
+        return IntStream.range(0, group.worldSize()).filter(rank -> rank % 2 == 0).boxed().toList();
+    }
+
+    private static void newGroup(ProcessGroup group, NDManager manager) {
+        List<Integer> ranks = new ArrayList<>(everyOther(group));
+        double expected = ranks.stream().mapToInt(rank -> rank).sum();
+        Collections.reverse(ranks);
+        ProcessGroup evens = group.newGroup(ranks, "evens");
+        assertEquals("evens", evens.name());
+        assertEquals(ranks.size(), evens.worldSize());
+        if (group.rank() % 2 == 0) {
+            assertTrue(evens.isMember());
+            assertEquals(group.rank() / 2, evens.rank());
+            assertEquals(expected, sum(evens, manager, group.rank()));
+        } else {
+            assertFalse(evens.isMember());
+            assertEquals(-1, evens.rank());
+            String message = assertThrows(IllegalStateException.class, evens::barrier).getMessage();
+            assertTrue(message.contains("not a member of the group 'evens'"), message);
+            assertTrue(message.contains("rank " + group.rank()), message);
+            assertThrows(IllegalStateException.class, () -> evens.newGroup(List.of(0)));
+        }
+        // Names without being given; the parent goes on.
+        ProcessGroup all = group.newGroup(IntStream.range(0, group.worldSize()).boxed().toList());
+        assertTrue(all.name().startsWith(group.name() + "."), all.name());
+        assertEquals(group.worldSize(), sum(all, manager, 1));
+        evens.destroy();
+        all.destroy();
+        assertEquals(group.worldSize(), sum(group, manager, 1));
+    }
+
+    private static void newGroupDiffers(ProcessGroup group, NDManager manager) {
+        if (group.worldSize() == 1) {
+            return;
+        }
+        List<Integer> ranks = group.rank() == 1 ? List.of(0) : List.of(0, 1);
+        String message =
+                assertThrows(
+                                CollectiveMismatchException.class,
+                                () -> group.newGroup(ranks, "differs"))
+                        .getMessage();
+        assertTrue(message.contains("newGroup([0, 1], 'differs')"), message);
+        assertTrue(message.contains("newGroup([0], 'differs')"), message);
+        assertEquals(group.worldSize(), sum(group, manager, 1));
+    }
+
+    private static void wrongGroups(ProcessGroup group, NDManager manager) {
+        for (List<Integer> ranks :
+                List.of(
+                        List.<Integer>of(),
+                        List.of(group.worldSize()),
+                        List.of(-1),
+                        List.of(0, 0))) {
+            assertThrows(IllegalArgumentException.class, () -> group.newGroup(ranks));
+        }
+    }
+
+    private static void split(ProcessGroup group, NDManager manager) {
+        int self = group.rank();
+        int n = group.worldSize();
+        // By parity, in reverse order.
+        ProcessGroup half = group.split(self % 2, -self);
+        int size = (n + 1 - self % 2) / 2;
+        assertEquals(size, half.worldSize());
+        assertEquals(size - 1 - self / 2, half.rank());
+        int expected = IntStream.range(0, n).filter(rank -> rank % 2 == self % 2).sum();
+        assertEquals(expected, sum(half, manager, self));
+        half.destroy();
+        // Rank 0 stays out; equal keys keep the order.
+        ProcessGroup rest = group.split(self == 0 ? -1 : 3, 0);
+        assertEquals(self != 0, rest.isMember());
+        if (rest.isMember()) {
+            assertEquals(self - 1, rest.rank());
+            assertEquals(n - 1, sum(rest, manager, 1));
+        }
+        rest.destroy();
+    }
+
+    private static void subGroupsOfSubGroups(ProcessGroup group, NDManager manager) {
+        ProcessGroup current = group;
+        List<ProcessGroup> groups = new ArrayList<>();
+        while (current.worldSize() > 1) {
+            current = current.split(current.rank() * 2 / current.worldSize(), current.rank());
+            groups.add(current);
+            assertEquals(current.worldSize(), sum(current, manager, 1));
+        }
+        for (ProcessGroup one : groups) {
+            assertEquals(one.worldSize(), sum(one, manager, 1));
+        }
+        // With the first go those made of it.
+        if (!groups.isEmpty()) {
+            groups.get(0).destroy();
+            assertThrows(IllegalStateException.class, groups.get(groups.size() - 1)::barrier);
+        }
+    }
+
+    private static void subGroupOfOne(ProcessGroup group, NDManager manager) {
+        try (ProcessGroup alone = group.split(group.rank(), 0)) {
+            assertEquals(1, alone.worldSize());
+            assertEquals(group.rank(), sum(alone, manager, group.rank()));
+            NDArray tensor = manager.full(new Shape(30_000), 3f);
+            alone.reduceScatterTensor(tensor, tensor, ReduceOp.AVG).await();
+            alone.allGatherIntoTensor(tensor, tensor).await();
+            alone.broadcast(tensor, 0).await();
+            alone.monitoredBarrier(Duration.ofMinutes(1), true);
+            assertEquals(3, TestArrays.values(tensor)[29_999]);
+        }
+    }
+
+    /** One rank issues first on one group, then on the other; the others the other way round. */
+    private static void crosswise(ProcessGroup group, NDManager manager) {
+        List<Integer> all = IntStream.range(0, group.worldSize()).boxed().toList();
+        try (ProcessGroup a = group.newGroup(all);
+                ProcessGroup b = group.newGroup(all)) {
+            for (int i = 0; i < 20; i++) {
+                NDArray one = manager.ones(new Shape(30_000));
+                NDArray two = manager.full(new Shape(30_000), 2f);
+                boolean first = group.rank() == 0;
+                Work work = first ? a.allReduce(one, ReduceOp.SUM) : b.allReduce(two, ReduceOp.SUM);
+                Work other =
+                        first ? b.allReduce(two, ReduceOp.SUM) : a.allReduce(one, ReduceOp.SUM);
+                work.await();
+                other.await();
+                assertEquals(group.worldSize(), TestArrays.values(one)[0]);
+                assertEquals(2 * group.worldSize(), TestArrays.values(two)[29_999]);
+                one.close();
+                two.close();
+            }
+            group.barrier().await();
+        }
+    }
+
+    private static ProcessGroup copy(ProcessGroup group) {
+        return group.split(0, 0);
+    }
+
+    private static void destroyed(ProcessGroup group, NDManager manager) {
+        ProcessGroup copy = copy(group);
+        ProcessGroup view = copy.withTimeout(Duration.ofMinutes(2));
+        NDArray tensor = manager.ones(new Shape(1));
+        copy.barrier().await();
+        view.destroy();
+        copy.destroy();
+        for (Executable call :
+                List.<Executable>of(
+                        copy::barrier,
+                        view::barrier,
+                        copy::p2pBuffers,
+                        () -> copy.allReduce(tensor, ReduceOp.SUM),
+                        () -> copy.recvAnySource(tensor, 0),
+                        () -> copy.split(0, 0),
+                        () -> copy.newGroup(List.of(0)),
+                        () -> copy.monitoredBarrier(Duration.ofMinutes(1), true))) {
+            String message = assertThrows(IllegalStateException.class, call).getMessage();
+            assertTrue(message.contains("'" + copy.name() + "' has been destroyed"), message);
+        }
+        assertEquals(group.worldSize(), sum(group, manager, 1));
+    }
+
+    /** What is under way when its own rank leaves ends with an error. */
+    private static void destroyedWhilePending(ProcessGroup group, NDManager manager) {
+        if (group.worldSize() == 1) {
+            return;
+        }
+        ProcessGroup copy = copy(group);
+        if (group.rank() == 0) {
+            List<Work> works =
+                    List.of(
+                            copy.allReduce(manager.ones(new Shape(1)), ReduceOp.SUM),
+                            copy.barrier(),
+                            copy.recv(manager.ones(new Shape(1)), 1, 0),
+                            copy.send(manager.ones(new Shape(1)), 1, 0),
+                            copy.recvAnySource(manager.ones(new Shape(1)), 1));
+            copy.destroy();
+            for (Work work : works) {
+                assertTrue(work.isCompleted());
+                String message = assertThrows(CollectiveException.class, work::await).getMessage();
+                assertTrue(message.contains("this rank destroyed the group"), message);
+            }
+        }
+        group.barrier().await();
+        copy.destroy();
+    }
+
+    /** What waits for a rank that has left ends with an error that names it. */
+    private static void peerDestroyed(ProcessGroup group, NDManager manager) {
+        if (group.worldSize() == 1) {
+            return;
+        }
+        ProcessGroup copy = copy(group);
+        int last = group.worldSize() - 1;
+        if (group.rank() == last) {
+            // What it has sent before arrives all the same.
+            copy.send(manager.full(new Shape(50_000), 9f), 0, 0).await();
+            copy.destroy();
+        } else if (group.rank() == 0) {
+            NDArray tensor = manager.zeros(new Shape(50_000));
+            copy.recv(tensor, last, 0).await();
+            assertEquals(9, TestArrays.values(tensor)[49_999]);
+            for (Work work : List.of(copy.recv(tensor, last, 0), copy.send(tensor, last, 0))) {
+                String message = assertThrows(CollectiveException.class, work::await).getMessage();
+                assertTrue(message.contains("rank " + last + " has destroyed"), message);
+            }
+        }
+        group.barrier().await();
+        copy.destroy();
+    }
+
+    private static void timeouts(ProcessGroup group, NDManager manager) {
+        if (group.worldSize() == 1) {
+            return;
+        }
+        ProcessGroup copy = copy(group);
+        if (group.rank() == 0) {
+            ProcessGroup hasty = copy.withTimeout(Duration.ofMillis(30));
+            assertEquals(Duration.ofMillis(30), hasty.timeout());
+            CollectiveTimeoutException e =
+                    assertThrows(CollectiveTimeoutException.class, () -> hasty.barrier().await());
+            assertEquals(IntStream.range(1, group.worldSize()).boxed().toList(), e.missingRanks());
+            assertTrue(e.getMessage().contains("PT0.03S"), e.getMessage());
+        }
+        group.barrier().await();
+        copy.destroy();
+    }
+
+    private static void monitoredBarrier(ProcessGroup group, NDManager manager) {
+        for (int i = 0; i < 5; i++) {
+            group.monitoredBarrier(Duration.ofMinutes(1), i % 2 == 0);
+        }
+        assertEquals(group.worldSize(), sum(group, manager, 1));
+    }
+
+    /** The two last ranks have left: all others learn of it. */
+    private static void monitoredBarrierMissing(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        if (n < 3) {
+            return;
+        }
+        for (boolean all : new boolean[] {true, false}) {
+            ProcessGroup copy = copy(group);
+            if (group.rank() >= n - 2) {
+                copy.destroy();
+            } else {
+                CollectiveTimeoutException e =
+                        assertThrows(
+                                CollectiveTimeoutException.class,
+                                () -> copy.monitoredBarrier(Duration.ofSeconds(50), all));
+                assertEquals(all ? List.of(n - 2, n - 1) : List.of(n - 2), e.missingRanks());
+                assertTrue(e.getMessage().contains("ranks " + e.missingRanks()), e.getMessage());
+                assertTrue(e.getMessage().contains(copy.name()), e.getMessage());
+                // The others can go on among themselves.
+                if (group.rank() == 0 && n > 3) {
+                    copy.send(manager.ones(new Shape(1)), 1, 0).await();
+                } else if (group.rank() == 1) {
+                    copy.recv(manager.ones(new Shape(1)), 0, 0).await();
+                }
+            }
+            group.barrier().await();
+            copy.destroy();
+        }
+    }
+
+    /** The ranks come one after the other, each too late; afterwards the group still works. */
+    private static void monitoredBarrierTimeout(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        if (n == 1) {
+            return;
+        }
+        for (int alone = 0; alone < n; alone++) {
+            if (group.rank() == alone) {
+                CollectiveTimeoutException e =
+                        assertThrows(
+                                CollectiveTimeoutException.class,
+                                () -> group.monitoredBarrier(Duration.ofMillis(30), true));
+                assertEquals(
+                        alone == 0 ? IntStream.range(1, n).boxed().toList() : List.of(0),
+                        e.missingRanks());
+            }
+            group.barrier().await();
+        }
+        group.monitoredBarrier(Duration.ofMinutes(1), true);
+        assertEquals(n, sum(group, manager, 1));
+    }
+}

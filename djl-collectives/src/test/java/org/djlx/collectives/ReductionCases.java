@@ -1,0 +1,202 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.djlx.collectives.CaseInputs.COUNTS;
+import static org.djlx.collectives.CaseInputs.OPS;
+import static org.djlx.collectives.CaseInputs.REDUCED;
+import static org.djlx.collectives.CaseInputs.assertReduced;
+import static org.djlx.collectives.CaseInputs.empty;
+import static org.djlx.collectives.CaseInputs.inputs;
+import static org.djlx.collectives.CaseInputs.seed;
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.djlx.collectives.ContractCases.Case;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** Operations that reduce. */
+final class ReductionCases {
+
+    private ReductionCases() {}
+
+    static Map<String, Case> all() {
+        Map<String, Case> cases = new LinkedHashMap<>();
+        cases.put("allReduce", ReductionCases::allReduce);
+        cases.put("allReduceStrided", ReductionCases::allReduceStrided);
+        cases.put("allReduceSameBits", ReductionCases::allReduceSameBits);
+        cases.put("reduce", ReductionCases::reduce);
+        cases.put("reduceStrided", ReductionCases::reduceStrided);
+        cases.put("reduceScatter", ReductionCases::reduceScatter);
+        cases.put("reduceScatterTensor", ReductionCases::reduceScatterTensor);
+        cases.put("reduceScatterInPlace", ReductionCases::reduceScatterInPlace);
+        return cases;
+    }
+
+    private static void allReduce(ProcessGroup group, NDManager manager) {
+        int salt = 0;
+        for (ScalarType type : REDUCED) {
+            for (ReduceOp op : OPS) {
+                for (int count : COUNTS) {
+                    if (!op.isDefinedFor(type) || count > 1000 && op != ReduceOp.SUM) {
+                        continue;
+                    }
+                    Shape shape = new Shape(count);
+                    double[][] inputs = inputs(group, manager, type, shape, ++salt);
+                    try (NDArray tensor =
+                            TestArrays.random(manager, type, shape, seed(group.rank(), salt))) {
+                        group.allReduce(tensor, op).await();
+                        assertReduced(inputs, 0, tensor, op, type);
+                    }
+                }
+            }
+        }
+    }
+
+    private static void allReduceStrided(ProcessGroup group, NDManager manager) {
+        for (Shape shape : List.of(new Shape(5), new Shape(7, 3), new Shape(3, 4, 5))) {
+            for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
+                double[][] inputs = inputs(group, manager, type, shape, 1);
+                NDArray tensor =
+                        TestArrays.randomStrided(manager, type, shape, seed(group.rank(), 1));
+                assertFalse(Torch.isContiguous(tensor));
+                group.allReduce(tensor, ReduceOp.SUM).await();
+                assertReduced(inputs, 0, tensor, ReduceOp.SUM, type);
+            }
+        }
+        // A scalar has no dimensions at all.
+        NDArray scalar = TestArrays.of(manager, ScalarType.FLOAT32, new Shape(), group.rank());
+        group.allReduce(scalar, ReduceOp.MAX).await();
+        assertEquals(group.worldSize() - 1, TestArrays.values(scalar)[0]);
+    }
+
+    private static void allReduceSameBits(ProcessGroup group, NDManager manager) {
+        for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
+            Shape shape = new Shape(50_001);
+            double[] first = null;
+            for (int run = 0; run < 3; run++) {
+                NDArray tensor = TestArrays.random(manager, type, shape, seed(group.rank(), 77));
+                group.allReduce(tensor, ReduceOp.SUM).await();
+                List<NDArray> all = empty(manager, type, shape, group.worldSize());
+                group.allGather(all, tensor).await();
+                for (NDArray other : all) {
+                    double[] values = TestArrays.values(other);
+                    first = first == null ? values : first;
+                    assertArrayEquals(first, values);
+                }
+            }
+        }
+    }
+
+    private static void reduce(ProcessGroup group, NDManager manager) {
+        int salt = 100;
+        for (ScalarType type : REDUCED) {
+            for (int count : COUNTS) {
+                ReduceOp op = OPS.get(salt % OPS.size());
+                op = op.isDefinedFor(type) ? op : ReduceOp.SUM;
+                int root = salt % group.worldSize();
+                Shape shape = new Shape(count);
+                double[][] inputs = inputs(group, manager, type, shape, ++salt);
+                NDArray tensor = TestArrays.random(manager, type, shape, seed(group.rank(), salt));
+                group.reduce(tensor, root, op).await();
+                if (group.rank() == root) {
+                    assertReduced(inputs, 0, tensor, op, type);
+                } else {
+                    assertArrayEquals(inputs[group.rank()], TestArrays.values(tensor));
+                }
+                tensor.close();
+            }
+        }
+    }
+
+    private static void reduceStrided(ProcessGroup group, NDManager manager) {
+        for (Shape shape : List.of(new Shape(7, 3), new Shape(300, 100))) {
+            for (int root = 0; root < group.worldSize(); root++) {
+                ScalarType type = ScalarType.FLOAT32;
+                double[][] inputs = inputs(group, manager, type, shape, 90);
+                NDArray tensor =
+                        TestArrays.randomStrided(manager, type, shape, seed(group.rank(), 90));
+                group.reduce(tensor, root, ReduceOp.AVG).await();
+                if (group.rank() == root) {
+                    assertReduced(inputs, 0, tensor, ReduceOp.AVG, type);
+                } else {
+                    assertArrayEquals(inputs[group.rank()], TestArrays.values(tensor));
+                }
+            }
+        }
+    }
+
+    private static void reduceScatter(ProcessGroup group, NDManager manager) {
+        int salt = 20;
+        for (ScalarType type : REDUCED) {
+            for (int count : COUNTS) {
+                ReduceOp op = OPS.get(salt % OPS.size());
+                op = op.isDefinedFor(type) ? op : ReduceOp.SUM;
+                salt++;
+                Shape whole = new Shape(group.worldSize(), count);
+                double[][] all = inputs(group, manager, type, whole, salt);
+                NDArray input = TestArrays.random(manager, type, whole, seed(group.rank(), salt));
+                List<NDArray> inputs = new ArrayList<>();
+                for (int rank = 0; rank < group.worldSize(); rank++) {
+                    inputs.add(input.get(rank));
+                }
+                NDArray output = Torch.empty(manager, new Shape(count), type);
+                group.reduceScatter(output, inputs, op).await();
+                assertReduced(all, group.rank() * count, output, op, type);
+                output.close();
+                input.close();
+            }
+        }
+    }
+
+    private static void reduceScatterTensor(ProcessGroup group, NDManager manager) {
+        int salt = 40;
+        for (ScalarType type : REDUCED) {
+            for (int count : COUNTS) {
+                ReduceOp op = OPS.get(salt % OPS.size());
+                op = op.isDefinedFor(type) ? op : ReduceOp.MAX;
+                salt++;
+                Shape whole = new Shape((long) group.worldSize() * count);
+                double[][] all = inputs(group, manager, type, whole, salt);
+                NDArray input = TestArrays.random(manager, type, whole, seed(group.rank(), salt));
+                NDArray output = Torch.empty(manager, new Shape(count), type);
+                group.reduceScatterTensor(output, input, op).await();
+                assertReduced(all, group.rank() * count, output, op, type);
+                output.close();
+                input.close();
+            }
+        }
+    }
+
+    private static void reduceScatterInPlace(ProcessGroup group, NDManager manager) {
+        int rows = 30_000;
+        Shape whole = new Shape((long) group.worldSize() * rows);
+        for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.FLOAT16)) {
+            for (ReduceOp op : List.of(ReduceOp.AVG, ReduceOp.premulSum(1.5))) {
+                double[][] all = inputs(group, manager, type, whole, 60);
+                NDArray input = TestArrays.random(manager, type, whole, seed(group.rank(), 60));
+                NDArray slice = input.get(rows * group.rank() + ":" + rows * (group.rank() + 1));
+                group.reduceScatterTensor(slice, input, op).await();
+                assertReduced(all, group.rank() * rows, slice, op, type);
+                // What is for the others is as it was.
+                double[] after = TestArrays.values(input);
+                for (int i = 0; i < after.length; i++) {
+                    if (i / rows != group.rank()) {
+                        assertEquals(all[group.rank()][i], after[i]);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.djlx.collectives.CaseInputs.assertReduced;
+import static org.djlx.collectives.CaseInputs.concatenated;
+import static org.djlx.collectives.CaseInputs.inputs;
+import static org.djlx.collectives.CaseInputs.seed;
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import org.djlx.collectives.ContractCases.Case;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** How operations run and end. */
+final class WorkCases {
+
+    private WorkCases() {}
+
+    static Map<String, Case> all() {
+        Map<String, Case> cases = new LinkedHashMap<>();
+        cases.put("barrier", WorkCases::barrier);
+        cases.put("severalUnderWay", WorkCases::severalUnderWay);
+        cases.put("work", WorkCases::work);
+        cases.put("closedWhileUnderWay", WorkCases::closedWhileUnderWay);
+        cases.put("gradients", WorkCases::gradients);
+        return cases;
+    }
+
+    private static void barrier(ProcessGroup group, NDManager manager) {
+        // No rank leaves a barrier before the last has reached it: each finds the rounds of all
+        // others, told by a side channel of the test, at most one apart. Here the side channel is
+        // the order of operations itself: a barrier between two reductions must not mix them.
+        for (int round = 0; round < 50; round++) {
+            group.barrier().await();
+            NDArray tensor = TestArrays.of(manager, ScalarType.INT32, new Shape(1), round);
+            group.allReduce(tensor, ReduceOp.MAX).await();
+            assertEquals(round, TestArrays.values(tensor)[0]);
+            tensor.close();
+        }
+    }
+
+    private static void severalUnderWay(ProcessGroup group, NDManager manager) {
+        List<NDArray> tensors = new ArrayList<>();
+        List<Work> works = new ArrayList<>();
+        for (int i = 0; i < 20; i++) {
+            NDArray tensor =
+                    TestArrays.random(
+                            manager, ScalarType.FLOAT32, new Shape(997), seed(group.rank(), i));
+            tensors.add(tensor);
+            works.add(group.allReduce(tensor, ReduceOp.SUM));
+        }
+        // Waiting for the last is enough: operations end in the order of the calls.
+        works.get(19).await();
+        for (int i = 0; i < 20; i++) {
+            assertTrue(works.get(i).isSuccess());
+            double[][] inputs = inputs(group, manager, ScalarType.FLOAT32, new Shape(997), i);
+            assertReduced(inputs, 0, tensors.get(i), ReduceOp.SUM, ScalarType.FLOAT32);
+        }
+    }
+
+    private static void work(ProcessGroup group, NDManager manager) {
+        NDArray tensor = TestArrays.of(manager, ScalarType.FLOAT64, new Shape(2), 1, 2);
+        Work work = group.allReduce(tensor, ReduceOp.SUM);
+        CompletableFuture<NDArray> future =
+                work.getFuture().thenApply(result -> result.get(0)).toCompletableFuture();
+        work.await(Duration.ofMinutes(1));
+        assertTrue(work.isCompleted());
+        assertTrue(work.isSuccess());
+        assertTrue(work.exception().isEmpty());
+        assertSame(tensor, future.join());
+        assertSame(tensor, work.result().get(0));
+        int n = group.worldSize();
+        assertArrayEquals(new double[] {n, 2 * n}, TestArrays.values(tensor));
+        work.blockCurrentStream();
+        assertThrows(IllegalStateException.class, work::sourceRank);
+        // Nobody waits: it is done all the same.
+        Work background = group.allReduce(tensor, ReduceOp.MAX);
+        while (!background.isCompleted()) {
+            Thread.onSpinWait();
+        }
+        assertTrue(background.isSuccess());
+    }
+
+    private static void closedWhileUnderWay(ProcessGroup group, NDManager manager) {
+        for (int i = 0; i < 20; i++) {
+            NDArray input =
+                    TestArrays.random(
+                            manager, ScalarType.FLOAT32, new Shape(50_000), seed(group.rank(), i));
+            NDArray output =
+                    Torch.empty(
+                            manager, new Shape(50_000L * group.worldSize()), ScalarType.FLOAT32);
+            Work work = group.allGatherIntoTensor(output, input);
+            input.close();
+            work.await();
+            double[][] inputs = inputs(group, manager, ScalarType.FLOAT32, new Shape(50_000), i);
+            assertArrayEquals(concatenated(inputs), TestArrays.values(output));
+            output.close();
+        }
+    }
+
+    private static void gradients(ProcessGroup group, NDManager manager) {
+        NDArray tensor = TestArrays.of(manager, ScalarType.FLOAT32, new Shape(2, 1), 1, 2);
+        tensor.setRequiresGradient(true);
+        group.allReduce(tensor, ReduceOp.SUM).await();
+        assertArrayEquals(
+                new double[] {group.worldSize(), 2 * group.worldSize()},
+                tensor.stopGradient().toType(DataType.FLOAT64, true).toDoubleArray());
+    }
+}
