@@ -263,8 +263,11 @@ final class RankSync {
         }
     }
 
-    /** How a rank died; null if its process runs. This takes a system call. */
+    /** How a rank died; null if its process runs, or has yet to join. This takes a system call. */
     String deathOf(int peer) {
+        if (control.state(peer) == State.ABSENT) {
+            return null;
+        }
         long pid = control.pid(peer);
         return Liveness.isAlive(pid, control.startTime(peer))
                 ? null
