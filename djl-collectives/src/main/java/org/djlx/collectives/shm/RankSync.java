@@ -27,9 +27,9 @@ import org.djlx.collectives.shm.ControlBlock.State;
  */
 final class RankSync {
 
-    // About 7 microseconds. No more: ranks that share a core, whatever the number of cores, only
+    // About 2 microseconds. No more: ranks that share a core, whatever the number of cores, only
     // get on when the one that waits gives way.
-    private static final int SPINS = 100;
+    private static final int SPINS = 30;
     // For so long a waiting thread gives way to whatever else wants its core before it sleeps: more
     // than waking a sleeper takes, or a rank that slept once would make its peers sleep in turn,
     // and so on for ever.
