@@ -29,7 +29,7 @@ bench_cpu() {
   args+=(--version-of "gloo=$(basename "$peer_jars"/pytorch-*-linux-x86_64.jar -linux-x86_64.jar)")
   if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
     mpicc -O3 -march=native -Wall -Wextra -Werror -o "$work/mpi_bench" "$root/ci/bench/mpi_bench.c"
-    mpi=(mpirun --allow-run-as-root --oversubscribe -n 2 "$work/mpi_bench")
+    mpi=(mpirun --allow-run-as-root --oversubscribe --bind-to core -n 2 "$work/mpi_bench")
     args+=(--peer "openmpi=$(quoted "${mpi[@]}")")
     args+=(--version-of "openmpi=$(mpirun --version | sed -n '1s/.* //p')")
   else

@@ -13,6 +13,7 @@ import java.util.concurrent.Callable;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.ThreadBinding;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
@@ -44,6 +45,9 @@ final class BenchCommand implements Callable<Integer> {
 
     @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
     private boolean processes;
+
+    @Option(names = "--bind", description = "Binds each rank's thread to a core, as mpirun does.")
+    private boolean bind;
 
     @Option(
             names = "--dtype",
@@ -109,6 +113,9 @@ final class BenchCommand implements Callable<Integer> {
     private int launch() throws IOException, InterruptedException {
         List<String> args = new ArrayList<>(List.of(spec.name(), "--op", op.toString()));
         args.addAll(List.of("--dtype", type.name()));
+        if (bind) {
+            args.add("--bind");
+        }
         if (idle != null) {
             args.addAll(List.of("--idle", idle.toString()));
         }
@@ -125,6 +132,9 @@ final class BenchCommand implements Callable<Integer> {
     private int run(ProcessGroup group, List<BenchCase> cases) throws InterruptedException {
         PrintWriter out = spec.commandLine().getOut();
         boolean reports = group.rank() == 0;
+        if (bind) {
+            ThreadBinding.bindToCore(group.rank());
+        }
         try (BenchJob job = new BenchJob(group, op, type)) {
             if (idle != null) {
                 double millis = job.idle(Duration.ofSeconds(idle));

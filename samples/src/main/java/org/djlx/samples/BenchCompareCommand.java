@@ -125,7 +125,8 @@ final class BenchCompareCommand implements Callable<Integer> {
     private BenchComparison compare(List<BenchCase> cases)
             throws IOException, InterruptedException {
         List<BenchProgram> programs =
-                new ArrayList<>(List.of(program(THREADS, 2), program(PROCESSES, 2)));
+                new ArrayList<>(
+                        List.of(program(THREADS, 2, "--bind"), program(PROCESSES, 2, "--bind")));
         peers.forEach(
                 (name, command) ->
                         programs.add(

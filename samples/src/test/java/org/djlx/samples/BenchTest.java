@@ -70,7 +70,7 @@ class BenchTest {
     void measuresProcesses() {
         // The ranks' output goes to the launcher's stdout; the exit code says that nothing is
         // wrong.
-        assertEquals(0, run("bench", "--processes", "1K:1:1"), err::toString);
+        assertEquals(0, run("bench", "--processes", "--bind", "1K:1:1"), err::toString);
     }
 
     @Test
