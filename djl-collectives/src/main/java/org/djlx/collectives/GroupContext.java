@@ -33,6 +33,10 @@ public record GroupContext(
         Objects.requireNonNull(name, "name");
         Objects.requireNonNull(store, "store");
         Objects.requireNonNull(options, "options");
+        checkRank(rank, worldSize);
+    }
+
+    static void checkRank(int rank, int worldSize) {
         if (worldSize < 1) {
             throw new IllegalArgumentException("the world size must be positive: " + worldSize);
         }

@@ -18,6 +18,7 @@ final class GroupState {
     private final String name;
     private final int rank;
     private final int worldSize;
+    private final FlightRecorder recorder; // null if this rank is not a member
     private final String unusable; // why, if it never was usable
     private final Object issueLock = new Object();
 
@@ -36,6 +37,7 @@ final class GroupState {
         this.name = context.name();
         this.rank = context.rank();
         this.worldSize = context.worldSize();
+        this.recorder = FlightRecorder.open(context, backend.name());
         this.unusable = null;
     }
 
@@ -47,6 +49,7 @@ final class GroupState {
         this.name = name;
         this.rank = -1;
         this.worldSize = worldSize;
+        this.recorder = null;
         this.unusable = member + " is not a member of the group '" + name + "'";
     }
 
@@ -68,6 +71,13 @@ final class GroupState {
 
     int worldSize() {
         return worldSize;
+    }
+
+    FlightRecorder recorder() {
+        if (recorder == null) {
+            throw new IllegalStateException(unusable);
+        }
+        return recorder;
     }
 
     Object issueLock() {
@@ -140,6 +150,7 @@ final class GroupState {
             dependent = List.copyOf(subGroups);
         }
         dependent.forEach(ProcessGroup::destroy);
+        recorder.close();
         backend.close();
         onDestroy.run();
     }

@@ -11,8 +11,11 @@ import org.djlx.nativeops.ScalarType;
 
 /**
  * One operation of a group, as issued by one rank: what it is, its number, and the part of its
- * arguments on which all ranks must agree. Immutable. Point-to-point operations, on which two ranks
- * agree, are numbered for themselves.
+ * arguments on which all ranks must agree. Point-to-point operations, on which two ranks agree, are
+ * numbered for themselves.
+ *
+ * <p>Whoever executes the operation reports {@link #started} and {@link #ended}, which go to the
+ * group's {@link FlightRecorder} and to the Java Flight Recorder. Otherwise immutable.
  *
  * <p>A backend publishes {@link #signature()} to the other ranks and compares theirs with it;
  * {@link #describe(long[])} turns a signature back into words. A signature has {@value
@@ -43,6 +46,14 @@ public final class Operation {
     private final String group;
     private final Duration timeout;
     private final long[] signature;
+    private final long byteSize;
+
+    // The recorder's: set when the operation is issued, before anybody else sees it.
+    FlightRecorder recorder;
+    FlightSlot slot;
+    long recordId;
+    private CollectiveEvent event; // published by whatever passes the operation between threads
+    private String algorithm;
 
     /**
      * Creates an operation.
@@ -59,6 +70,7 @@ public final class Operation {
         this.group = group;
         this.timeout = timeout;
         this.signature = encode(type, agreed);
+        this.byteSize = byteSize(agreed);
     }
 
     /** Creates a point-to-point operation; {@code agreed.index()} is the peer, or -1 for any. */
@@ -100,6 +112,17 @@ public final class Operation {
         return words;
     }
 
+    private static long byteSize(Agreed agreed) {
+        if (agreed.elementType() == null) {
+            return 0;
+        }
+        long size = agreed.elementType().itemSize();
+        for (long length : agreed.shape()) {
+            size *= length;
+        }
+        return size;
+    }
+
     /**
      * Returns the kind of operation.
      *
@@ -118,6 +141,10 @@ public final class Operation {
         return sequence;
     }
 
+    String group() {
+        return group;
+    }
+
     /**
      * Returns how long the operation may wait for the other ranks.
      *
@@ -134,6 +161,84 @@ public final class Operation {
      */
     public long[] signature() {
         return signature;
+    }
+
+    /**
+     * Returns the size of the tensor whose shape all ranks agree on.
+     *
+     * @return the size in bytes; 0 if the operation has no tensor
+     */
+    public long byteSize() {
+        return byteSize;
+    }
+
+    /**
+     * Names the way in which the operation is done, for traces. To be called by who executes it,
+     * before {@link #ended}.
+     *
+     * @param name a constant such as {@code two-shot}
+     */
+    public void setAlgorithm(String name) {
+        algorithm = name;
+    }
+
+    String algorithm() {
+        return algorithm;
+    }
+
+    /** Reports that the execution begins. To be called by who executes it, at most once. */
+    public void started() {
+        long queuedNanos = recorder.started(this);
+        if (CollectiveEvent.isWanted()) {
+            event = CollectiveEvent.begin(queuedNanos);
+        }
+    }
+
+    /**
+     * Reports that the operation has ended, whether or not it was started. To be called by who
+     * executes it, once, before the {@link Work} completes.
+     *
+     * @param failure why it failed, or null if it ended well
+     */
+    public void ended(Throwable failure) {
+        if (event == null && CollectiveEvent.isWanted()) {
+            event = CollectiveEvent.begin(0); // It was never started; its event has no duration.
+        }
+        if (event != null) {
+            event.commit(this, recorder.rank(), failure == null);
+            event = null;
+        }
+        recorder.ended(this, failure);
+    }
+
+    /** The element type in a signature; null if the operation has no tensor. */
+    static ScalarType elementType(long[] signature) {
+        int code = (int) (signature[HEADER] & 0xff);
+        return code == NO_TYPE ? null : ScalarType.fromCode(code);
+    }
+
+    /** The reduce op in a signature; null if the operation does not reduce. */
+    static ReduceOp reduceOp(long[] signature) {
+        int code = (int) (signature[HEADER] >> 8 & 0xff);
+        if (code == 0) {
+            return null;
+        }
+        ReduceOp.Kind kind = ReduceOp.Kind.values()[code - 1];
+        return kind == ReduceOp.Kind.PREMUL_SUM
+                ? ReduceOp.premulSum(Double.longBitsToDouble(signature[DETAIL]))
+                : ReduceOp.constants().get(kind.ordinal());
+    }
+
+    /** Tells whether a signature is that of a message between two ranks. */
+    static boolean isPointToPoint(long[] signature) {
+        return (signature[HEADER] & POINT_TO_POINT) != 0;
+    }
+
+    /** The shape in a signature, without the dimensions that are hashed. */
+    static long[] shape(long[] signature) {
+        int dimensions = (int) (signature[HEADER] >> 16 & 0xff);
+        int known = dimensions <= MAX_DIMENSIONS ? dimensions : MAX_DIMENSIONS - 1;
+        return Arrays.copyOfRange(signature, SHAPE, SHAPE + known);
     }
 
     /**
@@ -159,15 +264,12 @@ public final class Operation {
             text.append(i == 0 ? "" : ", ").append(hashed ? "…" : signature[SHAPE + i]);
         }
         text.append(')');
-        if ((header & POINT_TO_POINT) != 0) {
+        if (isPointToPoint(signature)) {
             text.append(index < 0 ? "" : ", rank " + index);
             return text.append(", tag ").append(signature[DETAIL]).append(')').toString();
         }
         if (reduce > 0) {
-            ReduceOp.Kind kind = ReduceOp.Kind.values()[reduce - 1];
-            double factor = Double.longBitsToDouble(signature[DETAIL]);
-            text.append(", ")
-                    .append(kind == ReduceOp.Kind.PREMUL_SUM ? ReduceOp.premulSum(factor) : kind);
+            text.append(", ").append(reduceOp(signature));
         }
         return text.append(index == 0 ? "" : ", " + index).append(')').toString();
     }

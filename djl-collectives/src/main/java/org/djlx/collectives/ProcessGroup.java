@@ -115,6 +115,16 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Returns the record of this rank's last operations; also after the group was destroyed.
+     *
+     * @return the recorder
+     * @throws IllegalStateException if this rank is not a member of the group
+     */
+    public FlightRecorder flightRecorder() {
+        return state.recorder();
+    }
+
+    /**
      * Returns how long operations wait for other ranks.
      *
      * @return the timeout
@@ -658,10 +668,10 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Creates a group of some of this group's ranks. All ranks of this group call it, also those
-     * that will not be members, with the same arguments and in the same order as they call {@link
-     * #split} and this. Ranks of the new group are in the order of the ranks here, however they are
-     * given. It has the same backend and options and is independent of this group, except that
-     * {@linkplain #destroy destroying} this group destroys it too.
+     * that will not be members, with the same arguments, as they call an operation. Ranks of the
+     * new group are in the order of the ranks here, however they are given. It has the same backend
+     * and options and is independent of this group, except that {@linkplain #destroy destroying}
+     * this group destroys it too.
      *
      * @param ranks ranks of this group, each once
      * @param name the group's name
@@ -675,7 +685,7 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Divides this group into groups of ranks that pass the same color. All ranks of this group
-     * call it.
+     * call it, as they call an operation. Apart from that, see {@link #newGroup(List, String)}.
      *
      * @param color which group this rank is to be in; negative for none
      * @param key the ranks of a new group are in the order of their keys, and with equal keys in
@@ -729,9 +739,15 @@ public final class ProcessGroup implements AutoCloseable {
         synchronized (state.issueLock()) {
             state.checkUsable();
             Operation operation = state.nextOperation(type, timeout, agreed, tag);
-            Work work = call.apply(operation);
-            state.issued(operation);
-            return work;
+            state.recorder().scheduled(operation);
+            try {
+                Work work = call.apply(operation);
+                state.issued(operation);
+                return work;
+            } catch (RuntimeException | Error e) {
+                state.recorder().withdrawn(operation);
+                throw e;
+            }
         }
     }
 }

@@ -60,11 +60,14 @@ public final class ProcessGroups {
         Backends.get(backend);
         int rank = integer(env, "RANK");
         int worldSize = integer(env, "WORLD_SIZE");
+        String host = required(env, "MASTER_ADDR");
+        int port = integer(env, "MASTER_PORT");
+        GroupContext.checkRank(rank, worldSize);
         boolean agentStore = "True".equalsIgnoreCase(env.get("TORCHELASTIC_USE_AGENT_STORE"));
         TcpStore store =
                 TcpStore.builder()
-                        .setHost(required(env, "MASTER_ADDR"))
-                        .setPort(integer(env, "MASTER_PORT"))
+                        .setHost(host)
+                        .setPort(port)
                         .optServer(rank == 0 && !agentStore)
                         .optTimeout(options.timeout())
                         .build();

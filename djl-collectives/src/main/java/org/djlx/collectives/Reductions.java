@@ -19,7 +19,7 @@ public final class Reductions {
     private Reductions() {}
 
     /**
-     * Reduces.
+     * Reduces; not for {@link ReduceOp.Kind#PREMUL_SUM}.
      *
      * @param result where the result goes; shares no memory with any of the parts but, at most, is
      *     the first
@@ -35,9 +35,9 @@ public final class Reductions {
         try {
             Torch.copy(sum, parts.get(0));
             for (NDArray part : parts.subList(1, parts.size())) {
-                accumulate(sum, part, op);
+                combine(sum, part, op);
             }
-            if (op.kind() == ReduceOp.Kind.AVG) {
+            if (op == ReduceOp.AVG) {
                 Torch.divInPlace(sum, parts.size());
             }
             if (widen) {
@@ -50,10 +50,19 @@ public final class Reductions {
         }
     }
 
-    private static void accumulate(NDArray sum, NDArray part, ReduceOp op) {
+    /**
+     * Adds one rank's contribution to what was accumulated so far.
+     *
+     * @param sum what was accumulated, replaced by the result
+     * @param part the contribution, of the same shape; for {@link ReduceOp.Kind#PREMUL_SUM} already
+     *     multiplied with the factor
+     * @param op how to reduce
+     */
+    public static void combine(NDArray sum, NDArray part, ReduceOp op) {
         switch (op.kind()) {
             case SUM:
             case AVG:
+            case PREMUL_SUM:
                 Torch.addInPlace(sum, part);
                 break;
             case PRODUCT:
@@ -64,6 +73,15 @@ public final class Reductions {
                 break;
             case MAX:
                 Torch.maxInPlace(sum, part);
+                break;
+            case BAND:
+                Torch.bitAndInPlace(sum, part);
+                break;
+            case BOR:
+                Torch.bitOrInPlace(sum, part);
+                break;
+            case BXOR:
+                Torch.bitXorInPlace(sum, part);
                 break;
             default:
                 throw new AssertionError(op);

@@ -4,102 +4,145 @@
  */
 package org.djlx.collectives;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.stream.IntStream;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 
 /**
- * Creates groups of some ranks of a group. All ranks tell each other through the group's store what
- * they want, so that all know the members, and a call that differs is an error on all of them. The
- * keys of a sub-group carry a number that is the same on all ranks.
+ * Creates groups of some ranks of a group. All ranks first tell each other what they want, by an
+ * operation of the group, so that all know the members, a call that differs is an error on all of
+ * them, and nobody waits for a rank that is gone. Then the members meet in the group's store, under
+ * a number that is the same on all ranks.
  */
 final class SubGroups {
+
+    private static final OpType NEW_GROUP = new OpType("newGroup");
+    private static final OpType SPLIT = new OpType("split");
+    private static final int MAX_NAME = 200;
 
     private SubGroups() {}
 
     static ProcessGroup newGroup(ProcessGroup parent, List<Integer> ranks, String givenName) {
         parent.state().checkUsable();
-        List<Integer> members = checked(parent, ranks);
-        int number = parent.state().nextSubGroup();
-        String name = givenName == null ? parent.name() + "." + number : givenName;
-        List<String> calls =
-                exchange(parent, number, name, "newGroup(" + members + ", '" + name + "')");
-        for (int rank = 0; rank < calls.size(); rank++) {
-            if (!calls.get(rank).equals(calls.get(0))) {
+        byte[] call = encode(parent, ranks, givenName == null ? "" : givenName);
+        byte[] calls = exchange(parent, call);
+        for (int rank = 0; rank < parent.worldSize(); rank++) {
+            byte[] other = Arrays.copyOfRange(calls, rank * call.length, (rank + 1) * call.length);
+            if (!Arrays.equals(call, other)) {
                 throw new CollectiveMismatchException(
                         String.format(
-                                "the ranks of group '%s' do not create the same group: rank 0"
+                                "the ranks of group '%s' do not create the same group: rank %d"
                                         + " called %s, rank %d called %s; all ranks must pass the"
                                         + " same",
-                                parent.name(), calls.get(0), rank, calls.get(rank)));
+                                parent.name(),
+                                parent.rank(),
+                                describe(parent, call),
+                                rank,
+                                describe(parent, other)));
             }
         }
-        return create(parent, Integer.toString(number), name, members);
+        int number = parent.state().nextSubGroup();
+        String name = givenName == null ? parent.name() + "." + number : givenName;
+        return create(parent, Integer.toString(number), name, members(parent, call));
     }
 
-    private static List<Integer> checked(ProcessGroup parent, List<Integer> ranks) {
+    /** Which ranks are members, a byte each, and the name. */
+    private static byte[] encode(ProcessGroup parent, List<Integer> ranks, String name) {
         Objects.requireNonNull(ranks, "ranks");
+        int worldSize = parent.worldSize();
+        byte[] utf8 = name.getBytes(StandardCharsets.UTF_8);
+        if (utf8.length > MAX_NAME) {
+            throw new IllegalArgumentException(
+                    "newGroup: the name has more than " + MAX_NAME + " bytes: " + name);
+        }
         if (ranks.isEmpty()) {
             throw new IllegalArgumentException("newGroup: a group has one rank at least");
         }
+        byte[] call = new byte[worldSize + MAX_NAME];
         for (int rank : ranks) {
-            if (rank < 0 || rank >= parent.worldSize()) {
+            if (rank < 0 || rank >= worldSize) {
                 throw new IllegalArgumentException(
                         String.format(
                                 "newGroup: rank %d lies outside the group '%s' of %d ranks",
-                                rank, parent.name(), parent.worldSize()));
+                                rank, parent.name(), worldSize));
             }
+            if (call[rank] != 0) {
+                throw new IllegalArgumentException("newGroup: a rank is given twice: " + ranks);
+            }
+            call[rank] = 1;
         }
-        if (ranks.stream().distinct().count() != ranks.size()) {
-            throw new IllegalArgumentException("newGroup: a rank is given twice: " + ranks);
+        System.arraycopy(utf8, 0, call, worldSize, utf8.length);
+        return call;
+    }
+
+    private static List<Integer> members(ProcessGroup parent, byte[] call) {
+        return IntStream.range(0, parent.worldSize())
+                .filter(rank -> call[rank] != 0)
+                .boxed()
+                .toList();
+    }
+
+    private static String describe(ProcessGroup parent, byte[] call) {
+        int begin = parent.worldSize();
+        int end = begin;
+        while (end < call.length && call[end] != 0) {
+            end++;
         }
-        return ranks.stream().sorted().toList();
+        String name = new String(call, begin, end - begin, StandardCharsets.UTF_8);
+        return "newGroup("
+                + members(parent, call)
+                + (name.isEmpty() ? "" : ", '" + name + "'")
+                + ")";
+    }
+
+    private static byte[] exchange(ProcessGroup parent, byte[] call) {
+        try (NDManager manager = manager(parent)) {
+            NDArray calls =
+                    Torch.empty(
+                            manager,
+                            new Shape((long) parent.worldSize() * call.length),
+                            ScalarType.INT8);
+            parent.allGatherIntoTensor(NEW_GROUP, calls, manager.create(call), 0).await();
+            return calls.toByteArray();
+        }
+    }
+
+    private static NDManager manager(ProcessGroup parent) {
+        return NDManager.newBaseManager(parent.state().backend().device(), "PyTorch");
     }
 
     static ProcessGroup split(ProcessGroup parent, int color, int key) {
         parent.state().checkUsable();
+        int[] calls;
+        try (NDManager manager = manager(parent)) {
+            NDArray all = Torch.empty(manager, new Shape(parent.worldSize(), 2), ScalarType.INT32);
+            NDArray own = manager.create(new int[] {color, key});
+            parent.allGatherIntoTensor(SPLIT, all, own, 0).await();
+            calls = all.toIntArray();
+        }
         int number = parent.state().nextSubGroup();
         String name = parent.name() + "." + number;
-        List<String> calls = exchange(parent, number, name, "split " + color + " " + key);
-        List<long[]> members = new ArrayList<>(); // key, rank
-        for (int rank = 0; rank < calls.size(); rank++) {
-            String[] words = calls.get(rank).split(" ");
-            if (words.length != 3 || !words[0].equals("split")) {
-                throw new CollectiveMismatchException(
-                        String.format(
-                                "the ranks of group '%s' do not create the same groups: rank %d"
-                                        + " called split, rank %d called %s",
-                                parent.name(), parent.rank(), rank, calls.get(rank)));
-            }
-            if (Integer.parseInt(words[1]) == color) {
-                members.add(new long[] {Integer.parseInt(words[2]), rank});
-            }
-        }
         if (color < 0) {
             return ProcessGroup.nonMember(name, 0, parent);
         }
-        members.sort(
-                Comparator.<long[]>comparingLong(member -> member[0])
-                        .thenComparingLong(member -> member[1]));
-        List<Integer> ranks = members.stream().map(member -> (int) member[1]).toList();
-        return create(parent, number + "." + color, name + "." + color, ranks);
-    }
-
-    private static List<String> exchange(
-            ProcessGroup parent, int number, String name, String call) {
-        GroupContext context = parent.state().context();
-        return new GroupContext(
-                        name,
-                        parent.rank(),
-                        parent.worldSize(),
-                        context.store(),
-                        new BackendOptions(parent.timeout()))
-                .exchange("subgroup" + number, call.getBytes(StandardCharsets.UTF_8)).stream()
-                        .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
+        List<Integer> members =
+                IntStream.range(0, parent.worldSize())
+                        .filter(rank -> calls[2 * rank] == color)
+                        .boxed()
+                        .sorted(
+                                Comparator.<Integer>comparingInt(rank -> calls[2 * rank + 1])
+                                        .thenComparingInt(rank -> rank))
                         .toList();
+        return create(parent, number + "." + color, name + "." + color, members);
     }
 
     private static ProcessGroup create(

@@ -37,6 +37,7 @@ public final class ContractCases {
         cases.putAll(PointToPointCases.all());
         cases.putAll(CoalescedCases.all());
         cases.putAll(GroupCases.all());
+        cases.putAll(SupportCases.all());
         cases.putAll(WorkCases.all());
         cases.putAll(ErrorCases.all());
         return cases;

@@ -98,6 +98,14 @@ final class GroupCases {
                         .getMessage();
         assertTrue(message.contains("newGroup([0, 1], 'differs')"), message);
         assertTrue(message.contains("newGroup([0], 'differs')"), message);
+        // Another operation instead: all see it at once, and go on creating groups together.
+        Executable call =
+                group.rank() == 1
+                        ? () -> group.allReduce(manager.ones(new Shape(1)), ReduceOp.SUM).await()
+                        : () -> group.newGroup(List.of(0));
+        message = assertThrows(CollectiveMismatchException.class, call).getMessage();
+        assertTrue(message.contains("newGroup(") && message.contains("allReduce("), message);
+        copy(group).destroy();
         assertEquals(group.worldSize(), sum(group, manager, 1));
     }
 
@@ -110,6 +118,8 @@ final class GroupCases {
                         List.of(0, 0))) {
             assertThrows(IllegalArgumentException.class, () -> group.newGroup(ranks));
         }
+        assertThrows(
+                IllegalArgumentException.class, () -> group.newGroup(List.of(0), "x".repeat(201)));
     }
 
     private static void split(ProcessGroup group, NDManager manager) {

@@ -256,7 +256,7 @@ final class MovementCases {
     private static void allToAllSingle(ProcessGroup group, NDManager manager) {
         int n = group.worldSize();
         for (ScalarType type : MOVED) {
-            for (int rows : COUNTS) {
+            for (int rows : new int[] {0, 1, 7, 20_003}) {
                 Shape whole = new Shape((long) n * rows, 1);
                 double[][] inputs = inputs(group, manager, type, whole, 14);
                 NDArray input = TestArrays.random(manager, type, whole, seed(group.rank(), 14));

@@ -39,6 +39,7 @@ final class PointToPointCases {
         cases.put("sendRecvStrided", PointToPointCases::sendRecvStrided);
         cases.put("tags", PointToPointCases::tags);
         cases.put("orderOfMessages", PointToPointCases::orderOfMessages);
+        cases.put("emptyMessages", PointToPointCases::emptyMessages);
         cases.put("anySource", PointToPointCases::anySource);
         cases.put("batch", PointToPointCases::batch);
         cases.put("besideCollectives", PointToPointCases::besideCollectives);
@@ -130,6 +131,19 @@ final class PointToPointCases {
         for (int i = 0; i < works.size(); i++) {
             assertEquals(i, received(works.get(i)));
         }
+    }
+
+    /** They end at the receiver when they are accepted: the letters that say so must not stay. */
+    private static void emptyMessages(ProcessGroup group, NDManager manager) {
+        if (group.worldSize() == 1 || group.rank() > 1) {
+            return;
+        }
+        List<Work> works = new ArrayList<>();
+        for (int i = 0; i < 200; i++) {
+            NDArray tensor = manager.zeros(new Shape(0, 3));
+            works.add(group.rank() == 0 ? group.send(tensor, 1, i) : group.recv(tensor, 0, i));
+        }
+        works.forEach(Work::await);
     }
 
     private static void anySource(ProcessGroup group, NDManager manager) {

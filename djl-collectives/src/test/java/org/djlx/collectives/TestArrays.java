@@ -8,7 +8,9 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import java.util.Random;
+import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -62,6 +64,16 @@ public final class TestArrays {
             straight.close();
             return copy.swapAxes(0, last);
         }
+    }
+
+    /** Returns the bytes of a contiguous array as one of int8, without a copy. */
+    public static NDArray bytes(NDManager manager, NDArray array) {
+        long[] sizes = Torch.sizes(array);
+        long count =
+                Arrays.stream(sizes).reduce(Torch.scalarType(array).itemSize(), (a, b) -> a * b);
+        NativeMemory memory =
+                new NativeMemory(Torch.dataPointer(array), count, Torch.device(array), () -> {});
+        return Torch.view(manager, memory, 0, new Shape(count), ScalarType.INT8);
     }
 
     /** Reads an array's elements; exact for all types but large int64. */

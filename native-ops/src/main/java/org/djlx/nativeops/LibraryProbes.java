@@ -55,24 +55,30 @@ final class LibraryProbes {
     }
 
     static void nvrtc() {
-        com.sun.jna.NativeLibrary nvrtc =
-                open(
-                        "NVRTC",
-                        "install CUDA's run-time compiler (NVIDIA's package is cuda-nvrtc) or add"
-                                + " the folder that holds it to LD_LIBRARY_PATH",
-                        "libnvrtc.so.13",
-                        "libnvrtc.so.12",
-                        "libnvrtc.so");
+        com.sun.jna.NativeLibrary nvrtc = openNvrtc();
         Object[] version = {new IntByReference(), new IntByReference()};
         require(nvrtc, "nvrtcVersion", nvrtc.getFunction("nvrtcVersion").invokeInt(version));
     }
 
     static void nvml() {
-        com.sun.jna.NativeLibrary nvml =
-                open("NVML", "install NVIDIA's driver, which it is a part of", "libnvidia-ml.so.1");
+        com.sun.jna.NativeLibrary nvml = openNvml();
         require(nvml, "nvmlInit_v2", nvml.getFunction("nvmlInit_v2").invokeInt(new Object[0]));
         // Reference-counted: who uses NVML initialises it again.
         require(nvml, "nvmlShutdown", nvml.getFunction("nvmlShutdown").invokeInt(new Object[0]));
+    }
+
+    static com.sun.jna.NativeLibrary openNvrtc() {
+        return open(
+                "NVRTC",
+                "install CUDA's run-time compiler (NVIDIA's package is cuda-nvrtc) or add the"
+                        + " folder that holds it to LD_LIBRARY_PATH",
+                "libnvrtc.so.13",
+                "libnvrtc.so.12",
+                "libnvrtc.so");
+    }
+
+    static com.sun.jna.NativeLibrary openNvml() {
+        return open("NVML", "install NVIDIA's driver, which it is a part of", "libnvidia-ml.so.1");
     }
 
     /** Opens the first of several files that the dynamic loader finds. */

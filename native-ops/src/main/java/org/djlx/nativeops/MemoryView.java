@@ -19,6 +19,15 @@ final class MemoryView extends PtNDArray {
         this.memory = new AtomicReference<>(memory);
     }
 
+    /** Returns the memory with one more reference for the caller, or null if it is given up. */
+    NativeMemory retainMemory() {
+        NativeMemory held = memory.get();
+        if (held != null) {
+            held.share();
+        }
+        return held;
+    }
+
     @Override
     public void close() {
         // NDArray.intern moves the tensor into another array, then closes this one. That array

@@ -13,6 +13,12 @@ public enum NativeLibrary {
     LIBTORCH(LibraryProbes::libtorch),
     /** The CUDA driver, initialised, with at least one GPU. */
     CUDA(CudaProbe::run),
+    /**
+     * JavaCPP's CUDA presets, through which the {@code Cuda} classes of this package call the
+     * driver; {@link #CUDA} is available where they are. Of CUDA 12 or 13, as the user's class path
+     * has it.
+     */
+    CUDA_PRESETS(CudaPresetsProbe::run),
     /** NCCL 2. */
     NCCL(LibraryProbes::nccl),
     /** NVRTC, CUDA's run-time compiler, of CUDA 12 or 13. */

@@ -115,6 +115,14 @@ public final class NativeMemory implements AutoCloseable {
         references++;
     }
 
+    /** As {@link #retain}, for who holds a view: also when the memory is closed for new ones. */
+    synchronized void share() {
+        if (references == 0) {
+            throw new IllegalStateException("the memory is freed");
+        }
+        references++;
+    }
+
     void release() {
         synchronized (this) {
             if (references == 0) {

@@ -27,7 +27,8 @@ import java.util.Arrays;
  * <p><b>Threads.</b> Methods may be called by any thread, and by several at once on arrays that
  * none of them writes. Closing an array, its manager or its memory while another thread is in a
  * method with it is not safe. On a GPU, operators are queued on the calling thread's current stream
- * and return at once: the arrays must stay open until the stream has passed them.
+ * and return at once. libtorch takes care of arrays that are closed before this stream has passed
+ * them; for other streams, {@link CudaStream#keepAlive} does.
  *
  * <p><b>Gradients.</b> {@link #copy}, {@link #cast} and the in-place operators are recorded by
  * autograd like PyTorch's own if the calling thread has its gradient mode on, which libtorch's

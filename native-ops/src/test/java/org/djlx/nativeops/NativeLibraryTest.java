@@ -28,6 +28,7 @@ class NativeLibraryTest {
     @ParameterizedTest
     @CsvSource({
         "CUDA, CUDA driver, driver",
+        "CUDA_PRESETS, CUDA, driver",
         "NCCL, libnccl.so.2, LD_LIBRARY_PATH",
         "NVRTC, libnvrtc.so.13, LD_LIBRARY_PATH",
         "NVML, libnvidia-ml.so.1, driver"

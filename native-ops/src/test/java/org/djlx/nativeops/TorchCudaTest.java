@@ -32,15 +32,17 @@ class TorchCudaTest {
 
     @BeforeEach
     void open() {
-        NativeLibrary.CUDA.ensureAvailability();
+        Gpus.require(1);
         manager = NDManager.newBaseManager(GPU, "PyTorch");
         host = NDManager.newBaseManager(Device.cpu(), "PyTorch");
     }
 
     @AfterEach
     void close() {
-        manager.close();
-        host.close();
+        if (manager != null) {
+            manager.close();
+            host.close();
+        }
     }
 
     private NDArray matrix(ScalarType type, int rows, int columns) {

@@ -26,6 +26,7 @@ import picocli.CommandLine.ParameterException;
             BenchCommand.class,
             BenchCompareCommand.class,
             LaunchCommand.class,
+            FlightCommand.class,
             SupportCommand.class
         })
 public final class Main {

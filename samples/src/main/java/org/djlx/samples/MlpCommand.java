@@ -68,6 +68,14 @@ final class MlpCommand implements Callable<Integer> {
             description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
     private DataType dtype;
 
+    @Option(
+            names = "--tolerance",
+            paramLabel = "ERROR",
+            description =
+                    "The largest error allowed, relative to the largest magnitude; 1e-5 for float32"
+                            + " and 2e-2 for bfloat16 if not given.")
+    private Double tolerance;
+
     @Override
     public Integer call() throws Exception {
         if (text == null) {
@@ -100,6 +108,10 @@ final class MlpCommand implements Callable<Integer> {
         return ranks == null ? 4 : ranks;
     }
 
+    private double tolerance() {
+        return tolerance == null ? dtype.tolerance : tolerance;
+    }
+
     private byte[] readText() throws IOException {
         if (!Files.isRegularFile(text) || !Files.isReadable(text)) {
             throw new ParameterException(
@@ -123,7 +135,9 @@ final class MlpCommand implements Callable<Integer> {
                                 "--text",
                                 text.toAbsolutePath().toString(),
                                 "--dtype",
-                                dtype.name()))
+                                dtype.name(),
+                                "--tolerance",
+                                Double.toString(tolerance())))
                 .build()
                 .launch();
     }
@@ -139,7 +153,7 @@ final class MlpCommand implements Callable<Integer> {
             result = job.run();
         }
         // NaN is not within the tolerance either.
-        boolean good = result.largestError() <= dtype.tolerance;
+        boolean good = result.largestError() <= tolerance();
         if (group.rank() == 0) {
             PrintWriter out = spec.commandLine().getOut();
             out.printf(

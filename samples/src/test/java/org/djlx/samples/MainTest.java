@@ -39,7 +39,7 @@ class MainTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"--help", "launch --help"})
+    @ValueSource(strings = {"--help", "launch --help", "flight --help"})
     void helpIsNoError(String args) {
         assertEquals(0, run(args.split(" ")));
         assertTrue(out.toString().startsWith("Usage: samples/run.sh"), out::toString);
@@ -51,6 +51,7 @@ class MainTest {
                 "",
                 "unknown",
                 "--unknown",
+                "flight",
                 "launch",
                 "launch --nproc 2",
                 "launch org.djlx.samples.RankProbe",

@@ -21,8 +21,8 @@ final class MessageDriver {
         /** Does what can be done without waiting; returns whether that was anything. */
         boolean pass();
 
-        /** Ends what cannot go on any more. */
-        void check();
+        /** Ends what cannot go on any more; returns whether that was anything. */
+        boolean check();
 
         /** Whether there are messages under way. */
         boolean hasPending();
@@ -64,12 +64,12 @@ final class MessageDriver {
     }
 
     /**
-     * Drives until a work has ended, unless another thread does.
+     * Drives until a work has ended, unless another thread does or all is about to end.
      *
-     * @return false if another thread does
+     * @return false if it has not driven
      */
     boolean driveUntil(PendingWork work) {
-        if (!driving.tryLock()) {
+        if (closing || !driving.tryLock()) {
             return false;
         }
         try {
@@ -124,8 +124,9 @@ final class MessageDriver {
             Thread.onSpinWait();
             return looks + 1;
         }
-        engine.sleep();
-        engine.check();
+        if (!engine.check()) {
+            engine.sleep();
+        }
         return looks;
     }
 

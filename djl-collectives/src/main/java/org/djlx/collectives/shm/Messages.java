@@ -62,6 +62,7 @@ final class Messages implements MessageDriver.Engine {
     private long lastNumber;
     private boolean closed;
     private volatile int pendingCount;
+    private volatile int unpostedCount;
     private long lastLook; // by whoever drives
 
     Messages(ShmSegment segment, ControlBlock control, RankSync sync, String group, int rank) {
@@ -111,21 +112,22 @@ final class Messages implements MessageDriver.Engine {
     void submit(Transfer transfer) {
         locked(
                 () -> {
-                    String broken = sync.announcedEndOf(rank);
+                    String broken = closed ? null : sync.announcedEndOf(rank);
                     if (closed || broken != null) {
                         end(transfer, ownEnd(transfer, broken));
                         return;
                     }
                     pending.add(transfer);
+                    transfer.operation().started();
                     pendingCount = pending.size();
                     if (transfer.sends()) {
                         offer(transfer);
                     } else {
                         want(transfer);
                     }
+                    passAll();
                 });
-        pass();
-        if (!transfer.isCompleted()) {
+        if (hasPending()) {
             driver.wake();
         }
     }
@@ -179,16 +181,23 @@ final class Messages implements MessageDriver.Engine {
     @Override
     public boolean pass() {
         boolean[] moved = new boolean[1];
-        locked(
-                () -> {
-                    for (int i = 0; i < worldSize && !closed; i++) {
-                        if (i != rank && pass(i, peers.get(i))) {
-                            control.ring(i);
-                            moved[0] = true;
-                        }
-                    }
-                });
+        locked(() -> moved[0] = passAll());
         return moved[0];
+    }
+
+    private boolean passAll() {
+        boolean moved = false;
+        int letters = 0;
+        for (int i = 0; i < worldSize && !closed; i++) {
+            Peer peer = peers.get(i);
+            if (i != rank && pass(i, peer)) {
+                control.ring(i);
+                moved = true;
+            }
+            letters += peer.unposted.size();
+        }
+        unpostedCount = letters;
+        return moved;
     }
 
     private boolean pass(int source, Peer peer) {
@@ -328,7 +337,8 @@ final class Messages implements MessageDriver.Engine {
 
     @Override
     public boolean hasPending() {
-        return pendingCount > 0;
+        // A letter that finds no room is to be posted even if the message has ended here.
+        return pendingCount > 0 || unpostedCount > 0;
     }
 
     @Override
@@ -339,7 +349,10 @@ final class Messages implements MessageDriver.Engine {
                 control.sleep(rank, doorbell, Math.min(nanosLeft(), RankSync.CHECK_NANOS));
             }
         } finally {
-            control.endSleep(rank);
+            // Whoever waited for what ended in the pass may have destroyed the group, right there.
+            if (!closed) {
+                control.endSleep(rank);
+            }
         }
     }
 
@@ -358,13 +371,14 @@ final class Messages implements MessageDriver.Engine {
     }
 
     @Override
-    public void check() {
+    public boolean check() {
         // States are read first: a rank may send and then leave.
         String[] ends = ends();
         while (pass()) {
             // Until there is nothing left of what the ranks did before.
             continue;
         }
+        int before = pendingCount;
         locked(
                 () -> {
                     for (Transfer transfer : List.copyOf(pending)) {
@@ -374,8 +388,13 @@ final class Messages implements MessageDriver.Engine {
                             end(transfer, reason);
                         }
                     }
+                    for (int i = 0; i < worldSize; i++) {
+                        if (ends[i] != null) {
+                            peers.get(i).unposted.clear();
+                        }
+                    }
                 });
-        pass();
+        return pass() || pendingCount < before;
     }
 
     /** Why each rank takes no part any more; null for those that do. */
@@ -386,6 +405,9 @@ final class Messages implements MessageDriver.Engine {
         boolean[] involved = new boolean[worldSize];
         lock.lock();
         try {
+            for (int i = 0; i < worldSize; i++) {
+                involved[i] = !peers.get(i).unposted.isEmpty();
+            }
             for (Transfer transfer : pending) {
                 int peer = transfer.peer();
                 for (int i = 0; i < worldSize; i++) {
@@ -482,6 +504,7 @@ final class Messages implements MessageDriver.Engine {
         driver.close(() -> control.ring(rank));
         locked(
                 () -> {
+                    passAll(); // Letters of messages that have ended here.
                     closed = true;
                     for (Transfer transfer : List.copyOf(pending)) {
                         end(transfer, ownEnd(transfer, null));

@@ -36,6 +36,7 @@ abstract class PendingWork implements Work {
     /** Ends the operation; with a reason if it failed, with null if not. */
     final void complete(CollectiveException reason) {
         failure = reason;
+        operation.ended(reason);
         if (reason == null) {
             future.complete(result);
         } else {

@@ -269,7 +269,7 @@ final class RankSync {
         }
     }
 
-    /** How a rank died; null if its process runs, or has yet to join. This takes a system call. */
+    /** How a rank died; null if its process runs, or is not known yet. This takes a system call. */
     String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {
             return null;

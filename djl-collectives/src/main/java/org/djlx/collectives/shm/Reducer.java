@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Reductions;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -79,7 +80,7 @@ final class Reducer {
                     if (rank == 0) {
                         Torch.copy(sum, term);
                     } else {
-                        combine(sum, term, op);
+                        Reductions.combine(sum, term, op);
                     }
                 }
             }
@@ -105,7 +106,7 @@ final class Reducer {
         } else if (own > 0) {
             try (NDArray first = view(parts[0], count, type)) {
                 combineAll(first, parts, 1, own, count, type, op);
-                combine(out, first, op);
+                Reductions.combine(out, first, op);
             }
             next = own + 1;
         }
@@ -116,7 +117,7 @@ final class Reducer {
             NDArray sum, long[] parts, int from, int to, long count, ScalarType type, ReduceOp op) {
         for (int rank = from; rank < to; rank++) {
             try (NDArray part = view(parts[rank], count, type)) {
-                combine(sum, part, op);
+                Reductions.combine(sum, part, op);
             }
         }
     }
@@ -124,36 +125,6 @@ final class Reducer {
     private static void finish(NDArray sum, int worldSize, ReduceOp op) {
         if (op.kind() == ReduceOp.Kind.AVG) {
             Torch.divInPlace(sum, worldSize);
-        }
-    }
-
-    private static void combine(NDArray sum, NDArray part, ReduceOp op) {
-        switch (op.kind()) {
-            case SUM:
-            case AVG:
-            case PREMUL_SUM:
-                Torch.addInPlace(sum, part);
-                break;
-            case PRODUCT:
-                Torch.mulInPlace(sum, part);
-                break;
-            case MIN:
-                Torch.minInPlace(sum, part);
-                break;
-            case MAX:
-                Torch.maxInPlace(sum, part);
-                break;
-            case BAND:
-                Torch.bitAndInPlace(sum, part);
-                break;
-            case BOR:
-                Torch.bitOrInPlace(sum, part);
-                break;
-            case BXOR:
-                Torch.bitXorInPlace(sum, part);
-                break;
-            default:
-                throw new AssertionError(op);
         }
     }
 

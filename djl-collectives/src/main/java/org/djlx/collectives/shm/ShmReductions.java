@@ -81,8 +81,10 @@ final class ShmReductions {
 
     void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
         if (tensor.byteSize() <= ONE_SHOT_BYTES) {
+            operation.setAlgorithm("one-shot");
             oneShot(operation, tensor, op, true, worldSize == 1);
         } else {
+            operation.setAlgorithm("two-shot");
             allReduceParts(operation, tensor, op);
         }
     }

@@ -1,0 +1,82 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import jdk.jfr.Category;
+import jdk.jfr.DataAmount;
+import jdk.jfr.Description;
+import jdk.jfr.Event;
+import jdk.jfr.Label;
+import jdk.jfr.Name;
+import jdk.jfr.StackTrace;
+import jdk.jfr.Timespan;
+
+/** An operation's execution, for the Java Flight Recorder; made only while it records them. */
+@Name("org.djlx.Collective")
+@Label("Collective")
+@Category("DJL Collectives")
+@Description("An operation of a process group, from the start to the end of its execution")
+@StackTrace(false) // It would be that of the thread that executes, not of the caller.
+final class CollectiveEvent extends Event {
+
+    private static final CollectiveEvent PROBE = new CollectiveEvent();
+
+    @Label("Kind")
+    private String kind;
+
+    @Label("Group")
+    private String group;
+
+    @Label("Rank")
+    private int rank;
+
+    @Label("Sequence")
+    @Description("The operation's number within its group")
+    private long sequence;
+
+    @Label("Bytes")
+    @Description("The size of the tensor whose shape all ranks agree on")
+    @DataAmount
+    private long bytes;
+
+    @Label("Algorithm")
+    @Description("How the backend did it, if there is more than one way")
+    private String algorithm;
+
+    @Label("State")
+    private String state;
+
+    @Label("Queued")
+    @Description("From the call to the start of the execution")
+    @Timespan(Timespan.NANOSECONDS)
+    private long queued;
+
+    /** Tells whether a recording wants these events. */
+    static boolean isWanted() {
+        return PROBE.isEnabled();
+    }
+
+    static CollectiveEvent begin(long queuedNanos) {
+        CollectiveEvent event = new CollectiveEvent();
+        event.queued = queuedNanos;
+        event.begin();
+        return event;
+    }
+
+    void commit(Operation operation, int ofRank, boolean success) {
+        end();
+        if (!shouldCommit()) {
+            return;
+        }
+        kind = operation.type().toString();
+        group = operation.group();
+        rank = ofRank;
+        sequence = operation.sequence();
+        bytes = operation.byteSize();
+        algorithm = operation.algorithm();
+        state = success ? "completed" : "failed";
+        commit();
+    }
+}

@@ -1,0 +1,112 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.lang.management.ManagementFactory;
+import javax.management.InstanceAlreadyExistsException;
+import javax.management.JMException;
+import javax.management.MBeanServer;
+import javax.management.ObjectName;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** Shows a recorder over JMX. Where that is not possible it is logged, and the group works on. */
+final class FlightRecorderBean implements FlightRecorderMXBean {
+
+    private static final Logger logger = LoggerFactory.getLogger(FlightRecorderBean.class);
+
+    private final FlightRecorder recorder;
+
+    private FlightRecorderBean(FlightRecorder recorder) {
+        this.recorder = recorder;
+    }
+
+    /**
+     * Registers a recorder.
+     *
+     * @return what takes it back
+     */
+    static Runnable register(FlightRecorder recorder) {
+        try {
+            MBeanServer server = ManagementFactory.getPlatformMBeanServer();
+            ObjectName name = register(server, new FlightRecorderBean(recorder));
+            return () -> unregister(server, name);
+        } catch (JMException | RuntimeException e) {
+            logger.warn("{} is not visible over JMX", recorder, e);
+            return () -> {};
+        }
+    }
+
+    private static ObjectName register(MBeanServer server, FlightRecorderBean bean)
+            throws JMException {
+        String name =
+                "org.djlx.collectives:type=FlightRecorder,group="
+                        + ObjectName.quote(bean.getGroup())
+                        + ",rank="
+                        + bean.getRank();
+        for (int instance = 1; ; instance++) {
+            ObjectName next = new ObjectName(instance == 1 ? name : name + ",instance=" + instance);
+            try {
+                server.registerMBean(bean, next);
+                return next;
+            } catch (InstanceAlreadyExistsException e) {
+                logger.debug("{} is taken", next);
+            }
+        }
+    }
+
+    private static void unregister(MBeanServer server, ObjectName name) {
+        try {
+            server.unregisterMBean(name);
+        } catch (JMException | RuntimeException e) {
+            logger.warn("cannot take {} back", name, e);
+        }
+    }
+
+    @Override
+    public String getGroup() {
+        return recorder.group();
+    }
+
+    @Override
+    public int getRank() {
+        return recorder.rank();
+    }
+
+    @Override
+    public int getWorldSize() {
+        return recorder.worldSize();
+    }
+
+    @Override
+    public String getBackend() {
+        return recorder.backend();
+    }
+
+    @Override
+    public int getOperations() {
+        return recorder.dump().entries().size();
+    }
+
+    @Override
+    public long getLastScheduled() {
+        return recorder.dump().lastScheduled();
+    }
+
+    @Override
+    public long getLastStarted() {
+        return recorder.dump().lastStarted();
+    }
+
+    @Override
+    public long getLastCompleted() {
+        return recorder.dump().lastCompleted();
+    }
+
+    @Override
+    public String dumpJson() {
+        return recorder.dump().toJson();
+    }
+}

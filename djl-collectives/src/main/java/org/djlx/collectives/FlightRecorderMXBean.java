@@ -1,0 +1,77 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+/**
+ * A {@link FlightRecorder} over JMX, as {@code
+ * org.djlx.collectives:type=FlightRecorder,group="NAME",rank=N}, from the creation of the group to
+ * its end. If a group of that name and rank is there already, {@code instance=2} and so on is
+ * added.
+ */
+public interface FlightRecorderMXBean {
+
+    /**
+     * Returns the group's name.
+     *
+     * @return the name
+     */
+    String getGroup();
+
+    /**
+     * Returns the rank.
+     *
+     * @return the rank within the group
+     */
+    int getRank();
+
+    /**
+     * Returns the number of ranks.
+     *
+     * @return the world size
+     */
+    int getWorldSize();
+
+    /**
+     * Returns the group's backend.
+     *
+     * @return its name
+     */
+    String getBackend();
+
+    /**
+     * Returns how many operations are on record.
+     *
+     * @return the number, at most the size of the ring
+     */
+    int getOperations();
+
+    /**
+     * Returns the number of the last operation that was issued.
+     *
+     * @return the number within the group, or 0
+     */
+    long getLastScheduled();
+
+    /**
+     * Returns the number of the last operation on record whose execution began.
+     *
+     * @return the number within the group, or 0
+     */
+    long getLastStarted();
+
+    /**
+     * Returns the number of the last operation on record that ended well.
+     *
+     * @return the number within the group, or 0
+     */
+    long getLastCompleted();
+
+    /**
+     * Returns the record as it is now.
+     *
+     * @return JSON, see {@link org.djlx.collectives.trace.FlightDump}
+     */
+    String dumpJson();
+}

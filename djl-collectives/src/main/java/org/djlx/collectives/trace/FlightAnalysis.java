@@ -1,0 +1,308 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.trace;
+
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Comparator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Optional;
+import java.util.SortedMap;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.stream.IntStream;
+import org.djlx.collectives.trace.FlightEntry.State;
+import org.djlx.collectives.trace.FlightFinding.Kind;
+
+/**
+ * The records of a group's ranks side by side: who is behind, who called what differently.
+ *
+ * <p>Operations are compared by their number within the group, as far as they are on record.
+ * Records that were taken at different times from a job that is well show the slower rank as
+ * behind. Immutable.
+ */
+public final class FlightAnalysis {
+
+    private final String group;
+    private final int worldSize;
+    private final SortedMap<Integer, FlightDump> dumps = new TreeMap<>();
+    private final SortedMap<Long, SortedMap<Integer, FlightEntry>> operations = new TreeMap<>();
+    private final List<FlightFinding> findings = new ArrayList<>();
+
+    private FlightAnalysis(FlightDump first) {
+        group = first.group();
+        worldSize = first.worldSize();
+    }
+
+    /**
+     * Compares the records of one or more groups.
+     *
+     * @param dumps a dump from each rank; some may be missing
+     * @return an analysis for each group, by name
+     * @throws IllegalArgumentException if there are two dumps of one rank, or dumps of one group
+     *     with different world sizes
+     */
+    public static List<FlightAnalysis> of(Collection<FlightDump> dumps) {
+        SortedMap<String, FlightAnalysis> groups = new TreeMap<>();
+        for (FlightDump dump : dumps) {
+            groups.computeIfAbsent(dump.group(), k -> new FlightAnalysis(dump)).add(dump);
+        }
+        groups.values().forEach(FlightAnalysis::analyse);
+        return List.copyOf(groups.values());
+    }
+
+    private void add(FlightDump dump) {
+        if (dump.worldSize() != worldSize) {
+            throw new IllegalArgumentException(
+                    "the dumps of group '"
+                            + group
+                            + "' are not of one job: it has "
+                            + worldSize
+                            + " ranks in one and "
+                            + dump.worldSize()
+                            + " in another");
+        }
+        FlightDump other = dumps.put(dump.rank(), dump);
+        if (other != null) {
+            throw new IllegalArgumentException(
+                    "there are two dumps of rank "
+                            + dump.rank()
+                            + " of group '"
+                            + group
+                            + "', by the processes "
+                            + other.pid()
+                            + " and "
+                            + dump.pid());
+        }
+        dump.collectives()
+                .forEach(
+                        entry ->
+                                operations
+                                        .computeIfAbsent(
+                                                entry.collectiveSeqId(), k -> new TreeMap<>())
+                                        .put(dump.rank(), entry));
+    }
+
+    /**
+     * Returns the group's name.
+     *
+     * @return the name
+     */
+    public String group() {
+        return group;
+    }
+
+    /**
+     * Returns the number of ranks in the group.
+     *
+     * @return the world size
+     */
+    public int worldSize() {
+        return worldSize;
+    }
+
+    /**
+     * Returns the dumps.
+     *
+     * @return the dumps by rank
+     */
+    public List<FlightDump> dumps() {
+        return List.copyOf(dumps.values());
+    }
+
+    /**
+     * Returns what is wrong.
+     *
+     * @return the findings, likely causes first; empty if all ranks did the same
+     */
+    public List<FlightFinding> findings() {
+        return List.copyOf(findings);
+    }
+
+    /**
+     * Puts the most likely cause into words.
+     *
+     * @return the first finding, or that all ranks agree
+     */
+    public String verdict() {
+        if (!findings.isEmpty()) {
+            return findings.get(0).message();
+        }
+        if (operations.isEmpty()) {
+            return "all ranks agree: none has called anything";
+        }
+        return "all ranks agree: each called and completed the same operations, up to "
+                + name(operations.lastKey());
+    }
+
+    private void analyse() {
+        findMismatch();
+        findBehind();
+        findMissingDumps();
+        findUnfinished();
+        findFailed();
+    }
+
+    /** Only the first: what follows a mismatch is often out of step. */
+    private void findMismatch() {
+        for (Map.Entry<Long, SortedMap<Integer, FlightEntry>> operation : operations.entrySet()) {
+            Map<String, List<Integer>> calls = new LinkedHashMap<>();
+            operation
+                    .getValue()
+                    .forEach(
+                            (rank, entry) ->
+                                    calls.computeIfAbsent(entry.call(), k -> new ArrayList<>())
+                                            .add(rank));
+            if (calls.size() > 1) {
+                StringBuilder text = new StringBuilder("the calls of #" + operation.getKey());
+                String separator = " differ: ";
+                for (Map.Entry<String, List<Integer>> call : calls.entrySet()) {
+                    text.append(separator)
+                            .append(FlightFinding.ranks(call.getValue()))
+                            .append(" called ")
+                            .append(call.getKey());
+                    separator = "; ";
+                }
+                add(Kind.MISMATCH, deviating(calls), operation.getKey(), text.toString());
+                return;
+            }
+        }
+    }
+
+    /** The ranks that differ from most others; all if there is no majority. */
+    private static List<Integer> deviating(Map<String, List<Integer>> calls) {
+        int total = calls.values().stream().mapToInt(List::size).sum();
+        return calls.values().stream()
+                .filter(ranks -> 2 * ranks.size() <= total)
+                .flatMap(List::stream)
+                .sorted()
+                .toList();
+    }
+
+    private void findBehind() {
+        long last = dumps.values().stream().mapToLong(FlightDump::lastScheduled).max().orElse(0);
+        SortedMap<Long, List<Integer>> behind = new TreeMap<>();
+        List<Integer> ahead = new ArrayList<>();
+        for (FlightDump dump : dumps.values()) {
+            (dump.lastScheduled() < last
+                            ? behind.computeIfAbsent(dump.lastScheduled(), k -> new ArrayList<>())
+                            : ahead)
+                    .add(dump.rank());
+        }
+        behind.forEach(
+                (reached, ranks) ->
+                        add(
+                                Kind.BEHIND,
+                                ranks,
+                                reached + 1,
+                                FlightFinding.ranks(ranks)
+                                        + (ranks.size() == 1 ? " is" : " are")
+                                        + " behind and never called "
+                                        + name(reached + 1)
+                                        + "; the last call there was "
+                                        + (reached == 0 ? "none" : name(reached))
+                                        + ", that of "
+                                        + FlightFinding.ranks(ahead)
+                                        + " "
+                                        + name(last)));
+    }
+
+    private void findMissingDumps() {
+        List<Integer> missing =
+                IntStream.range(0, worldSize)
+                        .filter(rank -> !dumps.containsKey(rank))
+                        .boxed()
+                        .toList();
+        if (missing.isEmpty()) {
+            return;
+        }
+        StringBuilder text =
+                new StringBuilder("there is no dump of " + FlightFinding.ranks(missing));
+        for (FlightDump dump : dumps.values()) {
+            List<Integer> awaited =
+                    dump.missingRanks().stream().filter(missing::contains).sorted().toList();
+            if (!awaited.isEmpty()) {
+                text.append("; rank ")
+                        .append(dump.rank())
+                        .append(" waited in vain for ")
+                        .append(FlightFinding.ranks(awaited))
+                        .append(firstFailed(dump).map(e -> " in " + name(e)).orElse(""));
+            }
+        }
+        add(Kind.MISSING_DUMP, missing, 0, text.toString());
+    }
+
+    /** The first operation that all have called and some have not ended. */
+    private void findUnfinished() {
+        long common = dumps.values().stream().mapToLong(FlightDump::lastScheduled).min().orElse(0);
+        for (SortedMap<Integer, FlightEntry> operation : operations.headMap(common + 1).values()) {
+            List<Integer> ranks = new ArrayList<>();
+            TreeSet<String> states = new TreeSet<>();
+            operation.forEach(
+                    (rank, entry) -> {
+                        if (entry.timeDiscoveredCompletedNs() == null) {
+                            ranks.add(rank);
+                            states.add(entry.state().name().toLowerCase(Locale.ROOT));
+                        }
+                    });
+            if (!ranks.isEmpty()) {
+                FlightEntry entry = operation.get(ranks.get(0));
+                add(
+                        Kind.UNFINISHED,
+                        ranks,
+                        entry.collectiveSeqId(),
+                        name(entry)
+                                + " was called everywhere and has not ended on "
+                                + FlightFinding.ranks(ranks)
+                                + " ("
+                                + String.join(", ", states)
+                                + ")");
+                return;
+            }
+        }
+    }
+
+    private void findFailed() {
+        for (FlightDump dump : dumps.values()) {
+            firstFailed(dump)
+                    .ifPresent(
+                            entry ->
+                                    add(
+                                            Kind.FAILED,
+                                            List.of(dump.rank()),
+                                            entry.collectiveSeqId(),
+                                            "rank "
+                                                    + dump.rank()
+                                                    + " failed in "
+                                                    + name(entry)
+                                                    + ": "
+                                                    + entry.exception()));
+        }
+    }
+
+    private static Optional<FlightEntry> firstFailed(FlightDump dump) {
+        return dump.entries().stream()
+                .filter(entry -> entry.state() == State.FAILED)
+                .min(Comparator.comparingLong(FlightEntry::collectiveSeqId));
+    }
+
+    private void add(Kind kind, List<Integer> ranks, long sequence, String message) {
+        findings.add(new FlightFinding(kind, List.copyOf(ranks), sequence, message));
+    }
+
+    private String name(long sequence) {
+        SortedMap<Integer, FlightEntry> calls = operations.get(sequence);
+        return calls == null
+                ? "#" + sequence + " (no longer on record)"
+                : name(calls.get(calls.firstKey()));
+    }
+
+    private static String name(FlightEntry entry) {
+        return "#" + entry.collectiveSeqId() + " " + entry.call();
+    }
+}

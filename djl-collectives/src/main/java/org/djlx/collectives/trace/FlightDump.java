@@ -1,0 +1,203 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.trace;
+
+import com.google.gson.FieldNamingPolicy;
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import com.google.gson.JsonParseException;
+import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
+import java.util.List;
+import java.util.stream.Stream;
+import org.djlx.collectives.trace.FlightEntry.State;
+
+/**
+ * What one rank of a group did last, as it is written to a file: JSON with the names of c10d's
+ * flight recorder where it has them.
+ *
+ * @param version the version of the format, {@value #VERSION}
+ * @param group the group's name
+ * @param rank the rank within the group
+ * @param worldSize the number of ranks
+ * @param backend the group's backend
+ * @param host the name of the host, or null if it is not known
+ * @param pid the process
+ * @param timeDumpedNs when it was taken, in nanoseconds since 1970
+ * @param reason why it was taken
+ * @param missingRanks for whom this rank waited in vain; empty if that was not so
+ * @param entries the last operations, in the order in which they were issued
+ */
+public record FlightDump(
+        String version,
+        String group,
+        int rank,
+        int worldSize,
+        String backend,
+        String host,
+        long pid,
+        long timeDumpedNs,
+        String reason,
+        List<Integer> missingRanks,
+        List<FlightEntry> entries) {
+
+    /** The version of the format that this class reads and writes. */
+    public static final String VERSION = "1";
+
+    private static final Gson GSON =
+            new GsonBuilder()
+                    .setFieldNamingPolicy(FieldNamingPolicy.LOWER_CASE_WITH_UNDERSCORES)
+                    .setPrettyPrinting()
+                    .disableHtmlEscaping()
+                    .create();
+
+    /** The operations of all ranks: not the messages, which only two ranks number alike. */
+    Stream<FlightEntry> collectives() {
+        return entries.stream().filter(entry -> !entry.isP2p());
+    }
+
+    /**
+     * Returns the number of the first operation that is still on record.
+     *
+     * @return the number, or 0 if there is none
+     */
+    public long firstRecorded() {
+        return collectives().mapToLong(FlightEntry::collectiveSeqId).min().orElse(0);
+    }
+
+    /**
+     * Returns the number of the last operation that was issued.
+     *
+     * @return the number, or 0 if there was none
+     */
+    public long lastScheduled() {
+        return collectives().mapToLong(FlightEntry::collectiveSeqId).max().orElse(0);
+    }
+
+    /**
+     * Returns the number of the last operation on record whose execution began.
+     *
+     * @return the number, or 0 if there is none
+     */
+    public long lastStarted() {
+        return collectives()
+                .filter(entry -> entry.timeDiscoveredStartedNs() != null)
+                .mapToLong(FlightEntry::collectiveSeqId)
+                .max()
+                .orElse(0);
+    }
+
+    /**
+     * Returns the number of the last operation on record that ended well.
+     *
+     * @return the number, or 0 if there is none
+     */
+    public long lastCompleted() {
+        return collectives()
+                .filter(entry -> entry.state() == State.COMPLETED)
+                .mapToLong(FlightEntry::collectiveSeqId)
+                .max()
+                .orElse(0);
+    }
+
+    /**
+     * Writes the dump as JSON.
+     *
+     * @return the text
+     */
+    public String toJson() {
+        return GSON.toJson(this);
+    }
+
+    /**
+     * Reads a dump back.
+     *
+     * @param json the text
+     * @return the dump
+     * @throws IllegalArgumentException if the text is not a dump, with what is wrong
+     */
+    public static FlightDump parse(String json) {
+        FlightDump dump;
+        try {
+            dump = GSON.fromJson(json, FlightDump.class);
+        } catch (JsonParseException e) {
+            throw new IllegalArgumentException(e.getMessage(), e);
+        }
+        if (dump == null) {
+            throw new IllegalArgumentException("it is empty");
+        }
+        dump.check();
+        return dump;
+    }
+
+    private void check() {
+        if (!VERSION.equals(version)) {
+            throw new IllegalArgumentException("its version is " + version + ", not " + VERSION);
+        }
+        require("group", group);
+        require("backend", backend);
+        require("reason", reason);
+        require("missing_ranks", missingRanks);
+        require("entries", entries);
+        if (rank < 0 || rank >= worldSize) {
+            throw new IllegalArgumentException(
+                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+        }
+        for (FlightEntry entry : entries) {
+            require("an entry", entry);
+            entry.check();
+        }
+    }
+
+    static void require(String name, Object value) {
+        if (value == null) {
+            throw new IllegalArgumentException(name + " is missing");
+        }
+    }
+
+    /**
+     * Reads a dump from a file.
+     *
+     * @param file the file
+     * @return the dump
+     * @throws IOException if the file cannot be read or is not a dump
+     */
+    public static FlightDump read(Path file) throws IOException {
+        try {
+            return parse(Files.readString(file));
+        } catch (IllegalArgumentException e) {
+            throw new IOException(file + " is not a flight record: " + e.getMessage(), e);
+        } catch (CharacterCodingException e) {
+            throw new IOException(file + " is not a flight record: it is no text", e);
+        } catch (NoSuchFileException e) {
+            throw new IOException("there is no file " + file, e);
+        }
+    }
+
+    /**
+     * Writes the dump to a file, which is there as a whole or not at all. Directories that are
+     * missing are created; a file of that name is replaced.
+     *
+     * @param file the file
+     * @throws IOException if it cannot be written
+     */
+    public void write(Path file) throws IOException {
+        Path directory = file.toAbsolutePath().getParent();
+        if (!Files.isDirectory(directory)) { // createDirectories() fails on a link to one.
+            Files.createDirectories(directory);
+        }
+        Path part = Files.createTempFile(directory, "flight-", ".part");
+        try {
+            Files.writeString(part, toJson());
+            Files.move(part, file, StandardCopyOption.REPLACE_EXISTING);
+        } finally {
+            Files.deleteIfExists(part);
+        }
+    }
+}

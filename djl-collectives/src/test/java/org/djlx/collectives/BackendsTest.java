@@ -1,0 +1,173 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
+
+/** The registry of backends, and what a backend gets and may leave out. */
+@Timeout(60)
+class BackendsTest {
+
+    private static final Support NOTHING = Support.builder().build();
+
+    private static final class Nothing extends Backend {
+
+        private final AtomicInteger closed;
+
+        Nothing(AtomicInteger closed) {
+            this.closed = closed;
+        }
+
+        @Override
+        public String name() {
+            return "nothing";
+        }
+
+        @Override
+        public Support support() {
+            return NOTHING;
+        }
+
+        @Override
+        public Device device() {
+            return Device.cpu();
+        }
+
+        @Override
+        public void close() {
+            closed.incrementAndGet();
+        }
+    }
+
+    @Test
+    void shmIsFoundByServiceLoader() {
+        assertEquals("shm", Backends.get("shm").name());
+        assertTrue(Backends.names().contains("shm"));
+    }
+
+    @Test
+    void unknownBackendIsNamedWithTheKnownOnes() {
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> ProcessGroups.init("missing"))
+                        .getMessage();
+        assertTrue(message.contains("'missing'"), message);
+        assertTrue(message.contains("shm"), message);
+    }
+
+    @Test
+    void registeredBackendMaySupportNothing() {
+        AtomicInteger closed = new AtomicInteger();
+        Backends.register(
+                "nothing",
+                new BackendFactory() {
+                    @Override
+                    public String name() {
+                        return "nothing";
+                    }
+
+                    @Override
+                    public Support support() {
+                        return NOTHING;
+                    }
+
+                    @Override
+                    public Backend create(GroupContext context) {
+                        assertEquals(2, context.worldSize());
+                        assertEquals(Duration.ofSeconds(7), context.options().timeout());
+                        return new Nothing(closed);
+                    }
+                });
+        List<ProcessGroup> groups =
+                ProcessGroups.local("nothing", 2, new BackendOptions(Duration.ofSeconds(7)));
+        ProcessGroup group = groups.get(1);
+        assertEquals("nothing", group.backendName());
+        assertTrue(group.p2pBuffers().isEmpty());
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray tensor = manager.ones(new Shape(2));
+            NDArray both = manager.ones(new Shape(4));
+            List<NDArray> list = List.of(tensor, tensor);
+            assertUnsupported("allReduce", () -> group.allReduce(tensor, ReduceOp.SUM));
+            assertUnsupported("broadcast", () -> group.broadcast(tensor, 0));
+            assertUnsupported("allGather", () -> group.allGather(list, tensor));
+            assertUnsupported("allGatherIntoTensor", () -> group.allGatherIntoTensor(both, tensor));
+            assertUnsupported(
+                    "reduceScatter", () -> group.reduceScatter(tensor, list, ReduceOp.SUM));
+            assertUnsupported(
+                    "reduceScatterTensor",
+                    () -> group.reduceScatterTensor(tensor, both, ReduceOp.SUM));
+            assertUnsupported("barrier", group::barrier);
+        }
+        groups.forEach(ProcessGroup::destroy);
+        groups.forEach(ProcessGroup::close);
+        assertEquals(2, closed.get());
+    }
+
+    private static void assertUnsupported(String operation, Executable call) {
+        assertEquals(
+                "backend 'nothing' does not support " + operation,
+                assertThrows(UnsupportedOperationException.class, call).getMessage());
+    }
+
+    @Test
+    void environmentIsChecked() {
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(1));
+        assertEnvironment(options, Map.of(), "RANK is not set");
+        assertEnvironment(options, Map.of("RANK", "0"), "WORLD_SIZE is not set");
+        assertEnvironment(
+                options, Map.of("RANK", "zero", "WORLD_SIZE", "1"), "RANK is not a number: zero");
+        assertEnvironment(
+                options, Map.of("RANK", "0", "WORLD_SIZE", "1"), "MASTER_ADDR is not set");
+        Map<String, String> complete =
+                Map.of(
+                        "RANK", "3",
+                        "WORLD_SIZE", "2",
+                        "MASTER_ADDR", "localhost",
+                        "MASTER_PORT", "29500");
+        assertEnvironment(options, complete, "rank 3 lies outside a group of 2 ranks");
+    }
+
+    private static void assertEnvironment(
+            BackendOptions options, Map<String, String> environment, String text) {
+        String message =
+                assertThrows(
+                                IllegalArgumentException.class,
+                                () -> ProcessGroups.init("shm", options, environment))
+                        .getMessage();
+        assertTrue(message.contains(text), message);
+    }
+
+    @Test
+    void rankZeroServesTheStoreUnlessTheLauncherDoes() {
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(30));
+        try (TcpStore agent =
+                TcpStore.builder().setHost("localhost").setPort(0).optServer(true).build()) {
+            Map<String, String> environment =
+                    Map.of(
+                            "RANK", "0",
+                            "WORLD_SIZE", "1",
+                            "MASTER_ADDR", "localhost",
+                            "MASTER_PORT", Integer.toString(agent.port()),
+                            "TORCHELASTIC_USE_AGENT_STORE", "True");
+            try (ProcessGroup group = ProcessGroups.init("shm", options, environment)) {
+                group.barrier().await();
+                assertTrue(agent.numKeys() > 0);
+            }
+        }
+    }
+}

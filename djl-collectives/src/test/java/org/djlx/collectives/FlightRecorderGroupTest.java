@@ -1,0 +1,357 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.lang.management.ManagementFactory;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.List;
+import java.util.stream.Stream;
+import javax.management.JMX;
+import javax.management.MBeanServer;
+import javax.management.ObjectName;
+import org.djlx.collectives.trace.FlightAnalysis;
+import org.djlx.collectives.trace.FlightDump;
+import org.djlx.collectives.trace.FlightEntry;
+import org.djlx.collectives.trace.FlightEntry.State;
+import org.djlx.collectives.trace.FlightFinding;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/** What groups leave on record, when all is well and when not. */
+@Timeout(120)
+class FlightRecorderGroupTest {
+
+    private static final BackendOptions PATIENT = new BackendOptions(Duration.ofSeconds(60));
+    private static final BackendOptions IMPATIENT = new BackendOptions(Duration.ofMillis(300));
+
+    @TempDir private Path temp;
+    private Path directory;
+    private NDManager manager;
+
+    @BeforeEach
+    void setUp() {
+        directory = temp.resolve("not/there/yet");
+        System.setProperty(FlightRecorder.DIRECTORY_PROPERTY, directory.toString());
+        manager = NDManager.newBaseManager("PyTorch");
+    }
+
+    @AfterEach
+    void tearDown() {
+        System.clearProperty(FlightRecorder.DIRECTORY_PROPERTY);
+        System.clearProperty(FlightRecorder.SIZE_PROPERTY);
+        manager.close();
+    }
+
+    private List<Path> files() throws IOException {
+        if (!Files.exists(directory)) {
+            return List.of();
+        }
+        try (Stream<Path> files = Files.list(directory)) {
+            return files.sorted().toList();
+        }
+    }
+
+    private static void destroy(List<ProcessGroup> groups) {
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static List<FlightDump> dumps(List<ProcessGroup> groups) {
+        return groups.stream().map(group -> group.flightRecorder().dump()).toList();
+    }
+
+    @Test
+    void aHealthyGroupIsOnRecordAndLeavesNoFile() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    group.allReduce(manager.ones(new Shape(2, 3)), ReduceOp.SUM).await();
+                    group.allReduce(manager.ones(new Shape(100_000)), ReduceOp.MAX).await();
+                    group.barrier().await();
+                    return null;
+                });
+        Work pending = groups.get(0).barrier();
+        destroy(groups);
+        assertTrue(pending.exception().isPresent());
+        assertEquals(List.of(), files());
+
+        for (ProcessGroup group : groups) {
+            List<FlightEntry> entries = group.flightRecorder().dump().entries().subList(0, 3);
+            assertEquals(
+                    List.of(
+                            "allReduce(float32, (2, 3), SUM)",
+                            "allReduce(float32, (100000), MAX)",
+                            "barrier()"),
+                    entries.stream().map(FlightEntry::call).toList());
+            assertEquals(
+                    List.of(24L, 400_000L, 0L), entries.stream().map(FlightEntry::bytes).toList());
+            assertTrue(entries.stream().allMatch(entry -> entry.state() == State.COMPLETED));
+            assertEquals("one-shot", entries.get(0).algorithm());
+            assertEquals("two-shot", entries.get(1).algorithm());
+        }
+    }
+
+    @Test
+    void anAsynchronousOperationIsUnderWayUntilItsPeersCome() throws InterruptedException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        try {
+            ProcessGroup early = groups.get(0);
+            Work first = early.barrier();
+            Work second = early.barrier();
+            while (early.flightRecorder().dump().lastStarted() < 1) {
+                Thread.sleep(1);
+            }
+            List<FlightEntry> waiting = early.flightRecorder().dump().entries();
+            assertEquals(State.STARTED, waiting.get(0).state());
+            assertEquals(State.SCHEDULED, waiting.get(1).state());
+            assertEquals(0, early.flightRecorder().dump().lastCompleted());
+
+            groups.get(1).barrier().await();
+            first.await();
+            assertEquals(1, early.flightRecorder().dump().lastCompleted());
+            groups.get(1).barrier().await();
+            second.await();
+            assertEquals(2, early.flightRecorder().dump().lastCompleted());
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void aTimeoutLeavesAFileThatNamesTheMissingRank() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, IMPATIENT);
+        try {
+            ProcessGroup early = groups.get(0);
+            NDArray tensor = manager.ones(new Shape(4));
+            assertThrows(
+                    CollectiveTimeoutException.class,
+                    () -> early.allReduce(tensor, ReduceOp.SUM).await());
+            assertThrows(CollectiveException.class, () -> early.barrier().await());
+
+            List<Path> files = files();
+            assertEquals(1, files.size(), files::toString);
+            FlightDump dump = FlightDump.read(files.get(0));
+            assertEquals(
+                    "flight-" + early.name() + "-rank0-pid" + dump.pid() + ".json",
+                    files.get(0).getFileName().toString());
+            assertEquals(List.of(1), dump.missingRanks());
+            assertEquals(State.FAILED, dump.entries().get(0).state());
+            assertEquals(dump.reason(), dump.entries().get(0).exception());
+
+            FlightFinding alone = FlightAnalysis.of(List.of(dump)).get(0).findings().get(0);
+            assertEquals(FlightFinding.Kind.MISSING_DUMP, alone.kind());
+            assertEquals(
+                    "there is no dump of rank 1; rank 0 waited in vain for rank 1 in #1"
+                            + " allReduce(float32, (4), SUM)",
+                    alone.message());
+
+            FlightDump late = groups.get(1).flightRecorder().dump();
+            FlightFinding both = FlightAnalysis.of(List.of(dump, late)).get(0).findings().get(0);
+            assertEquals(FlightFinding.Kind.BEHIND, both.kind());
+            assertEquals(List.of(1), both.ranks());
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void aPeerThatLeavesIsABrokenGroup() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        groups.get(1).destroy();
+        assertThrows(CollectiveException.class, () -> groups.get(0).barrier().await());
+        destroy(groups);
+        List<Path> files = files();
+        assertEquals(1, files.size(), files::toString);
+        FlightDump dump = FlightDump.read(files.get(0));
+        assertTrue(dump.reason().contains("rank 1 has destroyed the group"), dump::reason);
+        assertEquals(List.of(), dump.missingRanks());
+    }
+
+    @Test
+    void aFileThatCannotBeWrittenHidesNothing() throws IOException {
+        Files.createDirectories(directory.getParent());
+        Files.createFile(directory);
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, IMPATIENT);
+        try {
+            CollectiveTimeoutException e =
+                    assertThrows(
+                            CollectiveTimeoutException.class,
+                            () -> groups.get(0).barrier().await());
+            assertEquals(List.of(1), e.missingRanks());
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void aMismatchIsSeenInDumpsOnRequest() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 3, PATIENT);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        group.barrier().await();
+                        NDArray tensor = manager.ones(new Shape(group.rank() == 1 ? 5 : 4));
+                        assertThrows(
+                                CollectiveMismatchException.class,
+                                () -> group.allReduce(tensor, ReduceOp.SUM).await());
+                        group.barrier().await();
+                        return null;
+                    });
+            assertEquals(List.of(), files());
+            FlightFinding finding = FlightAnalysis.of(dumps(groups)).get(0).findings().get(0);
+            assertEquals(FlightFinding.Kind.MISMATCH, finding.kind());
+            assertEquals(List.of(1), finding.ranks());
+            assertEquals(2, finding.sequence());
+            assertEquals(
+                    "the calls of #2 differ: ranks 0, 2 called allReduce(float32, (4), SUM); rank 1"
+                            + " called allReduce(float32, (5), SUM)",
+                    finding.message());
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void aRequestedDumpIsAFile() throws IOException {
+        try (ProcessGroup group = ProcessGroups.local("shm", 1, PATIENT).get(0)) {
+            group.barrier().await();
+            Path file = temp.resolve("mine.json");
+            group.flightRecorder().dump(file);
+            FlightDump dump = FlightDump.read(file);
+            assertEquals("requested", dump.reason());
+            assertEquals(1, dump.lastCompleted());
+        }
+    }
+
+    @Test
+    void anOperationThatTheBackendRefusesIsNotOnRecord() {
+        Backends.register("refusing", new RefusingFactory());
+        try (ProcessGroup group = ProcessGroups.local("refusing", 1, PATIENT).get(0)) {
+            assertThrows(UnsupportedOperationException.class, group::barrier);
+            assertEquals(List.of(), group.flightRecorder().dump().entries());
+        }
+    }
+
+    private static final class RefusingFactory implements BackendFactory {
+
+        @Override
+        public String name() {
+            return "refusing";
+        }
+
+        @Override
+        public Support support() {
+            return Support.builder().addPlain(OpType.BARRIER).build();
+        }
+
+        @Override
+        public Backend create(GroupContext context) {
+            return new RefusingBackend();
+        }
+    }
+
+    private static final class RefusingBackend extends Backend {
+
+        @Override
+        public String name() {
+            return "refusing";
+        }
+
+        @Override
+        public Support support() {
+            return new RefusingFactory().support();
+        }
+
+        @Override
+        public Device device() {
+            return Device.cpu();
+        }
+
+        @Override
+        public void close() {
+            // Holds nothing.
+        }
+    }
+
+    @Test
+    void thePropertySetsTheSize() {
+        System.setProperty(FlightRecorder.SIZE_PROPERTY, "3");
+        try (ProcessGroup group = ProcessGroups.local("shm", 1, PATIENT).get(0)) {
+            for (int i = 0; i < 5; i++) {
+                group.barrier().await();
+            }
+            assertEquals(3, group.flightRecorder().dump().firstRecorded());
+            assertEquals(5, group.flightRecorder().dump().lastCompleted());
+        }
+    }
+
+    @Test
+    void aSizeThatMakesNoSenseIsIgnored() {
+        System.setProperty(FlightRecorder.SIZE_PROPERTY, "0");
+        try (ProcessGroup group = ProcessGroups.local("shm", 1, PATIENT).get(0)) {
+            group.barrier().await();
+            group.barrier().await();
+            assertEquals(2, group.flightRecorder().dump().entries().size());
+        }
+    }
+
+    @Test
+    void jmxShowsAGroupUntilItIsDestroyed() throws Exception {
+        MBeanServer server = ManagementFactory.getPlatformMBeanServer();
+        String awkward = "a,b=\"c\"*";
+        ObjectName name =
+                new ObjectName(
+                        "org.djlx.collectives:type=FlightRecorder,group="
+                                + ObjectName.quote(awkward)
+                                + ",rank=0");
+        ObjectName twin = new ObjectName(name + ",instance=2");
+        try (Store store = new HashStore();
+                Store other = new HashStore()) {
+            ProcessGroup group = ProcessGroups.init("shm", store, awkward, 0, 1, PATIENT);
+            ProcessGroup second = ProcessGroups.init("shm", other, awkward, 0, 1, PATIENT);
+            try {
+                assertTrue(server.isRegistered(twin));
+                group.barrier().await();
+                FlightRecorderMXBean bean =
+                        JMX.newMXBeanProxy(server, name, FlightRecorderMXBean.class);
+                assertEquals(awkward, bean.getGroup());
+                assertEquals(0, bean.getRank());
+                assertEquals(1, bean.getWorldSize());
+                assertEquals("shm", bean.getBackend());
+                assertEquals(1, bean.getOperations());
+                assertEquals(1, bean.getLastScheduled());
+                assertEquals(1, bean.getLastStarted());
+                assertEquals(1, bean.getLastCompleted());
+                FlightDump dump = FlightDump.parse(bean.dumpJson());
+                assertEquals(
+                        group.flightRecorder().dump().entries().get(0).call(),
+                        dump.entries().get(0).call());
+                assertNotNull(server.getMBeanInfo(name).getOperations()[0]);
+            } finally {
+                group.destroy();
+                second.destroy();
+            }
+        }
+        assertFalse(server.isRegistered(name));
+        assertFalse(server.isRegistered(twin));
+    }
+}

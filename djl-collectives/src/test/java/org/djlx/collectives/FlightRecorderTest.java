@@ -1,0 +1,252 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.sun.management.ThreadMXBean;
+import java.lang.management.ManagementFactory;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.stream.LongStream;
+import org.djlx.collectives.trace.FlightDump;
+import org.djlx.collectives.trace.FlightEntry;
+import org.djlx.collectives.trace.FlightEntry.State;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** The ring, without a backend. */
+@Timeout(120)
+class FlightRecorderTest {
+
+    private static FlightRecorder recorder(int size) {
+        try (Store store = new HashStore()) {
+            BackendOptions options = new BackendOptions(Duration.ofSeconds(7));
+            return new FlightRecorder(new GroupContext("ring", 1, 3, store, options), "test", size);
+        }
+    }
+
+    private static Operation operation(long sequence, long... shape) {
+        return new Operation(
+                OpType.ALL_REDUCE,
+                sequence,
+                "ring",
+                Duration.ofSeconds(7),
+                new Operation.Agreed(ScalarType.BFLOAT16, shape, ReduceOp.MAX, 0));
+    }
+
+    private static List<Long> sequences(FlightRecorder recorder) {
+        return recorder.dump().entries().stream().map(FlightEntry::collectiveSeqId).toList();
+    }
+
+    @Test
+    void aDumpSaysWhoseItIs() {
+        FlightDump dump = recorder(4).dump();
+        assertEquals("ring", dump.group());
+        assertEquals(1, dump.rank());
+        assertEquals(3, dump.worldSize());
+        assertEquals("test", dump.backend());
+        assertEquals(ProcessHandle.current().pid(), dump.pid());
+        assertEquals(List.of(), dump.entries());
+        assertEquals(0, dump.lastScheduled());
+    }
+
+    @Test
+    void anOperationIsScheduledThenStartedThenCompleted() {
+        FlightRecorder recorder = recorder(4);
+        Operation operation = operation(1, 2, 3);
+
+        recorder.scheduled(operation);
+        FlightEntry scheduled = recorder.dump().entries().get(0);
+        assertEquals("test:allReduce", scheduled.profilingName());
+        assertEquals("allReduce(bfloat16, (2, 3), MAX)", scheduled.call());
+        assertEquals(List.of(2L, 3L), scheduled.sizes());
+        assertEquals("bfloat16", scheduled.dtype());
+        assertEquals("MAX", scheduled.reduceOp());
+        assertEquals(12, scheduled.bytes());
+        assertEquals(7000, scheduled.timeoutMs());
+        assertEquals(State.SCHEDULED, scheduled.state());
+        assertNull(scheduled.timeDiscoveredStartedNs());
+        assertNull(scheduled.queuedMs());
+
+        operation.started();
+        FlightEntry started = recorder.dump().entries().get(0);
+        assertEquals(State.STARTED, started.state());
+        assertTrue(started.queuedMs() >= 0);
+        assertNull(started.timeDiscoveredCompletedNs());
+        assertNull(started.durationMs());
+
+        operation.setAlgorithm("magic");
+        operation.ended(null);
+        FlightEntry completed = recorder.dump().entries().get(0);
+        assertEquals(State.COMPLETED, completed.state());
+        assertEquals("magic", completed.algorithm());
+        assertNull(completed.exception());
+        assertTrue(completed.durationMs() >= 0);
+        assertTrue(completed.timeCreatedNs() <= completed.timeDiscoveredStartedNs());
+        assertTrue(completed.timeDiscoveredStartedNs() <= completed.timeDiscoveredCompletedNs());
+        assertTrue(completed.timeDiscoveredCompletedNs() <= recorder.dump().timeDumpedNs());
+    }
+
+    @Test
+    void anOperationThatNeverStartsCanFail() {
+        FlightRecorder recorder = recorder(4);
+        Operation operation = operation(1);
+        recorder.scheduled(operation);
+        operation.ended(new CollectiveMismatchException("why"));
+        FlightEntry failed = recorder.dump().entries().get(0);
+        assertEquals(State.FAILED, failed.state());
+        assertEquals("why", failed.exception());
+        assertNotNull(failed.timeDiscoveredCompletedNs());
+        assertNull(failed.timeDiscoveredStartedNs());
+        assertNull(failed.durationMs());
+    }
+
+    @Test
+    void theRingKeepsTheLast() {
+        FlightRecorder recorder = recorder(4);
+        for (int i = 1; i <= 10; i++) {
+            recorder.scheduled(operation(i));
+        }
+        assertEquals(List.of(7L, 8L, 9L, 10L), sequences(recorder));
+        assertEquals(7, recorder.dump().firstRecorded());
+        assertEquals(10, recorder.dump().lastScheduled());
+    }
+
+    @Test
+    void aReportAboutAnOperationThatLostItsPlaceIsIgnored() {
+        FlightRecorder recorder = recorder(2);
+        Operation first = operation(1);
+        recorder.scheduled(first);
+        recorder.scheduled(operation(2));
+        recorder.scheduled(operation(3));
+        first.started();
+        first.ended(null);
+        List<FlightEntry> entries = recorder.dump().entries();
+        assertEquals(List.of(2L, 3L), sequences(recorder));
+        assertTrue(entries.stream().allMatch(entry -> entry.state() == State.SCHEDULED));
+    }
+
+    @Test
+    void aPlaceThatIsUsedAgainKeepsNothingOfItsFormerUse() {
+        FlightRecorder recorder = recorder(1);
+        Operation first = operation(1, 5);
+        recorder.scheduled(first);
+        first.started();
+        first.setAlgorithm("magic");
+        first.ended(new CollectiveMismatchException("why"));
+        recorder.scheduled(operation(2));
+        FlightEntry second = recorder.dump().entries().get(0);
+        assertEquals(List.of(), second.sizes());
+        assertEquals(2, second.bytes());
+        assertNull(second.algorithm());
+        assertNull(second.exception());
+        assertNull(second.timeDiscoveredStartedNs());
+        assertNull(second.timeDiscoveredCompletedNs());
+    }
+
+    @Test
+    void aWithdrawnOperationIsForgotten() {
+        FlightRecorder recorder = recorder(4);
+        recorder.scheduled(operation(1));
+        Operation refused = operation(2);
+        recorder.scheduled(refused);
+        recorder.withdrawn(refused);
+        assertEquals(List.of(1L), sequences(recorder));
+    }
+
+    @Test
+    void longShapesAreCutButCountInFull() {
+        FlightRecorder recorder = recorder(1);
+        recorder.scheduled(operation(1, LongStream.rangeClosed(1, 12).toArray()));
+        FlightEntry entry = recorder.dump().entries().get(0);
+        assertEquals(LongStream.rangeClosed(1, 9).boxed().toList(), entry.sizes());
+        assertEquals(2 * 479_001_600L, entry.bytes());
+    }
+
+    @Test
+    void dumpsAreConsistentWhileOthersRecord() throws Exception {
+        FlightRecorder recorder = recorder(4);
+        Object issueLock = new Object();
+        AtomicLong issued = new AtomicLong();
+        AtomicBoolean enough = new AtomicBoolean();
+        Runnable writer =
+                () -> {
+                    while (!enough.get()) {
+                        Operation operation;
+                        synchronized (issueLock) {
+                            long sequence = issued.incrementAndGet();
+                            operation = operation(sequence, sequence);
+                            recorder.scheduled(operation);
+                        }
+                        operation.started();
+                        operation.ended(null);
+                    }
+                };
+        ExecutorService threads = Executors.newFixedThreadPool(2);
+        try {
+            List<Future<?>> running = List.of(threads.submit(writer), threads.submit(writer));
+            long target = 50_000;
+            for (int dumps = 0; dumps < 5_000 || issued.get() < target; dumps++) {
+                assertConsistent(recorder.dump());
+            }
+            enough.set(true);
+            for (Future<?> ended : running) {
+                ended.get(60, TimeUnit.SECONDS);
+            }
+        } finally {
+            enough.set(true);
+            threads.shutdown();
+        }
+        List<FlightEntry> last = recorder.dump().entries();
+        assertEquals(
+                LongStream.rangeClosed(issued.get() - 3, issued.get()).boxed().toList(),
+                last.stream().map(FlightEntry::recordId).toList());
+        assertTrue(last.stream().allMatch(entry -> entry.state() == State.COMPLETED));
+    }
+
+    private static void assertConsistent(FlightDump dump) {
+        long before = 0;
+        for (FlightEntry entry : dump.entries()) {
+            assertTrue(entry.recordId() > before);
+            before = entry.recordId();
+            // The parts of an entry are of one and the same operation.
+            assertEquals(List.of(entry.collectiveSeqId()), entry.sizes());
+            assertEquals(2 * entry.collectiveSeqId(), entry.bytes());
+            assertEquals(entry.state() == State.COMPLETED, entry.durationMs() != null);
+            assertEquals(entry.state() != State.SCHEDULED, entry.queuedMs() != null);
+        }
+    }
+
+    @Test
+    void recordingAllocatesNothing() {
+        ThreadMXBean threads = (ThreadMXBean) ManagementFactory.getThreadMXBean();
+        FlightRecorder recorder = recorder(100);
+        Operation operation = operation(1, 2, 3);
+        long allocated = 0;
+        int rounds = 10_000;
+        for (int half = 0; half < 2; half++) { // The first loads the classes.
+            long before = threads.getCurrentThreadAllocatedBytes();
+            for (int i = 0; i < rounds; i++) {
+                recorder.scheduled(operation);
+                operation.started();
+                operation.setAlgorithm("magic");
+                operation.ended(null);
+            }
+            allocated = threads.getCurrentThreadAllocatedBytes() - before;
+        }
+        assertTrue(allocated < rounds, allocated + " bytes in " + rounds + " operations");
+    }
+}

@@ -1,0 +1,241 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.trace;
+
+import static org.djlx.collectives.trace.TestDumps.completed;
+import static org.djlx.collectives.trace.TestDumps.dump;
+import static org.djlx.collectives.trace.TestDumps.entry;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.trace.FlightEntry.State;
+import org.djlx.collectives.trace.FlightFinding.Kind;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+@Timeout(60)
+class FlightAnalysisTest {
+
+    private static final String A = "allReduce(float32, (2, 3), SUM)";
+    private static final String B = "broadcast(float32, (2, 3), 1)";
+    private static final String C = "barrier()";
+
+    private static FlightAnalysis analyse(FlightDump... dumps) {
+        List<FlightAnalysis> groups = FlightAnalysis.of(Arrays.asList(dumps));
+        assertEquals(1, groups.size());
+        return groups.get(0);
+    }
+
+    /** Checks that there is exactly one finding. */
+    private static void assertFinding(
+            FlightAnalysis analysis, Kind kind, List<Integer> ranks, long sequence, String text) {
+        assertEquals(List.of(new FlightFinding(kind, ranks, sequence, text)), analysis.findings());
+        assertEquals(text, analysis.verdict());
+    }
+
+    private static List<Kind> kinds(FlightAnalysis analysis) {
+        return analysis.findings().stream().map(FlightFinding::kind).toList();
+    }
+
+    @Test
+    void ranksThatDidTheSameAgree() {
+        FlightAnalysis analysis = analyse(completed(1, 2, 1, A, C), completed(0, 2, 1, A, C));
+        assertEquals(List.of(), analysis.findings());
+        assertEquals(
+                "all ranks agree: each called and completed the same operations, up to #2"
+                        + " barrier()",
+                analysis.verdict());
+        assertEquals("g", analysis.group());
+        assertEquals(2, analysis.worldSize());
+        assertEquals(List.of(0, 1), analysis.dumps().stream().map(FlightDump::rank).toList());
+    }
+
+    @Test
+    void ranksThatDidNothingAgree() {
+        assertEquals(
+                "all ranks agree: none has called anything", analyse(completed(0, 1, 1)).verdict());
+    }
+
+    @Test
+    void aRankIsBehind() {
+        assertFinding(
+                analyse(
+                        completed(0, 3, 1, A, B, C, A),
+                        completed(1, 3, 1, A, B),
+                        completed(2, 3, 1, A, B, C, A)),
+                Kind.BEHIND,
+                List.of(1),
+                3,
+                "rank 1 is behind and never called #3 barrier(); the last call there was #2 "
+                        + B
+                        + ", that of ranks 0, 2 #4 "
+                        + A);
+    }
+
+    @Test
+    void ranksAreBehindAtDifferentPlaces() {
+        FlightAnalysis analysis =
+                analyse(
+                        completed(0, 4, 1),
+                        completed(1, 4, 1, A),
+                        completed(2, 4, 1),
+                        completed(3, 4, 1, A, C));
+        assertEquals(List.of(Kind.BEHIND, Kind.BEHIND), kinds(analysis));
+        assertEquals(
+                "ranks 0, 2 are behind and never called #1 "
+                        + A
+                        + "; the last call there was none, that of rank 3 #2 barrier()",
+                analysis.verdict());
+        assertEquals(List.of(1), analysis.findings().get(1).ranks());
+    }
+
+    @Test
+    void oneRankCalledAnotherOperation() {
+        assertFinding(
+                analyse(
+                        completed(0, 3, 1, C, A),
+                        completed(1, 3, 1, C, B),
+                        completed(2, 3, 1, C, A)),
+                Kind.MISMATCH,
+                List.of(1),
+                2,
+                "the calls of #2 differ: ranks 0, 2 called " + A + "; rank 1 called " + B);
+    }
+
+    @Test
+    void shapesAndTypesCountAndOnlyTheFirstDifferenceIsReported() {
+        String shape = "allReduce(float32, (2, 4), SUM)";
+        String type = "allReduce(float16, (2, 3), SUM)";
+        assertFinding(
+                analyse(completed(0, 2, 1, A, C), completed(1, 2, 1, shape, B)),
+                Kind.MISMATCH,
+                List.of(0, 1),
+                1,
+                "the calls of #1 differ: rank 0 called " + A + "; rank 1 called " + shape);
+        assertEquals(
+                List.of(Kind.MISMATCH),
+                kinds(analyse(completed(0, 2, 1, A), completed(1, 2, 1, type))));
+    }
+
+    @Test
+    void aMismatchComesBeforeWhatItLeadsTo() {
+        assertEquals(
+                List.of(Kind.MISMATCH, Kind.BEHIND),
+                kinds(analyse(completed(0, 2, 1, A, C, C), completed(1, 2, 1, B))));
+    }
+
+    @Test
+    void aDumpIsMissing() {
+        assertFinding(
+                analyse(completed(0, 3, 1, A), completed(2, 3, 1, A)),
+                Kind.MISSING_DUMP,
+                List.of(1),
+                0,
+                "there is no dump of rank 1");
+    }
+
+    @Test
+    void theOthersSayThatTheyWaitedForARankWithoutADump() {
+        FlightAnalysis analysis =
+                analyse(
+                        dump(
+                                TestDumps.GROUP,
+                                0,
+                                3,
+                                List.of(1),
+                                List.of(
+                                        entry(1, C, State.COMPLETED),
+                                        entry(2, A, State.FAILED),
+                                        entry(3, A, State.FAILED))));
+        assertEquals(List.of(Kind.MISSING_DUMP, Kind.FAILED), kinds(analysis));
+        assertEquals(
+                "there is no dump of ranks 1, 2; rank 0 waited in vain for rank 1 in #2 " + A,
+                analysis.verdict());
+        assertEquals(
+                "rank 0 failed in #2 " + A + ": it broke", analysis.findings().get(1).message());
+    }
+
+    @Test
+    void anOperationHasNotEndedEverywhere() {
+        assertFinding(
+                analyse(
+                        completed(0, 3, 1, A, C),
+                        dump(
+                                1,
+                                3,
+                                List.of(entry(1, A, State.STARTED), entry(2, C, State.SCHEDULED))),
+                        completed(2, 3, 1, A, C)),
+                Kind.UNFINISHED,
+                List.of(1),
+                1,
+                "#1 " + A + " was called everywhere and has not ended on rank 1 (started)");
+    }
+
+    @Test
+    void whoWaitsForARankThatIsBehindIsNotBlamed() {
+        FlightAnalysis analysis =
+                analyse(
+                        dump(
+                                0,
+                                2,
+                                List.of(entry(1, A, State.COMPLETED), entry(2, C, State.STARTED))),
+                        completed(1, 2, 1, A));
+        assertEquals(List.of(Kind.BEHIND), kinds(analysis));
+        assertEquals(List.of(1), analysis.findings().get(0).ranks());
+    }
+
+    @Test
+    void whatARingHasLostIsNotCompared() {
+        // Rank 0 has lost #1 and #2; rank 1 has #2 to #4, where #2 could differ unnoticed.
+        assertEquals(
+                List.of(),
+                analyse(completed(0, 2, 3, A, C), completed(1, 2, 2, B, A, C)).findings());
+        assertEquals(
+                List.of(Kind.MISMATCH),
+                kinds(analyse(completed(0, 2, 3, A, C), completed(1, 2, 2, B, A, A))));
+    }
+
+    @Test
+    void aRankIsSoFarBehindThatNothingIsCommon() {
+        assertFinding(
+                analyse(completed(0, 2, 1001, A, C), completed(1, 2, 2, B, A)),
+                Kind.BEHIND,
+                List.of(1),
+                4,
+                "rank 1 is behind and never called #4 (no longer on record); the last call there"
+                        + " was #3 "
+                        + A
+                        + ", that of rank 0 #1002 barrier()");
+    }
+
+    @Test
+    void groupsAreToldApart() {
+        List<FlightAnalysis> groups =
+                FlightAnalysis.of(
+                        List.of(
+                                dump("tp", 0, 1, List.of(), List.of(entry(1, A, State.COMPLETED))),
+                                dump("dp", 0, 2, List.of(), List.of())));
+        assertEquals(List.of("dp", "tp"), groups.stream().map(FlightAnalysis::group).toList());
+        assertEquals(List.of(Kind.MISSING_DUMP), kinds(groups.get(0)));
+        assertEquals(List.of(), groups.get(1).findings());
+    }
+
+    @Test
+    void dumpsThatDoNotBelongTogetherAreRefused() {
+        IllegalArgumentException twice =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> analyse(completed(0, 2, 1, A), completed(0, 2, 1, A)));
+        assertTrue(twice.getMessage().contains("two dumps of rank 0"), twice::getMessage);
+        IllegalArgumentException sizes =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> analyse(completed(0, 2, 1, A), completed(1, 3, 1, A)));
+        assertTrue(sizes.getMessage().contains("2 ranks in one and 3"), sizes::getMessage);
+    }
+}

@@ -1,0 +1,33 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import org.bytedeco.cuda.global.cudart;
+
+/** What {@link CudaDevice#attribute} can be asked for. */
+public enum CudaAttribute {
+    /** The number of multiprocessors. */
+    MULTIPROCESSOR_COUNT(cudart.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+    /** The first number of the compute capability. */
+    COMPUTE_CAPABILITY_MAJOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+    /** The second number of the compute capability. */
+    COMPUTE_CAPABILITY_MINOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+    /** The number of copy engines. */
+    COPY_ENGINE_COUNT(cudart.CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
+    /** How much shared memory a block can be given, in bytes. */
+    MAX_SHARED_MEMORY_PER_BLOCK(cudart.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+    /** 1 if kernels can be launched cooperatively, else 0. */
+    COOPERATIVE_LAUNCH(cudart.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
+
+    private final int code;
+
+    CudaAttribute(int code) {
+        this.code = code;
+    }
+
+    int code() {
+        return code;
+    }
+}

@@ -1,0 +1,75 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import java.util.function.IntSupplier;
+import org.bytedeco.cuda.cudart.CUctx_st;
+import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.BytePointer;
+import org.bytedeco.javacpp.Pointer;
+import org.bytedeco.javacpp.PointerPointer;
+
+/**
+ * How this package calls the driver through JavaCPP's presets. Loaded only after {@link
+ * NativeLibrary#CUDA_PRESETS} was found available. Other classes load without the presets, so that
+ * they can say that these are missing; they never convert a class of the presets to a superclass,
+ * for which the JVM's verifier would load both.
+ */
+final class CudaDriver {
+
+    private CudaDriver() {}
+
+    /** Checks what a function of the driver returned. */
+    static void check(int result, String function) {
+        if (result != cudart.CUDA_SUCCESS) {
+            throw new CudaException(function, errorName(result), result, errorDescription(result));
+        }
+    }
+
+    /** Makes a call with a context current, and restores the thread's own; returns its result. */
+    static int in(CUctx_st context, IntSupplier call) {
+        check(cudart.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+        try {
+            return call.getAsInt();
+        } finally {
+            check(cudart.cuCtxPopCurrent((CUctx_st) null), "cuCtxPopCurrent");
+        }
+    }
+
+    /** Returns a pointer to an address that JavaCPP neither owns nor frees. */
+    static Pointer pointer(long address) {
+        return new Address(address);
+    }
+
+    /** Returns a pointer to an array of pointers that JavaCPP neither owns nor frees. */
+    static PointerPointer<Pointer> pointers(long address) {
+        return new PointerPointer<>(pointer(address));
+    }
+
+    /** Returns a copy of bytes in native memory, to be closed. */
+    static Pointer copy(byte[] bytes) {
+        return new BytePointer(bytes);
+    }
+
+    private static String errorName(int result) {
+        try (PointerPointer<BytePointer> text = new PointerPointer<>(1)) {
+            boolean known = cudart.cuGetErrorName(result, text) == cudart.CUDA_SUCCESS;
+            return known ? text.get(BytePointer.class).getString() : "an unknown error";
+        }
+    }
+
+    private static String errorDescription(int result) {
+        try (PointerPointer<BytePointer> text = new PointerPointer<>(1)) {
+            boolean known = cudart.cuGetErrorString(result, text) == cudart.CUDA_SUCCESS;
+            return known ? text.get(BytePointer.class).getString() : "no description";
+        }
+    }
+
+    private static final class Address extends Pointer {
+        Address(long address) {
+            this.address = address;
+        }
+    }
+}

@@ -1,0 +1,45 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import java.util.ArrayList;
+import java.util.List;
+
+/** Compiles kernels for the GPU at hand with NVRTC, and loads them. Safe for use by threads. */
+public final class KernelCompiler {
+
+    private final KernelCache cache;
+
+    /**
+     * Creates a compiler.
+     *
+     * @param cache where compiled kernels are kept
+     */
+    public KernelCompiler(KernelCache cache) {
+        this.cache = cache;
+    }
+
+    /**
+     * Returns kernels, compiled as C++17, loaded onto a GPU.
+     *
+     * @param device the GPU; the kernels are compiled for {@link CudaDevice#architecture()}
+     * @param source the source
+     * @param options further options of NVRTC, for example {@code -DWIDTH=16}
+     * @return the module, to be closed by the caller
+     * @throws UnsatisfiedLinkError if there is no NVRTC; see {@link NativeLibrary#NVRTC}
+     * @throws CudaException with NVRTC's messages if they do not compile, or if the driver does not
+     *     load them
+     */
+    public CudaModule load(CudaDevice device, KernelSource source, String... options) {
+        NativeLibrary.NVRTC.ensureAvailability();
+        String architecture = device.architecture();
+        List<String> all = new ArrayList<>();
+        all.add("--gpu-architecture=" + architecture);
+        all.add("--std=c++17");
+        all.addAll(List.of(options));
+        KernelCache.Key key = new KernelCache.Key(source, all, architecture, Nvrtc.version());
+        return CudaModule.load(device, cache.get(key, () -> Nvrtc.compile(source, all)));
+    }
+}

@@ -1,0 +1,239 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Supplier;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+@Timeout(60)
+class KernelCacheTest {
+
+    private static final KernelSource SOURCE = new KernelSource("k.cu", "text", Map.of());
+    private static final KernelCache.Key KEY =
+            new KernelCache.Key(SOURCE, List.of("-O3"), "sm_90a", "NVRTC 13.0");
+
+    @TempDir Path directory;
+
+    private final AtomicInteger compilations = new AtomicInteger();
+    private final byte[] compiled = new byte[1000];
+
+    KernelCacheTest() {
+        for (int i = 0; i < compiled.length; i++) {
+            compiled[i] = (byte) (i * 7);
+        }
+    }
+
+    private Supplier<byte[]> compiler() {
+        return () -> {
+            compilations.incrementAndGet();
+            return compiled;
+        };
+    }
+
+    /** A cache as another process would have it, with nothing in memory. */
+    private KernelCache fresh() {
+        return new KernelCache(directory.resolve("a").resolve("b"));
+    }
+
+    private List<Path> files() throws IOException {
+        try (var files = Files.list(directory.resolve("a").resolve("b"))) {
+            return files.toList();
+        }
+    }
+
+    @Test
+    void compilesOnceForAllProcesses() throws IOException {
+        KernelCache cache = fresh();
+        byte[] first = cache.get(KEY, compiler());
+        assertArrayEquals(compiled, first);
+        assertSame(first, cache.get(KEY, compiler()));
+        assertArrayEquals(compiled, fresh().get(KEY, compiler()));
+        assertEquals(1, compilations.get());
+        assertEquals(1, files().size(), "nothing temporary stays");
+    }
+
+    @Test
+    void everyPartOfTheKeyCounts() {
+        List<String> options = List.of("-O3");
+        Set<String> digests = new HashSet<>();
+        List<KernelCache.Key> keys =
+                List.of(
+                        KEY,
+                        new KernelCache.Key(
+                                new KernelSource("l.cu", "text", Map.of()),
+                                options,
+                                "sm_90a",
+                                "NVRTC 13.0"),
+                        new KernelCache.Key(
+                                new KernelSource("k.cu", "other", Map.of()),
+                                options,
+                                "sm_90a",
+                                "NVRTC 13.0"),
+                        new KernelCache.Key(
+                                new KernelSource("k.cu", "text", Map.of("h.cuh", "1")),
+                                options,
+                                "sm_90a",
+                                "NVRTC 13.0"),
+                        new KernelCache.Key(
+                                new KernelSource("k.cu", "text", Map.of("h.cuh", "2")),
+                                options,
+                                "sm_90a",
+                                "NVRTC 13.0"),
+                        new KernelCache.Key(SOURCE, List.of("-O", "3"), "sm_90a", "NVRTC 13.0"),
+                        new KernelCache.Key(SOURCE, options, "sm_80", "NVRTC 13.0"),
+                        new KernelCache.Key(SOURCE, options, "sm_90a", "NVRTC 12.8"));
+        keys.forEach(key -> digests.add(key.digest()));
+        assertEquals(keys.size(), digests.size());
+        assertEquals(
+                KEY.digest(),
+                new KernelCache.Key(
+                                new KernelSource("k.cu", "text", Map.of()),
+                                new ArrayList<>(options),
+                                "sm_90a",
+                                "NVRTC 13.0")
+                        .digest());
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {0, 1, 47, 48, 500, 1047})
+    void truncatedFilesAreReplaced(int length) throws IOException {
+        fresh().get(KEY, compiler());
+        Path file = files().get(0);
+        Files.write(file, Arrays.copyOf(Files.readAllBytes(file), length));
+        assertArrayEquals(compiled, fresh().get(KEY, compiler()));
+        assertEquals(2, compilations.get());
+        assertArrayEquals(compiled, fresh().get(KEY, compiler()));
+        assertEquals(2, compilations.get(), "the file is good again");
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {0, 12, 20, 48, 700, 1047})
+    void damagedFilesAreReplaced(int position) throws IOException {
+        fresh().get(KEY, compiler());
+        Path file = files().get(0);
+        byte[] bytes = Files.readAllBytes(file);
+        bytes[position] ^= 1;
+        Files.write(file, bytes);
+        assertArrayEquals(compiled, fresh().get(KEY, compiler()));
+        assertEquals(2, compilations.get());
+    }
+
+    @Test
+    void longerFilesAreReplaced() throws IOException {
+        fresh().get(KEY, compiler());
+        Path file = files().get(0);
+        byte[] bytes = Files.readAllBytes(file);
+        Files.write(file, Arrays.copyOf(bytes, bytes.length + 1));
+        fresh().get(KEY, compiler());
+        assertEquals(2, compilations.get());
+    }
+
+    @Test
+    void worksWithoutAFolder() throws IOException {
+        Path file = Files.createFile(directory.resolve("file"));
+        for (Path unwritable : List.of(file, file.resolve("below"), Path.of("/proc/djlx"))) {
+            KernelCache cache = new KernelCache(unwritable);
+            compilations.set(0);
+            assertArrayEquals(compiled, cache.get(KEY, compiler()));
+            assertArrayEquals(compiled, cache.get(KEY, compiler()));
+            assertEquals(1, compilations.get(), "kept in memory");
+            assertArrayEquals(compiled, new KernelCache(unwritable).get(KEY, compiler()));
+            assertEquals(2, compilations.get());
+        }
+    }
+
+    @Test
+    void failuresAreNotKept() {
+        KernelCache cache = fresh();
+        CudaException failure = new CudaException("compile", "NAME", 6, "log");
+        assertSame(
+                failure,
+                assertThrows(
+                        CudaException.class,
+                        () ->
+                                cache.get(
+                                        KEY,
+                                        () -> {
+                                            throw failure;
+                                        })));
+        assertFalse(Files.exists(directory.resolve("a")));
+        assertArrayEquals(compiled, cache.get(KEY, compiler()));
+    }
+
+    @Test
+    void threadsOfOneProcessCompileOnce() throws Exception {
+        KernelCache cache = fresh();
+        runOnThreads(8, () -> cache.get(KEY, compiler()));
+        assertEquals(1, compilations.get());
+    }
+
+    @Test
+    void processesThatCompileAtOnceAgree() throws Exception {
+        for (int round = 0; round < 20; round++) {
+            runOnThreads(4, () -> fresh().get(KEY, compiler()));
+            assertEquals(1, files().size());
+            Files.delete(files().get(0));
+        }
+    }
+
+    private void runOnThreads(int threads, Supplier<byte[]> work) throws Exception {
+        ExecutorService executor = Executors.newFixedThreadPool(threads);
+        try {
+            CountDownLatch start = new CountDownLatch(threads);
+            List<Future<byte[]>> results = new ArrayList<>();
+            for (int i = 0; i < threads; i++) {
+                results.add(
+                        executor.submit(
+                                () -> {
+                                    start.countDown();
+                                    start.await();
+                                    return work.get();
+                                }));
+            }
+            for (Future<byte[]> result : results) {
+                assertArrayEquals(compiled, result.get(30, TimeUnit.SECONDS));
+            }
+        } finally {
+            executor.shutdownNow();
+        }
+    }
+
+    @Test
+    void folderOfTheUser() {
+        assertEquals(Path.of("/p"), KernelCache.userDirectory("/p", "/v", "/home/u"));
+        assertEquals(Path.of("/v"), KernelCache.userDirectory(null, "/v", "/home/u"));
+        assertEquals(Path.of("/v"), KernelCache.userDirectory("", "/v", "/home/u"));
+        assertEquals(
+                Path.of("/home/u/.cache/djlx/kernels"),
+                KernelCache.userDirectory(null, "", "/home/u"));
+        assertTrue(KernelCache.user() == KernelCache.user());
+    }
+}

@@ -1,0 +1,36 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.Set;
+import org.junit.jupiter.api.Test;
+
+class KernelSourceTest {
+
+    @Test
+    void readsWhatIsIncluded() {
+        KernelSource source = KernelSource.ofResource(KernelSourceTest.class, "scale.cu");
+        assertEquals("scale.cu", source.name());
+        assertTrue(source.text().contains("__global__"));
+        assertEquals(Set.of("scale.cuh", "scale_type.cuh"), source.headers().keySet());
+        assertTrue(source.headers().get("scale_type.cuh").contains("using Element"));
+    }
+
+    @Test
+    void missingFilesAreNamed() {
+        var e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> KernelSource.ofResource(KernelSourceTest.class, "absent.cu"));
+        assertTrue(e.getMessage().contains("absent.cu"), e.getMessage());
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> KernelSource.ofResource(KernelSourceTest.class, "../scale.cu"));
+    }
+}

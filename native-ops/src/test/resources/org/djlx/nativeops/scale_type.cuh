@@ -1,0 +1,4 @@
+// The type of a vector's elements.
+#pragma once
+
+using Element = float;

@@ -1,0 +1,160 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import org.djlx.collectives.trace.FlightDump;
+import org.djlx.collectives.trace.FlightEntry;
+import org.djlx.collectives.trace.FlightEntry.State;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import picocli.CommandLine;
+
+@Timeout(60)
+class FlightCommandTest {
+
+    private static final FlightEntry FIRST =
+            new FlightEntry(
+                    1,
+                    false,
+                    1,
+                    "shm:barrier",
+                    "barrier()",
+                    null,
+                    null,
+                    null,
+                    0,
+                    1_000,
+                    State.COMPLETED,
+                    1_000,
+                    2_000L,
+                    3_000L,
+                    0.001,
+                    0.0125,
+                    null,
+                    null);
+    private static final FlightEntry SECOND =
+            new FlightEntry(
+                    2,
+                    false,
+                    2,
+                    "shm:barrier",
+                    "barrier()",
+                    null,
+                    null,
+                    null,
+                    0,
+                    1_000,
+                    State.STARTED,
+                    4_000,
+                    5_000L,
+                    null,
+                    0.001,
+                    null,
+                    null,
+                    null);
+
+    @TempDir private Path directory;
+    private final StringWriter out = new StringWriter();
+    private final StringWriter err = new StringWriter();
+
+    private int run(Object... args) {
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
+        String[] texts = new String[args.length];
+        for (int i = 0; i < texts.length; i++) {
+            texts[i] = args[i].toString();
+        }
+        return root.execute(texts);
+    }
+
+    private Path write(String name, int rank, FlightEntry... entries) throws IOException {
+        Path file = directory.resolve(name);
+        new FlightDump(
+                        FlightDump.VERSION,
+                        "tp",
+                        rank,
+                        2,
+                        "shm",
+                        "host",
+                        1,
+                        1_700_000_000_123_456_789L,
+                        "requested",
+                        List.of(),
+                        List.of(entries))
+                .write(file);
+        return file;
+    }
+
+    @Test
+    void theVerdictStandsAboveATableOfTheRanks() throws IOException {
+        Path late = write("late.json", 1, FIRST);
+        Path early = write("early.json", 0, FIRST, SECOND);
+        assertEquals(0, run("flight", late, early), err::toString);
+        assertEquals(
+                List.of(
+                        "group 'tp', 2 of 2 ranks: rank 1 is behind and never called #2 barrier();"
+                                + " the last call there was #1 barrier(), that of rank 0 #2"
+                                + " barrier()",
+                        "rank  first  called  started  completed  state         ms  last call   "
+                                + "                 dumped",
+                        "   0      1       2        2          1  started        -  barrier() "
+                                + " 2023-11-14T22:13:20.123Z",
+                        "   1      1       1        1          1  completed  0.013  barrier() "
+                                + " 2023-11-14T22:13:20.123Z"),
+                out.toString().lines().toList());
+    }
+
+    @Test
+    void furtherFindingsFollow() throws IOException {
+        assertEquals(0, run("flight", write("alone.json", 0, FIRST, SECOND)), err::toString);
+        List<String> lines = out.toString().lines().toList();
+        assertEquals("group 'tp', 1 of 2 ranks: there is no dump of rank 1", lines.get(0));
+        assertEquals(
+                "#2 barrier() was called everywhere and has not ended on rank 0 (started)",
+                lines.get(1));
+    }
+
+    @Test
+    void aRankThatDidNothingHasARow() throws IOException {
+        assertEquals(0, run("flight", write("a.json", 0), write("b.json", 1)), err::toString);
+        assertTrue(out.toString().contains("none has called anything"), out::toString);
+        assertEquals(4, out.toString().lines().count(), out::toString);
+    }
+
+    @Test
+    void aFileThatIsNoRecordIsAFailure() throws IOException {
+        Path good = write("good.json", 0, FIRST);
+        Path bad = Files.writeString(directory.resolve("bad.json"), "{}");
+        assertEquals(1, run("flight", good, bad));
+        assertEquals("", out.toString());
+        assertTrue(
+                err.toString().startsWith("error: " + bad + " is not a flight record: "),
+                err::toString);
+    }
+
+    @Test
+    void aFileThatIsNotThereIsAFailure() {
+        assertEquals(1, run("flight", directory.resolve("nothing.json")));
+        assertTrue(err.toString().startsWith("error: there is no file "), err::toString);
+    }
+
+    @Test
+    void twoRecordsOfOneRankAreBadArguments() throws IOException {
+        Path one = write("one.json", 0, FIRST);
+        Path two = write("two.json", 0, FIRST);
+        assertEquals(2, run("flight", one, two));
+        assertTrue(err.toString().contains("two dumps of rank 0"), err::toString);
+    }
+}
