@@ -292,8 +292,8 @@ final class Lane implements Watchdog.Line {
     private boolean isQuiet() {
         try {
             return stream.query();
-        } catch (CudaException e) {
-            return true; // The context is lost, and with it all work.
+        } catch (CudaException | IllegalStateException e) {
+            return true; // The context is lost, or the stream closed: there is no work any more.
         }
     }
 

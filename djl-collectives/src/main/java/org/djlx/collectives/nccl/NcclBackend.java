@@ -6,7 +6,6 @@ package org.djlx.collectives.nccl;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -340,11 +339,6 @@ public final class NcclBackend extends Backend {
                     ? collective
                     : new CollectiveException(operation + " failed: " + e.getMessage(), e);
         }
-    }
-
-    /** The arrays that operations hold at present, besides that of barriers. */
-    NDManager held() {
-        return resources.manager();
     }
 
     private List<Lane> lanes() {
