@@ -62,7 +62,17 @@ final class CoalescedWork implements Work {
     @Override
     public void await() {
         // One after the other, as they run; they all end even if one has failed.
-        parts.forEach(part -> part.work().await());
+        CollectiveException failure = null;
+        for (Part part : parts) {
+            try {
+                part.work().await();
+            } catch (CollectiveException e) {
+                failure = failure == null ? e : failure;
+            }
+        }
+        if (failure != null) {
+            throw failure;
+        }
         try {
             future.join();
         } catch (CompletionException e) {

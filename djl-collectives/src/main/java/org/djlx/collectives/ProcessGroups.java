@@ -161,9 +161,7 @@ public final class ProcessGroups {
                         return body.run(group);
                     } catch (Throwable t) {
                         group.destroy();
-                        throw t instanceof RuntimeException e
-                                ? e
-                                : new CollectiveException("rank " + rank + " failed: " + t, t);
+                        throw failure(rank, t);
                     }
                 });
     }
@@ -197,9 +195,9 @@ public final class ProcessGroups {
                             () -> {
                                 try {
                                     results.set(self, body.apply(self));
-                                } catch (RuntimeException e) {
+                                } catch (RuntimeException | Error e) {
                                     synchronized (failures) {
-                                        failures.add(e);
+                                        failures.add(failure(self, e));
                                     }
                                 }
                             },
@@ -215,6 +213,12 @@ public final class ProcessGroups {
                 new CollectiveException(failures.get(0).getMessage(), failures.get(0));
         failures.stream().skip(1).forEach(failure::addSuppressed);
         throw failure;
+    }
+
+    private static RuntimeException failure(int rank, Throwable cause) {
+        return cause instanceof RuntimeException e
+                ? e
+                : new CollectiveException("rank " + rank + " failed: " + cause, cause);
     }
 
     private static void joinAll(List<Thread> threads) {

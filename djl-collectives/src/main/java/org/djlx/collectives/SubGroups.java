@@ -52,7 +52,7 @@ final class SubGroups {
         }
         int number = parent.state().nextSubGroup();
         String name = givenName == null ? parent.name() + "." + number : givenName;
-        return create(parent, Integer.toString(number), name, members(parent, call));
+        return create(parent, Integer.toString(number), name, 0, members(parent, call));
     }
 
     /** Which ranks are members, a byte each, and the name. */
@@ -131,9 +131,6 @@ final class SubGroups {
         }
         int number = parent.state().nextSubGroup();
         String name = parent.name() + "." + number;
-        if (color < 0) {
-            return ProcessGroup.nonMember(name, 0, parent);
-        }
         List<Integer> members =
                 IntStream.range(0, parent.worldSize())
                         .filter(rank -> calls[2 * rank] == color)
@@ -142,28 +139,32 @@ final class SubGroups {
                                 Comparator.<Integer>comparingInt(rank -> calls[2 * rank + 1])
                                         .thenComparingInt(rank -> rank))
                         .toList();
-        return create(parent, number + "." + color, name + "." + color, members);
+        if (color < 0) {
+            parent.state().backend().split(null, 0, List.of());
+            return ProcessGroup.nonMember(name, 0, parent);
+        }
+        return create(parent, number + "." + color, name + "." + color, color, members);
     }
 
     private static ProcessGroup create(
-            ProcessGroup parent, String prefix, String name, List<Integer> members) {
+            ProcessGroup parent, String prefix, String name, int color, List<Integer> members) {
+        Backend backend = parent.state().backend();
         int rank = members.indexOf(parent.rank());
         if (rank < 0) {
+            backend.split(null, color, members);
             return ProcessGroup.nonMember(name, members.size(), parent);
         }
-        GroupContext context = parent.state().context();
-        Store store = new PrefixStore("group" + prefix, context.store());
+        GroupContext whole = parent.state().context();
+        Store store = new PrefixStore("group" + prefix, whole.store());
+        GroupContext context =
+                new GroupContext(
+                        name, rank, members.size(), store, whole.options(), parent.device());
         AtomicReference<ProcessGroup> self = new AtomicReference<>();
         ProcessGroup group =
-                ProcessGroups.create(
-                        parent.backendName(),
-                        new GroupContext(
-                                name,
-                                rank,
-                                members.size(),
-                                store,
-                                context.options(),
-                                parent.device()),
+                new ProcessGroup(
+                        context,
+                        backend.split(context, color, members)
+                                .orElseGet(() -> Backends.get(backend.name()).create(context)),
                         () -> parent.state().removeSubGroup(self.get()));
         self.set(group);
         parent.state().addSubGroup(group);

@@ -9,21 +9,25 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
+import java.lang.ref.Reference;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.LongToIntFunction;
 
 /**
  * One rank of an NCCL communicator.
  *
  * <p>Collectives are enqueued on a stream and return at once; addresses are of the communicator's
- * GPU, counts are in elements. All ranks enqueue the same collectives in the same order. The
- * communicator is created so that no call of NCCL blocks for ever: setting up takes at most the
- * given timeout. A failed call throws {@link NcclException}.
+ * GPU, counts are in elements. All ranks enqueue the same collectives in the same order. No call
+ * waits for other ranks, unless it takes a timeout: what must first be set up with them goes on
+ * behind the call. Until {@link #isReady()}, the communicator takes no further call, and the stream
+ * may not have the operation yet. A failed call throws {@link NcclException}, one on a communicator
+ * that was closed or aborted {@link IllegalStateException}.
  *
- * <p>Calls on one communicator must not overlap, except {@link #abort}, which any thread may call
- * at any time and which ends what is under way.
+ * <p>Operations on one communicator must not overlap. {@link #abort} may be called by any thread at
+ * any time, and so may {@link #asyncError}.
  */
 public final class NcclCommunicator implements AutoCloseable {
 
@@ -42,16 +46,21 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     private static final int HOST_IMMEDIATE = 1;
+    // Calls take microseconds; one that has not returned by then waits for what an abort ends.
+    private static final long ABORT_PATIENCE_MILLIS = 10_000;
 
     private final CudaDevice device;
-    private final Duration timeout;
-    private long comm;
+    private final Memory created; // NCCL writes the handle there again when it is set up
+    private volatile String pending; // the call that is still being done, or null
+    private long comm; // 0 when closed; guarded by this, like those below
     private boolean aborted;
+    private int users;
 
-    private NcclCommunicator(CudaDevice device, long comm, Duration timeout) {
+    private NcclCommunicator(CudaDevice device, Memory created, String pending) {
         this.device = device;
-        this.comm = comm;
-        this.timeout = timeout;
+        this.created = created;
+        this.comm = created.getLong(0);
+        this.pending = pending;
     }
 
     /**
@@ -67,23 +76,17 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates this rank of a communicator; returns when all ranks have.
+     * Creates this rank of a communicator, which is ready when all ranks have.
      *
      * @param device the rank's GPU
      * @param uniqueId from {@link #uniqueId()} of one of the ranks
      * @param rank the rank
      * @param ranks the number of ranks
      * @param config how it is to work
-     * @param timeout how long setting up may take, here and in later calls
      * @return the communicator
      */
     public static NcclCommunicator create(
-            CudaDevice device,
-            byte[] uniqueId,
-            int rank,
-            int ranks,
-            NcclConfig config,
-            Duration timeout) {
+            CudaDevice device, byte[] uniqueId, int rank, int ranks, NcclConfig config) {
         NativeLibrary.NCCL.ensureAvailability();
         Nccl.UniqueId id = new Nccl.UniqueId();
         System.arraycopy(uniqueId, 0, id.internal, 0, Nccl.UNIQUE_ID_BYTES);
@@ -95,46 +98,96 @@ public final class NcclCommunicator implements AutoCloseable {
         int code =
                 Nccl.ncclCommInitRankConfig(
                         Pointer.nativeValue(result), ranks, id, rank, Pointer.nativeValue(struct));
-        return settled(device, result, code, "ncclCommInitRankConfig", timeout);
+        Reference.reachabilityFence(struct);
+        if (code != Nccl.IN_PROGRESS) {
+            check(code, "ncclCommInitRankConfig", 0);
+        }
+        return new NcclCommunicator(device, result, "ncclCommInitRankConfig");
     }
 
     /**
      * Creates a communicator among the ranks of this one that give the same color. All ranks of
-     * this one call it.
+     * this one call it, and wait for each other; this communicator must be ready.
      *
      * @param color which of the new communicators this rank joins; negative for none
      * @param key orders the ranks of the new communicator; equal keys by their ranks here
      * @param config how it is to work
-     * @return the communicator, or null if this rank joins none
+     * @param timeout how long it may take
+     * @return the communicator, ready; null if this rank joins none
      */
-    public NcclCommunicator split(int color, int key, NcclConfig config) {
+    public NcclCommunicator split(int color, int key, NcclConfig config, Duration timeout) {
         Memory result = new Memory(Long.BYTES);
         Memory struct = config.write();
         result.setLong(0, 0);
-        int code =
-                Nccl.ncclCommSplit(
-                        open(),
-                        color < 0 ? Nccl.NO_COLOR : color,
-                        key,
-                        Pointer.nativeValue(result),
-                        Pointer.nativeValue(struct));
-        settle("ncclCommSplit", code);
+        call(
+                "ncclCommSplit",
+                handle ->
+                        Nccl.ncclCommSplit(
+                                handle,
+                                color < 0 ? Nccl.NO_COLOR : color,
+                                key,
+                                Pointer.nativeValue(result),
+                                Pointer.nativeValue(struct)));
+        Reference.reachabilityFence(struct);
+        awaitReady(timeout);
         if (color < 0) {
+            Reference.reachabilityFence(result);
             return null;
         }
-        return settled(device, result, code, "ncclCommSplit", timeout);
-    }
-
-    private static NcclCommunicator settled(
-            CudaDevice device, Memory result, int code, String call, Duration timeout) {
-        NcclCommunicator communicator = new NcclCommunicator(device, result.getLong(0), timeout);
+        NcclCommunicator child = new NcclCommunicator(device, result, "ncclCommSplit");
         try {
-            communicator.settle(call, code);
-        } catch (NcclException e) {
-            communicator.abort();
+            child.awaitReady(timeout);
+            return child;
+        } catch (RuntimeException e) {
+            child.abort();
             throw e;
         }
-        return communicator;
+    }
+
+    /**
+     * Tells whether the last call is done, as far as the host is concerned: what it enqueues is in
+     * the stream.
+     *
+     * @return whether the communicator takes further calls
+     * @throws NcclException if the call has failed
+     */
+    public boolean isReady() {
+        String call = pending;
+        if (call == null) {
+            return true;
+        }
+        long handle = enter();
+        try {
+            int state = state(handle);
+            if (state == Nccl.IN_PROGRESS) {
+                return false;
+            }
+            pending = null;
+            Reference.reachabilityFence(created);
+            check(state, call, handle);
+            return true;
+        } finally {
+            exit();
+        }
+    }
+
+    /**
+     * Waits until {@link #isReady()}.
+     *
+     * @param timeout how long to wait
+     * @throws NcclException if the call has failed, or is not done by then
+     * @throws IllegalStateException if another thread aborts meanwhile
+     */
+    public void awaitReady(Duration timeout) {
+        long start = System.nanoTime();
+        while (!isReady()) {
+            long elapsed = System.nanoTime() - start;
+            if (elapsed > timeout.toNanos()) {
+                throw new NcclException(
+                        String.valueOf(pending), "its set-up was not done after " + timeout);
+            }
+            LockSupport.parkNanos(Math.min(1_000_000, 10_000 + elapsed / 16));
+        }
     }
 
     /**
@@ -158,8 +211,11 @@ public final class NcclCommunicator implements AutoCloseable {
      */
     public void allReduce(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
-        int code = Nccl.ncclAllReduce(send, recv, count, code(type), op, open(), stream.handle());
-        settle("ncclAllReduce", code);
+        call(
+                "ncclAllReduce",
+                handle ->
+                        Nccl.ncclAllReduce(
+                                send, recv, count, code(type), op, handle, stream.handle()));
     }
 
     /**
@@ -181,9 +237,11 @@ public final class NcclCommunicator implements AutoCloseable {
             int op,
             int root,
             CudaStream stream) {
-        int code =
-                Nccl.ncclReduce(send, recv, count, code(type), op, root, open(), stream.handle());
-        settle("ncclReduce", code);
+        call(
+                "ncclReduce",
+                handle ->
+                        Nccl.ncclReduce(
+                                send, recv, count, code(type), op, root, handle, stream.handle()));
     }
 
     /**
@@ -198,8 +256,11 @@ public final class NcclCommunicator implements AutoCloseable {
      */
     public void broadcast(
             long send, long recv, long count, ScalarType type, int root, CudaStream stream) {
-        int code = Nccl.ncclBroadcast(send, recv, count, code(type), root, open(), stream.handle());
-        settle("ncclBroadcast", code);
+        call(
+                "ncclBroadcast",
+                handle ->
+                        Nccl.ncclBroadcast(
+                                send, recv, count, code(type), root, handle, stream.handle()));
     }
 
     /**
@@ -212,8 +273,10 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param stream where it is enqueued
      */
     public void allGather(long send, long recv, long count, ScalarType type, CudaStream stream) {
-        int code = Nccl.ncclAllGather(send, recv, count, code(type), open(), stream.handle());
-        settle("ncclAllGather", code);
+        call(
+                "ncclAllGather",
+                handle ->
+                        Nccl.ncclAllGather(send, recv, count, code(type), handle, stream.handle()));
     }
 
     /**
@@ -228,9 +291,11 @@ public final class NcclCommunicator implements AutoCloseable {
      */
     public void reduceScatter(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
-        int code =
-                Nccl.ncclReduceScatter(send, recv, count, code(type), op, open(), stream.handle());
-        settle("ncclReduceScatter", code);
+        call(
+                "ncclReduceScatter",
+                handle ->
+                        Nccl.ncclReduceScatter(
+                                send, recv, count, code(type), op, handle, stream.handle()));
     }
 
     /**
@@ -243,8 +308,9 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param stream where it is enqueued
      */
     public void send(long send, long count, ScalarType type, int peer, CudaStream stream) {
-        int code = Nccl.ncclSend(send, count, code(type), peer, open(), stream.handle());
-        settle("ncclSend", code);
+        call(
+                "ncclSend",
+                handle -> Nccl.ncclSend(send, count, code(type), peer, handle, stream.handle()));
     }
 
     /**
@@ -257,8 +323,9 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param stream where it is enqueued
      */
     public void recv(long recv, long count, ScalarType type, int peer, CudaStream stream) {
-        int code = Nccl.ncclRecv(recv, count, code(type), peer, open(), stream.handle());
-        settle("ncclRecv", code);
+        call(
+                "ncclRecv",
+                handle -> Nccl.ncclRecv(recv, count, code(type), peer, handle, stream.handle()));
     }
 
     /**
@@ -277,14 +344,16 @@ public final class NcclCommunicator implements AutoCloseable {
             default -> throw new IllegalArgumentException("no factor for " + type);
         }
         Memory result = new Memory(Integer.BYTES);
-        int code =
-                Nccl.ncclRedOpCreatePreMulSum(
-                        Pointer.nativeValue(result),
-                        Pointer.nativeValue(scalar),
-                        code(type),
-                        HOST_IMMEDIATE,
-                        open());
-        settle("ncclRedOpCreatePreMulSum", code);
+        call(
+                "ncclRedOpCreatePreMulSum",
+                handle ->
+                        Nccl.ncclRedOpCreatePreMulSum(
+                                Pointer.nativeValue(result),
+                                Pointer.nativeValue(scalar),
+                                code(type),
+                                HOST_IMMEDIATE,
+                                handle));
+        Reference.reachabilityFence(scalar);
         return result.getInt(0);
     }
 
@@ -296,34 +365,13 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Frees a reduction of {@link #premulSum}; what is enqueued with it goes on.
+     * Frees a reduction of {@link #premulSum}; what was called with it before goes on.
      *
      * @param op its number
      */
     public void destroyOp(int op) {
-        settle("ncclRedOpDestroy", Nccl.ncclRedOpDestroy(op, open()));
+        call("ncclRedOpDestroy", handle -> Nccl.ncclRedOpDestroy(op, handle));
     }
-
-    /**
-     * Runs calls on this communicator as one operation, in which sends and receives can wait for
-     * each other in any order.
-     *
-     * @param calls the calls
-     */
-    public void group(Runnable calls) {
-        device.makeCurrent();
-        check(Nccl.ncclGroupStart(), "ncclGroupStart", comm);
-        grouping.set(true);
-        try {
-            calls.run();
-        } finally {
-            grouping.remove();
-            settle("ncclGroupEnd", Nccl.ncclGroupEnd());
-        }
-    }
-
-    // Within a group nothing is done before its end, so there is nothing to wait for.
-    private final ThreadLocal<Boolean> grouping = ThreadLocal.withInitial(() -> false);
 
     /**
      * Returns what went wrong behind the calls, such as a peer that died.
@@ -333,15 +381,19 @@ public final class NcclCommunicator implements AutoCloseable {
     public Optional<String> asyncError() {
         long handle;
         synchronized (this) {
-            handle = comm;
+            if (comm == 0) {
+                return Optional.empty();
+            }
+            handle = enter();
         }
-        if (handle == 0) {
-            return Optional.empty();
+        try {
+            int state = state(handle);
+            return state == Nccl.SUCCESS || state == Nccl.IN_PROGRESS
+                    ? Optional.empty()
+                    : Optional.of(describe(state, handle));
+        } finally {
+            exit();
         }
-        int state = state(handle);
-        return state == Nccl.SUCCESS || state == Nccl.IN_PROGRESS
-                ? Optional.empty()
-                : Optional.of(describe(state, handle));
     }
 
     private static int state(long handle) {
@@ -350,83 +402,120 @@ public final class NcclCommunicator implements AutoCloseable {
         return code == Nccl.SUCCESS ? scratch.getInt(0) : code;
     }
 
-    /** Ends what is under way on this rank, at once, and frees the communicator. Idempotent. */
+    /**
+     * Ends what is under way on this rank and frees the communicator. The GPU may need some time to
+     * come to the end: see {@link CudaStream#query()}. Idempotent.
+     */
     public void abort() {
-        long handle;
-        synchronized (this) {
-            if (comm == 0) {
-                return;
-            }
-            handle = comm;
-            comm = 0;
-            aborted = true;
+        long handle = take(true);
+        if (handle != 0) {
+            device.makeCurrent();
+            Nccl.ncclCommAbort(handle);
         }
-        device.makeCurrent();
-        Nccl.ncclCommAbort(handle);
     }
 
-    /** Waits for what is enqueued and frees the communicator. Idempotent. */
+    /** Waits for what is enqueued and frees the communicator; see {@link #close(Duration)}. */
     @Override
     public void close() {
-        long handle;
-        synchronized (this) {
-            if (comm == 0) {
-                return;
-            }
-            handle = comm;
-            comm = 0;
+        close(Duration.ofSeconds(10));
+    }
+
+    /**
+     * Waits for what is enqueued and frees the communicator. Idempotent.
+     *
+     * @param patience how long to wait before it is aborted instead
+     */
+    public void close(Duration patience) {
+        if (pending != null) {
+            abort(); // There is no end to wait for.
+            return;
+        }
+        long handle = take(false);
+        if (handle == 0) {
+            return;
         }
         device.makeCurrent();
-        int code = Nccl.ncclCommFinalize(handle);
+        int state = Nccl.ncclCommFinalize(handle);
         long start = System.nanoTime();
-        while (code == Nccl.IN_PROGRESS
-                || code == Nccl.SUCCESS && state(handle) == Nccl.IN_PROGRESS) {
-            if (System.nanoTime() - start > timeout.toNanos()) {
+        while (state == Nccl.IN_PROGRESS
+                || state == Nccl.SUCCESS && state(handle) == Nccl.IN_PROGRESS) {
+            if (System.nanoTime() - start > patience.toNanos()) {
                 Nccl.ncclCommAbort(handle);
                 return;
             }
             LockSupport.parkNanos(50_000);
-            code = state(handle);
+            state = state(handle);
         }
         Nccl.ncclCommDestroy(handle);
     }
 
-    private synchronized long open() {
+    /** Takes the native communicator away, when no call uses it any more. */
+    private synchronized long take(boolean abort) {
+        long handle = comm;
+        if (handle == 0) {
+            return 0;
+        }
+        comm = 0;
+        aborted = abort;
+        long end = System.nanoTime() + ABORT_PATIENCE_MILLIS * 1_000_000;
+        boolean interrupted = false;
+        while (users > 0 && System.nanoTime() < end) {
+            try {
+                wait(Math.max(1, (end - System.nanoTime()) / 1_000_000));
+            } catch (InterruptedException e) {
+                interrupted = true;
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+        return handle;
+    }
+
+    /** Makes a call that does not block. */
+    private void call(String name, LongToIntFunction function) {
+        NcclGroup group = NcclGroup.current();
+        long handle = enter();
+        boolean stays = false;
+        try {
+            device.makeCurrent();
+            stays = group != null && group.add(this); // Until the group's end.
+            int code = function.applyAsInt(handle);
+            if (code != Nccl.IN_PROGRESS) {
+                check(code, name, handle);
+            } else if (group == null) {
+                pending = name;
+            }
+        } finally {
+            if (!stays) {
+                exit();
+            }
+        }
+    }
+
+    /** Ends this communicator's part in a group. */
+    void leaveGroup(int code) {
+        if (code == Nccl.IN_PROGRESS) {
+            pending = "ncclGroupEnd";
+        }
+        exit();
+    }
+
+    private synchronized long enter() {
         if (comm == 0) {
             throw new IllegalStateException(
                     "the communicator is " + (aborted ? "aborted" : "closed"));
         }
-        device.makeCurrent();
+        users++;
         return comm;
     }
 
-    /** Waits until a call that did not block is done, and checks it. */
-    private void settle(String call, int code) {
-        int state = code;
-        if (state == Nccl.IN_PROGRESS && grouping.get()) {
-            return;
-        }
-        long start = System.nanoTime();
-        while (state == Nccl.IN_PROGRESS) {
-            long handle;
-            synchronized (this) {
-                handle = comm;
-            }
-            if (handle == 0) {
-                throw new NcclException(call, "the communicator was aborted");
-            }
-            state = state(handle);
-            if (state == Nccl.IN_PROGRESS) {
-                if (System.nanoTime() - start > timeout.toNanos()) {
-                    throw new NcclException(call, "not done after " + timeout);
-                }
-                LockSupport.parkNanos(10_000);
-            }
-        }
-        check(state, call, comm);
+    private synchronized void exit() {
+        users--;
+        notifyAll();
     }
 
-    private static void check(int code, String call, long comm) {
+    static void check(int code, String call, long comm) {
         if (code != Nccl.SUCCESS) {
             throw new NcclException(call, describe(code, comm));
         }

@@ -11,7 +11,6 @@ import java.util.List;
 import java.util.Optional;
 import java.util.function.LongConsumer;
 import org.djlx.collectives.Backend;
-import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
@@ -41,23 +40,24 @@ final class CudaP2pBackend extends Backend {
     private static final Logger logger = LoggerFactory.getLogger(CudaP2pBackend.class);
     private static final int MESH_RANKS = 8;
 
-    private final GroupContext context;
     private final NcclBackend nccl;
     private final CudaP2pOptions options;
     private final int worldSize;
-    private final HostSync hosts; // this and what follows: null if there is no P2P
+    private final CudaDevice device;
+    private final HostSync hosts; // this and the next three: null if there is no P2P
+    private final P2pLine line;
     private final CudaP2pBuffers buffers;
     private final P2pAllReduce allReduce;
     private final GpuTopology.Kind topology;
+    private boolean closed;
 
     private CudaP2pBackend(GroupContext context, CudaP2pOptions options, NcclBackend nccl) {
-        this.context = context;
         this.nccl = nccl;
         this.options = options;
         this.worldSize = context.worldSize();
-        CudaDevice device = nccl.cudaDevice();
+        device = CudaDevice.open(nccl.device());
         RegionLayout layout = new RegionLayout(options, worldSize);
-        P2pRegion.Mapped mapped = P2pRegion.map(context, layout, device, nccl.stream());
+        P2pRegion.Mapped mapped = P2pRegion.map(context, layout, device);
         if (mapped.region() == null) {
             if (context.rank() == 0) {
                 logger.warn(
@@ -65,18 +65,23 @@ final class CudaP2pBackend extends Backend {
                         context.name(),
                         mapped.problem());
             }
-            hosts = null;
             buffers = null;
             allReduce = null;
+            hosts = null;
+            line = null;
             topology = GpuTopology.Kind.OTHER;
             return;
         }
+        int rank = context.rank();
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         hosts = HostSync.join(context);
-        buffers = new CudaP2pBuffers(mapped.region(), device, context.rank(), hosts, compiler);
-        allReduce = new P2pAllReduce(mapped.region(), device, context.rank(), compiler);
+        buffers = new CudaP2pBuffers(mapped.region(), device, rank, hosts, compiler);
+        allReduce = new P2pAllReduce(mapped.region(), device, rank, compiler);
+        boolean blockingWait = options.ncclOptions().isBlockingWait();
+        line =
+                new P2pLine(
+                        context, device, blockingWait, hosts, buffers, allReduce, nccl::breakWith);
         topology = options.topology().orElseGet(() -> mapped.region().topology(context));
-        nccl.onAbort(this::stop);
     }
 
     static CudaP2pBackend create(GroupContext context, CudaP2pOptions options) {
@@ -118,7 +123,7 @@ final class CudaP2pBackend extends Backend {
         }
         operation.setAlgorithm(algorithm.name().toLowerCase());
         float divisor = op == ReduceOp.AVG ? worldSize : 1;
-        return nccl.onCurrentStream(
+        return line.run(
                 operation,
                 stream ->
                         inPlace(
@@ -136,8 +141,7 @@ final class CudaP2pBackend extends Backend {
                                             divisor,
                                             operation.timeout());
                                 }),
-                List.of(tensor),
-                () -> allReduce.failure(operation));
+                List.of(tensor));
     }
 
     /** Gives the tensor's address to some code, or that of a copy if it is not contiguous. */
@@ -190,14 +194,7 @@ final class CudaP2pBackend extends Backend {
             return super.execute(operation, body);
         }
         buffers.nextEpoch();
-        return nccl.onCurrentStream(operation, stream -> body.run(), List.of(), () -> null);
-    }
-
-    private void stop(CollectiveException reason) {
-        hosts.fail(reason.getMessage());
-        hosts.end();
-        allReduce.stop();
-        buffers.release();
+        return line.run(operation, stream -> body.run(), List.of());
     }
 
     @Override
@@ -272,14 +269,20 @@ final class CudaP2pBackend extends Backend {
     }
 
     @Override
-    public void close() {
-        nccl.close(
-                () -> {
-                    if (buffers != null) {
-                        hosts.close();
-                        allReduce.close();
-                        buffers.close(context);
-                    }
-                });
+    public boolean batchesCollectives() {
+        return nccl.batchesCollectives();
+    }
+
+    @Override
+    public synchronized void close() {
+        if (closed) {
+            return;
+        }
+        closed = true;
+        nccl.close();
+        if (line != null) {
+            line.close();
+        }
+        device.close();
     }
 }

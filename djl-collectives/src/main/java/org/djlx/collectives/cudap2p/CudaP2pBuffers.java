@@ -28,6 +28,8 @@ public final class CudaP2pBuffers implements P2pBuffers {
     private final P2pRegion region;
     private final CudaDevice device;
     private final CudaStream side;
+    private final CudaStream
+            releaser; // made in time: the driver may not make one when streams wait
     private final RankOrderReducer reducer;
     private final HostSync hosts;
     private final int rank;
@@ -44,6 +46,7 @@ public final class CudaP2pBuffers implements P2pBuffers {
         this.device = device;
         this.rank = rank;
         this.side = CudaStream.create(device, device.highestStreamPriority());
+        this.releaser = CudaStream.create(device);
         this.reducer = new RankOrderReducer(device, compiler);
     }
 
@@ -163,14 +166,11 @@ public final class CudaP2pBuffers implements P2pBuffers {
      * Lets all streams go on that wait for signals, as the ranks that would raise them are gone.
      */
     void release() {
-        try (CudaStream stream = CudaStream.create(device)) {
-            for (int channel = 0; channel < RegionLayout.CHANNELS; channel++) {
-                for (int peer = 0; peer < region.ranks(); peer++) {
-                    long word = region.address(rank) + region.layout().signal(channel, peer);
-                    stream.writeValue32(word, epoch + 1);
-                }
+        for (int channel = 0; channel < RegionLayout.CHANNELS; channel++) {
+            for (int peer = 0; peer < region.ranks(); peer++) {
+                long word = region.address(rank) + region.layout().signal(channel, peer);
+                releaser.writeValue32(word, epoch + 1);
             }
-            stream.synchronize();
         }
     }
 
@@ -183,6 +183,7 @@ public final class CudaP2pBuffers implements P2pBuffers {
 
     void close(GroupContext context) {
         side.close();
+        releaser.close();
         reducer.close();
         region.retire(context);
     }

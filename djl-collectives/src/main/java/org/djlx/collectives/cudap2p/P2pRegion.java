@@ -76,10 +76,8 @@ final class P2pRegion implements AutoCloseable {
      * @param context the group and the rank
      * @param layout how it is divided
      * @param device the rank's GPU
-     * @param stream a stream of it
      */
-    static Mapped map(
-            GroupContext context, RegionLayout layout, CudaDevice device, CudaStream stream) {
+    static Mapped map(GroupContext context, RegionLayout layout, CudaDevice device) {
         freeRetired();
         P2pRegion region = null;
         Card card = new Card();
@@ -89,7 +87,7 @@ final class P2pRegion implements AutoCloseable {
                         "P2P groups have at most " + RegionLayout.MAX_RANKS + " ranks");
             }
             region = new P2pRegion(layout, device, context.rank());
-            region.clear(stream);
+            region.clear();
             region.fill(card);
         } catch (RuntimeException | LinkageError e) {
             card.problem = e.getMessage();
@@ -175,9 +173,11 @@ final class P2pRegion implements AutoCloseable {
         return new String(bytes, StandardCharsets.UTF_8);
     }
 
-    private void clear(CudaStream stream) {
-        stream.memsetAsync(own.address(), (byte) 0, layout.buffer());
-        stream.synchronize();
+    private void clear() {
+        try (CudaStream stream = CudaStream.create(device)) {
+            stream.memsetAsync(own.address(), (byte) 0, layout.buffer());
+            stream.synchronize();
+        }
     }
 
     private void fill(Card card) {

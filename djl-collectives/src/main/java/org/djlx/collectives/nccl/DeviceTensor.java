@@ -7,6 +7,7 @@ package org.djlx.collectives.nccl;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
 import java.util.Arrays;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -35,7 +36,7 @@ final class DeviceTensor implements AutoCloseable {
         } else {
             contiguous = Torch.empty(manager, new Shape(sizes), type);
             if (input) {
-                Torch.copy(contiguous, original);
+                copy(contiguous, original);
             }
         }
         address = Torch.dataPointer(contiguous);
@@ -67,10 +68,24 @@ final class DeviceTensor implements AutoCloseable {
         return count * type.itemSize();
     }
 
-    /** Brings what was written into the tensor, on the current stream, if it is not there yet. */
+    /** Tells whether the memory is a copy's, as the tensor is not contiguous. */
+    boolean isStaged() {
+        return contiguous != original;
+    }
+
+    /** Brings what was written into the copy to the tensor, on the current stream. */
     void flush() {
-        if (contiguous != original) {
-            Torch.copy(original, contiguous);
+        copy(original, contiguous);
+    }
+
+    /** Copies on the current stream; autograd does not see it. */
+    private static void copy(NDArray target, NDArray source) {
+        boolean gradients = JniUtils.isGradMode();
+        JniUtils.setGradMode(false);
+        try {
+            Torch.copy(target, source);
+        } finally {
+            JniUtils.setGradMode(gradients);
         }
     }
 

@@ -6,38 +6,44 @@ package org.djlx.collectives.nccl;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
-import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NcclCommunicator;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * Collectives between GPUs by NCCL, for one rank.
+ * Collectives and messages between GPUs by NCCL, for one rank.
  *
  * <p>Operations run on a stream of the group, after what the caller has enqueued on its current
- * stream. NCCL itself does not notice calls that do not fit together.
+ * stream; issuing one does not wait for other ranks. Messages run on streams and communicators of
+ * their own for each peer and direction, so that they wait neither for collectives nor for each
+ * other; those of one direction are matched in their order. <b>NCCL has no tags:</b> they are
+ * compared only if {@link NcclOptions.Builder#optVerify verifying}, and a receive from any source
+ * is not supported.
+ *
+ * <p>NCCL itself does not notice calls that do not fit together: they hang until the timeout, or
+ * corrupt results. Verifying finds them.
+ *
+ * <p>When an operation is late, NCCL reports an error or a peer's process has ended, the
+ * communicator is aborted, what is under way fails and so do later calls. A late message breaks
+ * only the messages of its direction and peer.
  */
 public final class NcclBackend extends Backend {
 
@@ -75,7 +81,9 @@ public final class NcclBackend extends Backend {
                             OpType.GATHER,
                             OpType.SCATTER,
                             OpType.ALL_TO_ALL,
-                            OpType.ALL_TO_ALL_SINGLE)
+                            OpType.ALL_TO_ALL_SINGLE,
+                            OpType.SEND,
+                            OpType.RECV)
                     .addReductions(
                             REDUCIBLE,
                             REDUCTIONS,
@@ -85,37 +93,38 @@ public final class NcclBackend extends Backend {
                             OpType.REDUCE_SCATTER_TENSOR)
                     .build();
 
+    private static final Duration CLOSE_PATIENCE = Duration.ofSeconds(5);
+
     private final GroupContext context;
     private final NcclOptions options;
-    private final Device device;
-    private final CudaDevice cuda;
-    private final CudaStream stream;
-    private final NDManager manager;
+    private final GpuResources resources;
     private final Watchdog watchdog;
-    private final CudaEvent lastOnCurrent; // behind the last operation of onCurrentStream
-    private long lastCurrent = -1; // its stream
-    private Consumer<CollectiveException> onAbort = reason -> {};
-    private NcclCommunicator communicator;
-    private volatile CollectiveException broken;
-    private boolean closed;
+    private final Lane lane; // of collectives
+    private final Channels channels;
+    private volatile Peers peers = Peers.none();
+    private NDArray barrierWord; // guarded by this
+    private boolean closed; // guarded by this
 
-    private NcclBackend(GroupContext context, NcclOptions options, Device device) {
+    private NcclBackend(
+            GroupContext context,
+            NcclOptions options,
+            Device device,
+            Supplier<NcclCommunicator> communicator) {
         this.context = context;
         this.options = options;
-        this.device = device;
-        cuda = CudaDevice.open(device);
-        stream =
-                options.isHighPriorityStream()
-                        ? CudaStream.create(cuda, cuda.highestStreamPriority())
-                        : CudaStream.create(cuda);
-        lastOnCurrent = CudaEvent.create(cuda);
-        manager = NDManager.newBaseManager(device, "PyTorch");
-        manager.setName(NAME + "-" + context.name() + "-" + context.rank());
-        watchdog =
-                new Watchdog(
-                        "nccl-" + context.name() + "-rank-" + context.rank(),
-                        this::asyncError,
-                        this::abort);
+        String name = NAME + "-" + context.name() + "-rank-" + context.rank();
+        resources = new GpuResources(device, options, name);
+        watchdog = new Watchdog(name, new Members());
+        Lane.Listener listener = new Failures();
+        Verification verification = options.isVerify() ? new Verification(context) : null;
+        lane =
+                new Lane(
+                        "group '" + context.name() + "'",
+                        resources,
+                        communicator == null ? this::connect : communicator,
+                        verification == null ? null : verification::collective,
+                        listener);
+        channels = new Channels(context, resources, options, listener);
     }
 
     /**
@@ -124,27 +133,62 @@ public final class NcclBackend extends Backend {
      * @param context the group and the rank
      * @param options the options
      * @return the backend
+     * @throws CollectiveException if NCCL cannot be used here, with the cause
      */
     public static NcclBackend create(GroupContext context, NcclOptions options) {
-        NativeLibrary.NCCL.ensureAvailability();
-        Device given = options.device(context).orElse(null);
-        Device device = given == null ? defaultDevice(context.rank()) : given;
-        NcclBackend backend = new NcclBackend(context, options, device);
-        if (given != null) {
-            try {
-                backend.communicator();
-            } catch (RuntimeException e) {
-                backend.close();
-                throw e;
-            }
-        }
-        return backend;
+        requireNccl();
+        Optional<Device> given = options.device(context);
+        Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
+        NcclBackend backend = new NcclBackend(context, options, device, null);
+        return given.isPresent() ? backend.connected() : backend;
     }
 
-    private static Device defaultDevice(int rank) {
-        String localRank = System.getenv("LOCAL_RANK");
-        int index = localRank == null ? rank : Integer.parseInt(localRank);
-        return Device.gpu(index % Math.max(1, CudaDevice.count()));
+    private static void requireNccl() {
+        for (NativeLibrary library :
+                List.of(NativeLibrary.CUDA, NativeLibrary.CUDA_PRESETS, NativeLibrary.NCCL)) {
+            Throwable cause = library.unavailabilityCause();
+            if (cause != null) {
+                throw new CollectiveException(
+                        "backend '" + NAME + "' cannot be used here: " + cause.getMessage(), cause);
+            }
+        }
+    }
+
+    private NcclBackend connected() {
+        try {
+            lane.connect(options.timeout());
+            return this;
+        } catch (RuntimeException e) {
+            close();
+            throw e;
+        }
+    }
+
+    /** Creates the group's communicator, with all ranks. */
+    private NcclCommunicator connect() {
+        boolean first = context.rank() == 0;
+        peers = Peers.of(context.exchange("nccl-process", Peers.own()));
+        byte[] id = first ? NcclCommunicator.uniqueId() : new byte[0];
+        List<byte[]> ids = context.exchange("nccl", id);
+        return NcclCommunicator.create(
+                resources.cuda(),
+                ids.get(0),
+                context.rank(),
+                context.worldSize(),
+                options.config());
+    }
+
+    @Override
+    public Optional<Backend> split(GroupContext child, int color, List<Integer> members) {
+        int key = members.indexOf(context.rank());
+        NcclCommunicator part =
+                lane.split(child == null ? -1 : color, key, options.config(), options.timeout());
+        if (child == null) {
+            return Optional.empty();
+        }
+        NcclBackend backend = new NcclBackend(child, options, resources.device(), () -> part);
+        backend.peers = peers.subset(members);
+        return Optional.of(backend.connected());
     }
 
     @Override
@@ -159,240 +203,53 @@ public final class NcclBackend extends Backend {
 
     @Override
     public Device device() {
-        return device;
-    }
-
-    private synchronized NcclCommunicator communicator() {
-        if (communicator == null) {
-            byte[] id = context.rank() == 0 ? NcclCommunicator.uniqueId() : new byte[0];
-            List<byte[]> ids = context.exchange("nccl", id);
-            communicator =
-                    NcclCommunicator.create(
-                            cuda,
-                            ids.get(0),
-                            context.rank(),
-                            context.worldSize(),
-                            options.config(),
-                            options.timeout());
-        }
-        return communicator;
-    }
-
-    private Optional<String> asyncError() {
-        NcclCommunicator nccl;
-        synchronized (this) {
-            nccl = communicator;
-        }
-        return nccl == null ? Optional.empty() : nccl.asyncError();
-    }
-
-    /** NCCL's element type; what it does not know is moved as bytes. */
-    private record Unit(ScalarType type, long factor) {
-
-        static Unit of(ScalarType type) {
-            return NcclCommunicator.reducibleTypes().contains(type)
-                    ? new Unit(type, 1)
-                    : new Unit(ScalarType.UINT8, type.itemSize());
-        }
+        return resources.device();
     }
 
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        DeviceTensor io = DeviceTensor.input(manager, tensor);
-        return enqueue(
-                operation,
-                nccl ->
-                        withOp(
-                                nccl,
-                                io.type(),
-                                op,
-                                number ->
-                                        nccl.allReduce(
-                                                io.address(),
-                                                io.address(),
-                                                io.count(),
-                                                io.type(),
-                                                number,
-                                                stream)),
-                List.of(),
-                List.of(io),
-                List.of(tensor));
+        return issue(operation, Calls.allReduce(input(tensor), op), List.of(tensor));
     }
 
     @Override
     public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
-        DeviceTensor io = DeviceTensor.input(manager, tensor);
         boolean isRoot = context.rank() == root;
-        return enqueue(
-                operation,
-                nccl ->
-                        withOp(
-                                nccl,
-                                io.type(),
-                                op,
-                                number ->
-                                        nccl.reduce(
-                                                io.address(),
-                                                io.address(),
-                                                io.count(),
-                                                io.type(),
-                                                number,
-                                                root,
-                                                stream)),
-                isRoot ? List.of() : List.of(io),
-                isRoot ? List.of(io) : List.of(),
-                List.of(tensor));
+        return issue(operation, Calls.reduce(input(tensor), root, isRoot, op), List.of(tensor));
     }
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
-        DeviceTensor io = DeviceTensor.input(manager, tensor);
-        Unit unit = Unit.of(io.type());
-        return enqueue(
-                operation,
-                nccl ->
-                        nccl.broadcast(
-                                io.address(),
-                                io.address(),
-                                io.count() * unit.factor(),
-                                unit.type(),
-                                root,
-                                stream),
-                List.of(),
-                List.of(io),
-                List.of(tensor));
+        return issue(operation, Calls.broadcast(input(tensor), root), List.of(tensor));
     }
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        DeviceTensor in = DeviceTensor.input(manager, input);
-        List<DeviceTensor> out = tensors(outputs, false);
-        Unit unit = Unit.of(in.type());
-        long count = in.count() * unit.factor();
-        Consumer<NcclCommunicator> body;
-        if (out.size() == 1) {
-            long result = out.get(0).address();
-            body = nccl -> nccl.allGather(in.address(), result, count, unit.type(), stream);
-        } else {
-            body =
-                    nccl ->
-                            nccl.group(
-                                    () -> {
-                                        for (int root = 0; root < out.size(); root++) {
-                                            nccl.broadcast(
-                                                    in.address(),
-                                                    out.get(root).address(),
-                                                    count,
-                                                    unit.type(),
-                                                    root,
-                                                    stream);
-                                        }
-                                    });
-        }
-        return enqueue(operation, body, List.of(in), out, outputs);
+        return issue(operation, Calls.allGather(outputs(outputs), input(input)), outputs);
     }
 
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        DeviceTensor out = DeviceTensor.output(manager, output);
-        List<DeviceTensor> in = tensors(inputs, true);
-        Consumer<NcclCommunicator> body;
-        if (in.size() == 1) {
-            long source = in.get(0).address();
-            body =
-                    nccl ->
-                            withOp(
-                                    nccl,
-                                    out.type(),
-                                    op,
-                                    number ->
-                                            nccl.reduceScatter(
-                                                    source,
-                                                    out.address(),
-                                                    out.count(),
-                                                    out.type(),
-                                                    number,
-                                                    stream));
-        } else {
-            body =
-                    nccl ->
-                            withOp(
-                                    nccl,
-                                    out.type(),
-                                    op,
-                                    number ->
-                                            nccl.group(
-                                                    () -> {
-                                                        for (int root = 0;
-                                                                root < in.size();
-                                                                root++) {
-                                                            nccl.reduce(
-                                                                    in.get(root).address(),
-                                                                    out.address(),
-                                                                    out.count(),
-                                                                    out.type(),
-                                                                    number,
-                                                                    root,
-                                                                    stream);
-                                                        }
-                                                    }));
-        }
-        return enqueue(operation, body, in, List.of(out), List.of(output));
-    }
-
-    @Override
-    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
-        DeviceTensor in = DeviceTensor.input(manager, input);
-        boolean isRoot = context.rank() == root;
-        List<DeviceTensor> out = isRoot ? tensors(outputs, false) : List.of();
-        return exchange(
+        return issue(
                 operation,
-                nccl -> {
-                    send(nccl, in.address(), in.count(), in.type(), root);
-                    for (int peer = 0; peer < out.size(); peer++) {
-                        recv(nccl, out.get(peer).address(), in.count(), in.type(), peer);
-                    }
-                },
-                List.of(in),
-                out,
-                isRoot ? outputs : List.of());
-    }
-
-    @Override
-    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
-        DeviceTensor out = DeviceTensor.output(manager, output);
-        List<DeviceTensor> in = context.rank() == root ? tensors(inputs, true) : List.of();
-        return exchange(
-                operation,
-                nccl -> {
-                    for (int peer = 0; peer < in.size(); peer++) {
-                        send(nccl, in.get(peer).address(), out.count(), out.type(), peer);
-                    }
-                    recv(nccl, out.address(), out.count(), out.type(), root);
-                },
-                in,
-                List.of(out),
+                Calls.reduceScatter(output(output), inputs(inputs), op),
                 List.of(output));
     }
 
     @Override
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        return issue(operation, Calls.gather(outputs(outputs), input(input), root), outputs);
+    }
+
+    @Override
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        return issue(
+                operation, Calls.scatter(output(output), inputs(inputs), root), List.of(output));
+    }
+
+    @Override
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        List<DeviceTensor> out = tensors(outputs, false);
-        List<DeviceTensor> in = tensors(inputs, true);
-        return exchange(
-                operation,
-                nccl -> {
-                    for (int peer = 0; peer < in.size(); peer++) {
-                        DeviceTensor source = in.get(peer);
-                        DeviceTensor target = out.get(peer);
-                        send(nccl, source.address(), source.count(), source.type(), peer);
-                        recv(nccl, target.address(), target.count(), target.type(), peer);
-                    }
-                },
-                in,
-                out,
-                outputs);
+        return issue(operation, Calls.allToAll(outputs(outputs), inputs(inputs)), outputs);
     }
 
     @Override
@@ -402,265 +259,155 @@ public final class NcclBackend extends Backend {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        DeviceTensor out = DeviceTensor.output(manager, output);
-        DeviceTensor in = DeviceTensor.input(manager, input);
-        return exchange(
+        return issue(
                 operation,
-                nccl -> {
-                    long source = in.address();
-                    long target = out.address();
-                    for (int peer = 0; peer < inputCounts.length; peer++) {
-                        send(nccl, source, inputCounts[peer], in.type(), peer);
-                        recv(nccl, target, outputCounts[peer], out.type(), peer);
-                        source += inputCounts[peer] * in.type().itemSize();
-                        target += outputCounts[peer] * out.type().itemSize();
-                    }
-                },
-                List.of(in),
-                List.of(out),
+                Calls.allToAllSingle(output(output), input(input), outputCounts, inputCounts),
                 List.of(output));
     }
 
     @Override
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        Call call = Calls.send(input(tensor), tag);
+        return issue(channels.to(destination), operation, call, List.of(tensor), destination);
+    }
+
+    @Override
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        Call call = Calls.recv(output(tensor), tag);
+        return issue(channels.from(source), operation, call, List.of(tensor), source);
+    }
+
+    @Override
+    public void startBatch() {
+        NcclBatch.begin();
+    }
+
+    @Override
+    public void endBatch() {
+        NcclBatch.end();
+    }
+
+    @Override
+    public boolean batchesCollectives() {
+        return true;
+    }
+
+    @Override
     public Work barrier(Operation operation) {
-        NDArray word = Torch.empty(manager, new Shape(1), ScalarType.INT32);
-        try {
-            Work work = allReduce(operation, word, ReduceOp.MAX);
-            return work;
-        } finally {
-            word.close();
+        return issue(operation, Calls.allReduce(input(barrierWord()), ReduceOp.MAX), List.of());
+    }
+
+    /** What barriers reduce; nobody reads it. */
+    private synchronized NDArray barrierWord() {
+        if (barrierWord == null) {
+            barrierWord = Torch.empty(resources.manager(), new Shape(1), ScalarType.INT32);
         }
+        return barrierWord;
     }
 
-    private List<DeviceTensor> tensors(List<NDArray> arrays, boolean input) {
-        List<DeviceTensor> tensors = new ArrayList<>();
-        for (NDArray array : arrays) {
-            tensors.add(
-                    input
-                            ? DeviceTensor.input(manager, array)
-                            : DeviceTensor.output(manager, array));
-        }
-        return tensors;
+    private DeviceTensor input(NDArray tensor) {
+        return DeviceTensor.input(resources.manager(), tensor);
     }
 
-    private void send(NcclCommunicator nccl, long address, long count, ScalarType type, int peer) {
-        Unit unit = Unit.of(type);
-        nccl.send(address, count * unit.factor(), unit.type(), peer, stream);
+    private DeviceTensor output(NDArray tensor) {
+        return DeviceTensor.output(resources.manager(), tensor);
     }
 
-    private void recv(NcclCommunicator nccl, long address, long count, ScalarType type, int peer) {
-        Unit unit = Unit.of(type);
-        nccl.recv(address, count * unit.factor(), unit.type(), peer, stream);
+    private List<DeviceTensor> inputs(List<NDArray> tensors) {
+        return tensors.stream().map(this::input).toList();
     }
 
-    /** Gives NCCL's number of a reduce op to some code. */
-    private static void withOp(
-            NcclCommunicator nccl, ScalarType type, ReduceOp op, Consumer<Integer> body) {
-        boolean bool = type == ScalarType.BOOL;
-        switch (op.kind()) {
-            case SUM ->
-                    body.accept(number(bool ? NcclCommunicator.Op.MAX : NcclCommunicator.Op.SUM));
-            case PRODUCT ->
-                    body.accept(
-                            number(bool ? NcclCommunicator.Op.MIN : NcclCommunicator.Op.PRODUCT));
-            case AVG -> body.accept(number(NcclCommunicator.Op.AVG));
-            case MIN -> body.accept(number(NcclCommunicator.Op.MIN));
-            case MAX -> body.accept(number(NcclCommunicator.Op.MAX));
-            case PREMUL_SUM -> {
-                int number = nccl.premulSum(op.factor(), type);
-                body.accept(number);
-                nccl.destroyOp(number);
-            }
-            default -> throw new AssertionError(op);
-        }
+    private List<DeviceTensor> outputs(List<NDArray> tensors) {
+        return tensors.stream().map(this::output).toList();
     }
 
-    private static int number(NcclCommunicator.Op op) {
-        return op.ordinal();
+    private Work issue(Operation operation, Call call, List<NDArray> result) {
+        return issue(lane, operation, call, result, -1);
     }
 
-    /** Runs sends and receives as one operation. */
-    private Work exchange(
-            Operation operation,
-            Consumer<NcclCommunicator> body,
-            List<DeviceTensor> in,
-            List<DeviceTensor> out,
-            List<NDArray> result) {
-        return enqueue(operation, nccl -> nccl.group(() -> body.accept(nccl)), in, out, result);
-    }
-
-    private Work enqueue(
-            Operation operation,
-            Consumer<NcclCommunicator> body,
-            List<DeviceTensor> in,
-            List<DeviceTensor> out,
-            List<NDArray> result) {
-        Runnable cleanup =
-                () -> {
-                    in.forEach(DeviceTensor::close);
-                    out.forEach(DeviceTensor::close);
-                };
-        try {
-            checkUsable(operation);
-            NcclCommunicator nccl = communicator();
-            operation.started();
-            CudaStream current = CudaStream.wrap(cuda, Torch.currentCudaStream(device));
-            try (CudaEvent ready = CudaEvent.create(cuda)) {
-                ready.record(current);
-                stream.waitEvent(ready);
-            }
-            body.accept(nccl);
-            flush(out);
-            CudaEvent end = CudaEvent.create(cuda);
-            end.record(stream);
-            NcclWork work = new NcclWork(operation, end, cleanup, result, current, () -> null);
-            watchdog.add(work);
-            return work;
-        } catch (RuntimeException e) {
-            cleanup.run();
-            throw e;
-        }
-    }
-
-    /**
-     * Returns the GPU.
-     *
-     * @return this rank's GPU
-     */
-    public CudaDevice cudaDevice() {
-        return cuda;
-    }
-
-    /**
-     * Returns the stream on which NCCL runs.
-     *
-     * @return the stream
-     */
-    public CudaStream stream() {
-        return stream;
-    }
-
-    /**
-     * Sets what else is to be ended when the group breaks or is destroyed.
-     *
-     * @param action called once, with the reason, on any thread
-     */
-    public void onAbort(Consumer<CollectiveException> action) {
-        onAbort = action;
-    }
-
-    /**
-     * Runs an operation of another kind than NCCL's on the caller's current stream. Such operations
-     * run in the order of the calls, whatever the streams.
-     *
-     * @param operation the operation
-     * @param body enqueues it on the stream that it is given
-     * @param result its outputs
-     * @param check tells, once it has ended, why it failed; null if it did not
-     * @return the work
-     */
-    public Work onCurrentStream(
-            Operation operation,
-            Consumer<CudaStream> body,
-            List<NDArray> result,
-            Supplier<CollectiveException> check) {
-        checkUsable(operation);
-        operation.started();
-        CudaStream current = CudaStream.wrap(cuda, Torch.currentCudaStream(device));
-        if (lastCurrent != -1 && lastCurrent != current.handle()) {
-            current.waitEvent(lastOnCurrent);
-        }
-        try {
-            body.accept(current);
-        } catch (CollectiveMismatchException e) {
-            return NcclWork.failed(operation, e, result);
-        } catch (RuntimeException e) {
-            CollectiveException reason =
-                    e instanceof CollectiveException collective
-                            ? collective
-                            : new CollectiveException(operation + " failed: " + e, e);
-            watchdog.failAll(reason);
-            return NcclWork.failed(operation, reason, result);
-        }
-        lastOnCurrent.record(current);
-        lastCurrent = current.handle();
-        CudaEvent end = CudaEvent.create(cuda);
-        end.record(current);
-        List<NDArray> held = result.stream().map(array -> Torch.alias(manager, array)).toList();
-        NcclWork work =
-                new NcclWork(
-                        operation,
-                        end,
-                        () -> held.forEach(NDArray::close),
-                        result,
-                        current,
-                        () -> {
-                            CollectiveException failure = check.get();
-                            broken = failure == null ? broken : failure;
-                            return failure;
-                        });
+    private Work issue(Lane where, Operation operation, Call call, List<NDArray> result, int peer) {
+        NcclWork work = new NcclWork(where, operation, call, result, peer);
         watchdog.add(work);
-        return work;
-    }
-
-    /** Brings results into tensors that are not contiguous, behind the operation. */
-    private void flush(List<DeviceTensor> tensors) {
-        CudaStreamGuard guard = Torch.cudaStreamGuard(device, stream.handle());
         try {
-            tensors.forEach(DeviceTensor::flush);
-        } finally {
-            guard.close();
+            where.issue(work);
+            return work;
+        } catch (RuntimeException e) {
+            if (watchdog.remove(work)) {
+                work.discard();
+            }
+            throw e instanceof CollectiveException collective
+                    ? collective
+                    : new CollectiveException(operation + " failed: " + e.getMessage(), e);
         }
     }
 
-    private void checkUsable(Operation operation) {
-        if (broken != null) {
-            throw new CollectiveException(
-                    operation
-                            + " cannot run: the group is broken since an earlier operation failed ("
-                            + broken.getMessage()
-                            + "); destroy it and create a new one",
-                    broken);
+    /**
+     * Breaks the group: what is under way fails, and so do later calls.
+     *
+     * @param reason why
+     */
+    public void breakWith(CollectiveException reason) {
+        watchdog.fail(lanes(), reason);
+    }
+
+    private List<Lane> lanes() {
+        List<Lane> lanes = new ArrayList<>(channels.all());
+        lanes.add(lane);
+        return lanes;
+    }
+
+    /** What the watchdog needs to know. */
+    private final class Members implements Watchdog.Group {
+
+        @Override
+        public Collection<Lane> failingWith(Watchdog.Line line) {
+            return line == lane ? lanes() : List.of((Lane) line);
+        }
+
+        @Override
+        public Collection<Lane> lines() {
+            return lanes();
+        }
+
+        @Override
+        public Optional<String> deadPeer() {
+            return peers.dead();
         }
     }
 
-    private void abort(CollectiveException reason) {
-        broken = reason;
-        onAbort.accept(reason);
-        NcclCommunicator nccl;
-        synchronized (this) {
-            nccl = communicator;
+    /** What the lanes tell. */
+    private final class Failures implements Lane.Listener {
+
+        @Override
+        public void failed(Lane failed, CollectiveException reason) {
+            watchdog.fail(failed == lane ? lanes() : List.of(failed), reason);
         }
-        if (nccl != null) {
-            nccl.abort();
+
+        @Override
+        public void refused(NcclWork work, CollectiveException reason) {
+            if (watchdog.remove(work) && work.seal(reason)) {
+                work.complete(true);
+            }
         }
     }
 
     @Override
     public void close() {
-        close(() -> {});
-    }
-
-    /**
-     * Closes the backend.
-     *
-     * @param free frees what others have added, once nothing runs any more
-     */
-    public void close(Runnable free) {
         synchronized (this) {
             if (closed) {
                 return;
             }
             closed = true;
         }
-        watchdog.failAll(
-                new CollectiveException("this rank destroyed the group '" + context.name() + "'"));
+        List<Lane> lanes = lanes();
+        if (!watchdog.isIdle()) {
+            watchdog.fail(
+                    lanes,
+                    new CollectiveException(
+                            "this rank destroyed the group '" + context.name() + "'"));
+        }
         watchdog.close();
-        cuda.synchronize();
-        free.run();
-        lastOnCurrent.close();
-        stream.close();
-        manager.close();
-        cuda.close();
+        lanes.forEach(each -> each.close(CLOSE_PATIENCE));
+        resources.close();
     }
 }

@@ -66,6 +66,15 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
+     * Tells whether another rank has failed or died, and so will not do what it has begun.
+     *
+     * @return what is known of the first such rank, or null
+     */
+    public String brokenRank() {
+        return sync.brokenRank();
+    }
+
+    /**
      * Tells the others that this rank cannot go on.
      *
      * @param reason why

@@ -271,6 +271,17 @@ final class RankSync {
         }
     }
 
+    /** What is known of a rank that will never do what it has begun; null if there is none. */
+    String brokenRank() {
+        for (int peer = 0; peer < worldSize; peer++) {
+            String end = control.state(peer) == State.FAILED ? announcedEndOf(peer) : deathOf(peer);
+            if (peer != rank && end != null) {
+                return end;
+            }
+        }
+        return null;
+    }
+
     /** How a rank died; null if its process runs, or is not known yet. This takes a system call. */
     String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {

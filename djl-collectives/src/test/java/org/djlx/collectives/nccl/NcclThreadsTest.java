@@ -8,15 +8,12 @@ import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
 import java.time.Duration;
 import java.util.List;
-import java.util.Set;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.NativeLibrary;
-import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
@@ -28,62 +25,39 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(300)
 class NcclThreadsTest {
 
-    // What NCCL does not do: it neither compares calls nor tells who is missing, and has no tags.
-    private static final Set<String> NOT_NCCL =
-            Set.of(
-                    "coalescedMismatch",
-                    "mismatches",
-                    "misfits",
-                    "undefinedReductions",
-                    "destroyedWhilePending",
-                    "peerDestroyed",
-                    "timeouts",
-                    "sendRecv",
-                    "sendRecvStrided",
-                    "tags",
-                    "orderOfMessages",
-                    "anySource",
-                    "batch",
-                    "besideCollectives",
-                    "differentPeers",
-                    "messageMisfits",
-                    "messageTimeouts",
-                    "wrongMessages",
-                    "monitoredBarrier",
-                    "monitoredBarrierMissing",
-                    "monitoredBarrierTimeout");
-
     @BeforeAll
     static void requireGpus() {
-        for (NativeLibrary library :
-                List.of(NativeLibrary.CUDA, NativeLibrary.CUDA_PRESETS, NativeLibrary.NCCL)) {
-            Assumptions.assumeTrue(
-                    library.isAvailable(), () -> library + ": " + library.unavailabilityCause());
-        }
+        NcclCases.require(1);
+    }
+
+    /** Each case on a group of its own, whose communicator is created with its first operation. */
+    @TestFactory
+    Stream<DynamicTest> contract() {
+        return IntStream.of(1, 2, CudaDevice.count())
+                .filter(worldSize -> worldSize <= CudaDevice.count())
+                .distinct()
+                .boxed()
+                .flatMap(worldSize -> contract(worldSize, false));
     }
 
     @TestFactory
-    Stream<DynamicTest> contract() {
-        int gpus = CudaDevice.count();
-        return IntStream.of(1, 2, gpus).distinct().boxed().flatMap(NcclThreadsTest::contract);
+    Stream<DynamicTest> verifiedContract() {
+        return contract(CudaDevice.count(), true);
     }
 
-    private static Stream<DynamicTest> contract(int worldSize) {
-        return ContractCases.all().entrySet().stream()
-                .filter(entry -> !NOT_NCCL.contains(entry.getKey()))
+    private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
+        return NcclCases.cases(worldSize, verify).entrySet().stream()
                 .map(
                         entry ->
                                 dynamicTest(
                                         worldSize + " ranks: " + entry.getKey(),
-                                        () -> run(worldSize, entry.getValue())));
+                                        () -> run(worldSize, verify, entry.getValue())));
     }
 
-    private static void run(int worldSize, ContractCases.Case body) {
-        List<ProcessGroup> groups =
-                ProcessGroups.local(
-                        "nccl",
-                        worldSize,
-                        NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build());
+    private static void run(int worldSize, boolean verify, ContractCases.Case body) {
+        NcclOptions options =
+                NcclOptions.builder().optTimeout(Duration.ofSeconds(15)).optVerify(verify).build();
+        List<ProcessGroup> groups = ProcessGroups.local("nccl", worldSize, options);
         try {
             ProcessGroups.run(
                     groups,
