@@ -27,7 +27,9 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
+import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
@@ -36,6 +38,7 @@ import org.djlx.collectives.Store;
 import org.djlx.collectives.Work;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 
 /** What {@code shm} does when ranks are missing, leave, or die. */
 @Timeout(200)
@@ -188,6 +191,67 @@ class ShmFailureTest {
                         assertTrue(message.contains("rank 0"), message);
                     }
                 });
+    }
+
+    @Test
+    void p2pBuffersOfADestroyedGroupAreAnError() throws Exception {
+        List<ProcessGroup> groups = groups(2, Duration.ofSeconds(60));
+        P2pBuffers buffers = groups.get(0).p2pBuffers().orElseThrow();
+        Operation operation = signalOperation(groups.get(0));
+        List<Throwable> ends = new ArrayList<>();
+        Thread waiting =
+                new Thread(
+                        () ->
+                                ends.add(
+                                        assertThrows(
+                                                CollectiveException.class,
+                                                () -> buffers.awaitSignal(operation, 1, 0, 1))));
+        waiting.start();
+        Thread.sleep(200); // Until it sleeps on the doorbell of its rank.
+        groups.forEach(ProcessGroup::destroy);
+        waiting.join();
+        assertEquals(1, ends.size());
+        assertTrue(ends.get(0).getMessage().contains("destroyed"), ends.get(0).getMessage());
+        for (Executable use :
+                List.<Executable>of(
+                        () -> buffers.signal(1, 0, 1),
+                        () -> buffers.awaitSignal(operation, 1, 0, 1),
+                        () -> buffers.awaitAgreement(operation))) {
+            String message = assertThrows(IllegalStateException.class, use).getMessage();
+            assertTrue(message.contains("destroyed"), message);
+        }
+    }
+
+    @Test
+    void operationMayDestroyItsGroup() {
+        for (boolean fails : List.of(false, true)) {
+            onAll(
+                    groups(2, Duration.ofSeconds(60)),
+                    group -> {
+                        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
+                        Work work =
+                                group.execute(
+                                        new OpType("last"),
+                                        nothing,
+                                        operation -> {
+                                            group.p2pBuffers()
+                                                    .orElseThrow()
+                                                    .awaitAgreement(operation);
+                                            group.destroy();
+                                            if (fails) {
+                                                throw new IllegalArgumentException("on purpose");
+                                            }
+                                        });
+                        if (fails) {
+                            String message =
+                                    assertThrows(CollectiveException.class, work::await)
+                                            .getMessage();
+                            assertTrue(message.contains("on purpose"), message);
+                        } else {
+                            work.await();
+                        }
+                    });
+        }
     }
 
     @Test
