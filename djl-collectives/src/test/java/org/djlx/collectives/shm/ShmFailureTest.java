@@ -340,6 +340,22 @@ class ShmFailureTest {
     }
 
     @Test
+    void sizesBeyondTheAddressSpaceAreRejected() {
+        for (ShmOptions options :
+                List.of(
+                        ShmOptions.builder().optBufferSize(Long.MAX_VALUE).build(),
+                        ShmOptions.builder().optChunkSize(1L << 62).build())) {
+            // On each rank by itself: none waits for another.
+            CollectiveException e =
+                    assertThrows(
+                            CollectiveException.class,
+                            () -> ProcessGroups.local("shm", 2, options));
+            assertEquals(IllegalArgumentException.class, e.getCause().getClass());
+            assertTrue(e.getMessage().contains("for each of 2 ranks"), e.getMessage());
+        }
+    }
+
+    @Test
     void foreignOptionsAreRejected() {
         BackendOptions foreign = new BackendOptions(Duration.ofSeconds(1)) {};
         try (Store store = new HashStore()) {
