@@ -141,11 +141,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the view
      */
     public ProcessGroup withTimeout(Duration timeout) {
-        Objects.requireNonNull(timeout, "timeout");
-        if (timeout.isNegative() || timeout.isZero()) {
-            throw new IllegalArgumentException("the timeout must be positive: " + timeout);
-        }
-        return new ProcessGroup(state, timeout);
+        return new ProcessGroup(state, BackendOptions.checked(timeout));
     }
 
     /**

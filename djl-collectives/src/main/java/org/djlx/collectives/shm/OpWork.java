@@ -11,6 +11,7 @@ import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.store.Deadline;
 
 /** An operation in an {@link OpQueue}. */
 final class OpWork extends PendingWork {
@@ -72,7 +73,7 @@ final class OpWork extends PendingWork {
         // Run by the queue's thread: this one could not stop in the middle of an operation.
         queue.expedite();
         try {
-            awaitFuture(timeout.toNanos());
+            awaitFuture(Deadline.after(timeout).remainingNanos());
         } catch (TimeoutException e) {
             throw new CollectiveTimeoutException(
                     operation() + " was still under way after " + timeout, List.of());
