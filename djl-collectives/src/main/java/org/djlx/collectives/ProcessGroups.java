@@ -72,7 +72,8 @@ public final class ProcessGroups {
                         .optTimeout(options.timeout())
                         .build();
         try {
-            PrefixStore own = new PrefixStore(DEFAULT_NAME + INITS.getAndIncrement(), store);
+            String name = DEFAULT_NAME + INITS.getAndIncrement();
+            PrefixStore own = new PrefixStore(agentStore ? attempt(env) + "/" + name : name, store);
             return create(
                     backend,
                     new GroupContext(DEFAULT_NAME, rank, worldSize, own, options),
@@ -81,6 +82,14 @@ public final class ProcessGroups {
             store.close();
             throw e;
         }
+    }
+
+    /**
+     * The launcher's store outlives the workers: when it starts them again, what they set before is
+     * still there and must not be taken for theirs. PyTorch's workers use the same prefix.
+     */
+    private static String attempt(Map<String, String> env) {
+        return "/worker/attempt_" + env.getOrDefault("TORCHELASTIC_RESTART_COUNT", "0");
     }
 
     /**
