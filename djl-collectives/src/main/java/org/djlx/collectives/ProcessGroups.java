@@ -196,7 +196,7 @@ public final class ProcessGroups {
 
     private static <T> List<T> perRank(int worldSize, IntFunction<T> body) {
         List<T> results = new ArrayList<>(Collections.nCopies(worldSize, null));
-        List<RuntimeException> failures = new ArrayList<>();
+        List<Throwable> failures = new ArrayList<>();
         List<Thread> threads = new ArrayList<>();
         for (int rank = 0; rank < worldSize; rank++) {
             int self = rank;
@@ -205,9 +205,10 @@ public final class ProcessGroups {
                             () -> {
                                 try {
                                     results.set(self, body.apply(self));
-                                } catch (RuntimeException e) {
+                                } catch (Throwable t) {
+                                    // Errors as well: a library that cannot be loaded is one.
                                     synchronized (failures) {
-                                        failures.add(e);
+                                        failures.add(t);
                                     }
                                 }
                             },
@@ -220,9 +221,13 @@ public final class ProcessGroups {
             return results;
         }
         CollectiveException failure =
-                new CollectiveException(failures.get(0).getMessage(), failures.get(0));
+                new CollectiveException(message(failures.get(0)), failures.get(0));
         failures.stream().skip(1).forEach(failure::addSuppressed);
         throw failure;
+    }
+
+    private static String message(Throwable failure) {
+        return failure instanceof RuntimeException ? failure.getMessage() : failure.toString();
     }
 
     private static void joinAll(List<Thread> threads) {

@@ -173,6 +173,35 @@ class BackendsTest {
     }
 
     @Test
+    void errorsOfABackendReachTheCaller() {
+        Backends.register(
+                "unloadable",
+                new BackendFactory() {
+                    @Override
+                    public String name() {
+                        return "unloadable";
+                    }
+
+                    @Override
+                    public Support support() {
+                        return Support.builder().build();
+                    }
+
+                    @Override
+                    public Backend create(GroupContext context) {
+                        throw new UnsatisfiedLinkError("no such library");
+                    }
+                });
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(20));
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () -> ProcessGroups.local("unloadable", 2, options));
+        assertTrue(e.getMessage().contains("no such library"), e.getMessage());
+        assertTrue(e.getCause() instanceof UnsatisfiedLinkError);
+    }
+
+    @Test
     void attemptsOfALauncherShareNoKeys() {
         BackendOptions options = new BackendOptions(Duration.ofSeconds(20));
         try (TcpStore store =
