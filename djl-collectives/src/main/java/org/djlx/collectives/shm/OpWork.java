@@ -51,8 +51,19 @@ final class OpWork extends PendingWork {
     }
 
     private void end(CollectiveException reason) {
-        cleanup.run();
-        complete(reason);
+        CollectiveException outcome = reason;
+        try {
+            cleanup.run();
+        } catch (RuntimeException | Error e) {
+            // What frees a tensor's memory may be the caller's code.
+            if (outcome == null) {
+                outcome =
+                        new CollectiveException(operation() + " cannot free its tensors: " + e, e);
+            } else {
+                outcome.addSuppressed(e);
+            }
+        }
+        complete(outcome);
     }
 
     @Override

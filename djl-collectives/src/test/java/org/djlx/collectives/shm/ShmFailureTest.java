@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -36,6 +37,9 @@ import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -219,6 +223,33 @@ class ShmFailureTest {
                         () -> buffers.awaitAgreement(operation))) {
             String message = assertThrows(IllegalStateException.class, use).getMessage();
             assertTrue(message.contains("destroyed"), message);
+        }
+    }
+
+    @Test
+    void operationEndsEvenIfItsTensorCannotBeFreed() {
+        List<ProcessGroup> groups = groups(2, Duration.ofSeconds(60));
+        ProcessGroup group = groups.get(0);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray owner = manager.ones(new Shape(4));
+            NativeMemory memory =
+                    new NativeMemory(
+                            Torch.dataPointer(owner),
+                            16,
+                            Device.cpu(),
+                            () -> {
+                                throw new IllegalStateException("on purpose");
+                            });
+            NDArray view = Torch.view(manager, memory, 0, new Shape(4), ScalarType.FLOAT32);
+            group.barrier();
+            Work pending = group.allReduce(view, ReduceOp.SUM);
+            view.close();
+            memory.close();
+            groups.forEach(ProcessGroup::destroy);
+            assertTrue(pending.isCompleted());
+            CollectiveException e = assertThrows(CollectiveException.class, pending::await);
+            assertTrue(e.getMessage().contains("destroyed"), e.getMessage());
+            assertEquals("on purpose", e.getSuppressed()[0].getMessage());
         }
     }
 
