@@ -141,11 +141,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the view
      */
     public ProcessGroup withTimeout(Duration timeout) {
-        Objects.requireNonNull(timeout, "timeout");
-        if (timeout.isNegative() || timeout.isZero()) {
-            throw new IllegalArgumentException("the timeout must be positive: " + timeout);
-        }
-        return new ProcessGroup(state, timeout);
+        return new ProcessGroup(state, BackendOptions.checked(timeout));
     }
 
     /**
@@ -173,6 +169,7 @@ public final class ProcessGroup implements AutoCloseable {
     Work allReduce(OpType name, NDArray tensor, ReduceOp op, int index) {
         state.checkUsable();
         checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+        checks.written(OpType.ALL_REDUCE, "tensor", tensor);
         return issue(
                 name,
                 OperationChecks.agreed(tensor, op, index),
@@ -193,6 +190,9 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.reduced(OpType.REDUCE, "tensor", tensor, op);
         checks.root(OpType.REDUCE, root);
+        if (rank() == root) {
+            checks.written(OpType.REDUCE, "tensor", tensor);
+        }
         return issue(
                 OpType.REDUCE,
                 OperationChecks.agreed(tensor, op, root),
@@ -210,6 +210,9 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.moved(OpType.BROADCAST, "tensor", tensor);
         checks.root(OpType.BROADCAST, root);
+        if (rank() != root) {
+            checks.written(OpType.BROADCAST, "tensor", tensor);
+        }
         return issue(
                 OpType.BROADCAST,
                 OperationChecks.agreed(tensor, null, root),
@@ -230,6 +233,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.alike(type, "outputs", outputs, input, null);
         List<NDArray> tensors = List.copyOf(outputs);
         for (int peer = 0; peer < worldSize(); peer++) {
+            checks.written(type, "outputs", tensors.get(peer));
             checks.overlap(type, tensors.get(peer), input, peer == rank() ? 0 : -1);
         }
         return issue(
@@ -257,6 +261,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.moved(type, "input", input);
         checks.moved(type, "output", output);
         checks.whole(type, "output", output, "input", input);
+        checks.written(type, "output", output);
         checks.overlap(type, output, input, rank() * OperationChecks.count(Torch.sizes(input)));
         return issue(
                 name,
@@ -281,6 +286,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.onRoot(type, "outputs", outputs, input, root);
         List<NDArray> tensors = outputs == null ? List.of() : List.copyOf(outputs);
         for (int peer = 0; peer < tensors.size(); peer++) {
+            checks.written(type, "outputs", tensors.get(peer));
             checks.overlap(type, tensors.get(peer), input, peer == root ? 0 : -1);
         }
         return issue(
@@ -303,6 +309,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.moved(type, "output", output);
         checks.root(type, root);
         checks.onRoot(type, "inputs", inputs, output, root);
+        checks.written(type, "output", output);
         List<NDArray> tensors = inputs == null ? List.of() : List.copyOf(inputs);
         for (int peer = 0; peer < tensors.size(); peer++) {
             checks.overlap(type, tensors.get(peer), output, peer == root ? 0 : -1);
@@ -326,6 +333,7 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.reduced(type, "output", output, op);
         checks.alike(type, "inputs", inputs, output, op);
+        checks.written(type, "output", output);
         List<NDArray> tensors = List.copyOf(inputs);
         for (int peer = 0; peer < worldSize(); peer++) {
             checks.overlap(type, tensors.get(peer), output, peer == rank() ? 0 : -1);
@@ -356,6 +364,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.reduced(type, "output", output, op);
         checks.reduced(type, "input", input, op);
         checks.whole(type, "input", input, "output", output);
+        checks.written(type, "output", output);
         checks.overlap(type, input, output, rank() * OperationChecks.count(Torch.sizes(output)));
         return issue(
                 name,
@@ -419,6 +428,7 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.moved(type, "input", input);
         checks.moved(type, "output", output);
+        checks.written(type, "output", output);
         checks.sameType(type, "output", output, input);
         long[] outputCounts = checks.splits(type, "output", output, outputSplits);
         long[] inputCounts = checks.splits(type, "input", input, inputSplits);
@@ -517,6 +527,9 @@ public final class ProcessGroup implements AutoCloseable {
     private void checkMessage(P2pOp op) {
         state.checkUsable();
         checks.moved(op.type(), "tensor", op.tensor());
+        if (op.type() != OpType.SEND) {
+            checks.written(op.type(), "tensor", op.tensor());
+        }
         checks.tag(op.type(), op.tag());
         if (op.type() == OpType.RECV_ANY_SOURCE) {
             checks.anyPeer(op.type());
@@ -580,6 +593,7 @@ public final class ProcessGroup implements AutoCloseable {
         for (NDArray tensor : tensors) {
             state.checkUsable();
             checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+            checks.written(OpType.ALL_REDUCE, "tensor", tensor);
         }
         return Coalescing.allReduce(this, List.copyOf(tensors), op);
     }
@@ -600,6 +614,7 @@ public final class ProcessGroup implements AutoCloseable {
             checks.moved(type, "input", inputs.get(i));
             checks.moved(type, "output", outputs.get(i));
             checks.whole(type, "output", outputs.get(i), "input", inputs.get(i));
+            checks.written(type, "output", outputs.get(i));
         }
         return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs));
     }
@@ -621,6 +636,7 @@ public final class ProcessGroup implements AutoCloseable {
             checks.reduced(type, "output", outputs.get(i), op);
             checks.reduced(type, "input", inputs.get(i), op);
             checks.whole(type, "input", inputs.get(i), "output", outputs.get(i));
+            checks.written(type, "output", outputs.get(i));
         }
         return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), op);
     }
