@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a sample; samples/run.sh --help lists them. Builds first if a source is newer than the last build. JVM options go
-# into JDK_JAVA_OPTIONS, which java itself reads.
+# into JDK_JAVA_OPTIONS, which java itself reads; what CLASSPATH names is there for programs to be launched.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -35,4 +35,5 @@ if ! up_to_date; then
   fi
   exec {lock}<&-
 fi
-exec "$JAVA_HOME/bin/java" "-Ddjlx.home=$root" -cp "$root/samples/target/classes:$(<"$class_path")" org.djlx.samples.Main "$@"
+classes=$root/samples/target/classes:$(<"$class_path")${CLASSPATH:+:$CLASSPATH}
+exec "$JAVA_HOME/bin/java" "-Ddjlx.home=$root" -cp "$classes" org.djlx.samples.Main "$@"

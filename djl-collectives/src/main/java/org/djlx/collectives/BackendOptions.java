@@ -13,18 +13,28 @@ public class BackendOptions {
     /** How long an operation waits for the other ranks unless told otherwise; c10d's default. */
     public static final Duration DEFAULT_TIMEOUT = Duration.ofMinutes(30);
 
+    // More than anybody waits; twice this in nanoseconds is still a long.
+    private static final Duration LONGEST_TIMEOUT = Duration.ofNanos(Long.MAX_VALUE / 4);
+
     private final Duration timeout;
 
     /**
      * Creates options.
      *
-     * @param timeout how long an operation waits for the other ranks
+     * @param timeout how long an operation waits for the other ranks; more than 73 years are taken
+     *     for that
      */
     public BackendOptions(Duration timeout) {
-        this.timeout = Objects.requireNonNull(timeout, "timeout");
+        this.timeout = checked(timeout);
+    }
+
+    /** Returns a timeout that fits its use, or throws. */
+    static Duration checked(Duration timeout) {
+        Objects.requireNonNull(timeout, "timeout");
         if (timeout.isNegative() || timeout.isZero()) {
             throw new IllegalArgumentException("the timeout must be positive: " + timeout);
         }
+        return timeout.compareTo(LONGEST_TIMEOUT) < 0 ? timeout : LONGEST_TIMEOUT;
     }
 
     /**

@@ -14,6 +14,7 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import org.djlx.collectives.store.Deadline;
 
 /** Several operations that the caller sees as one. */
 final class CoalescedWork implements Work {
@@ -82,12 +83,12 @@ final class CoalescedWork implements Work {
 
     @Override
     public void await(Duration timeout) {
-        long end = System.nanoTime() + timeout.toNanos();
+        Deadline deadline = Deadline.after(timeout);
         for (Part part : parts) {
-            part.work().await(Duration.ofNanos(Math.max(0, end - System.nanoTime())));
+            part.work().await(Duration.ofNanos(deadline.remainingNanos()));
         }
         try {
-            future.get(Math.max(0, end - System.nanoTime()), TimeUnit.NANOSECONDS);
+            future.get(deadline.remainingNanos(), TimeUnit.NANOSECONDS);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CollectiveException("interrupted while waiting for " + this, e);

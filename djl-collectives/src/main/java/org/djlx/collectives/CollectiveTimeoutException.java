@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import java.util.Arrays;
 import java.util.List;
 
 /** An operation took longer than its timeout because some ranks did not arrive. */
@@ -11,7 +12,7 @@ public class CollectiveTimeoutException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    private final transient List<Integer> missingRanks;
+    private final int[] missingRanks; // a list need not be serializable
 
     /**
      * Creates an exception.
@@ -32,7 +33,7 @@ public class CollectiveTimeoutException extends CollectiveException {
      */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks, Throwable cause) {
         super(message, cause);
-        this.missingRanks = List.copyOf(missingRanks);
+        this.missingRanks = missingRanks.stream().mapToInt(Integer::intValue).toArray();
     }
 
     /**
@@ -41,6 +42,6 @@ public class CollectiveTimeoutException extends CollectiveException {
      * @return ranks of the group, ascending; empty if it is not known who was late
      */
     public List<Integer> missingRanks() {
-        return missingRanks;
+        return Arrays.stream(missingRanks).boxed().toList();
     }
 }

@@ -17,12 +17,12 @@ import org.slf4j.LoggerFactory;
  *
  * <p>Always on. It keeps the last {@value #DEFAULT_SIZE} operations, or as many as the system
  * property {@value #SIZE_PROPERTY} says, and allocates nothing when one is recorded. When a group
- * breaks, a timeout included, each rank that notices writes what it has to a file, once; where, is
- * logged: {@code flight-GROUP-rankN-pidP.json} in the directory given by the system property
- * {@value #DIRECTORY_PROPERTY}, or else by the environment variable {@value #DIRECTORY_VARIABLE},
- * or else {@code java.io.tmpdir}. The record can also be had at any time, here and over JMX ({@link
- * FlightRecorderMXBean}). {@link org.djlx.collectives.trace.FlightAnalysis} compares the records of
- * all ranks.
+ * breaks, a timeout included, each rank that notices writes what it has to a file, once; so it does
+ * when a message fails for the first time. Where, is logged: {@code flight-GROUP-rankN-pidP.json}
+ * in the directory given by the system property {@value #DIRECTORY_PROPERTY}, or else by the
+ * environment variable {@value #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The record can
+ * also be had at any time, here and over JMX ({@link FlightRecorderMXBean}). {@link
+ * org.djlx.collectives.trace.FlightAnalysis} compares the records of all ranks.
  *
  * <p>All methods are thread-safe.
  */
@@ -47,6 +47,7 @@ public final class FlightRecorder {
     private final FlightSlot[] ring;
     private long recorded; // guarded by the group's lock for issuing
     private final AtomicBoolean dumped = new AtomicBoolean();
+    private final AtomicBoolean messageDumped = new AtomicBoolean();
     private Runnable unregister = () -> {};
     private volatile boolean closed;
 
@@ -114,12 +115,13 @@ public final class FlightRecorder {
         operation.slot.end(operation, failure);
         // After a mismatch the group goes on.
         if (failure != null && !(failure instanceof CollectiveMismatchException)) {
-            dumpOnce(failure);
+            // It goes on, too, after a message that failed: what breaks it may be yet to come.
+            dumpOnce(operation.type().isPointToPoint() ? messageDumped : dumped, failure);
         }
     }
 
-    private void dumpOnce(Throwable failure) {
-        if (closed || !dumped.compareAndSet(false, true)) {
+    private void dumpOnce(AtomicBoolean done, Throwable failure) {
+        if (closed || !done.compareAndSet(false, true)) {
             return;
         }
         List<Integer> missing =

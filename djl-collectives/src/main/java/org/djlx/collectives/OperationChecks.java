@@ -48,6 +48,22 @@ final class OperationChecks {
         tensor(type, role, tensor, Objects.requireNonNull(op, "op"));
     }
 
+    /** Checks that each element of a tensor that is to be written has a place of its own. */
+    void written(OpType type, String role, NDArray tensor) {
+        long[] sizes = Torch.sizes(tensor);
+        long[] strides = Torch.strides(tensor);
+        for (int i = 0; i < sizes.length; i++) {
+            if (sizes[i] > 1 && strides[i] == 0) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s: %s %s is broadcast along dimension %d, where all its elements"
+                                        + " are one in memory, and cannot be written; pass a"
+                                        + " duplicate",
+                                type, role, Arrays.toString(sizes), i));
+            }
+        }
+    }
+
     void root(OpType type, int root) {
         inGroup(type, "root", root);
     }
@@ -129,6 +145,7 @@ final class OperationChecks {
         for (int peer = 0; peer < worldSize; peer++) {
             moved(type, "inputs", inputs.get(peer));
             moved(type, "outputs", outputs.get(peer));
+            written(type, "outputs", outputs.get(peer));
             sameType(type, "inputs", inputs.get(peer), inputs.get(0));
             sameType(type, "outputs", outputs.get(peer), inputs.get(0));
         }

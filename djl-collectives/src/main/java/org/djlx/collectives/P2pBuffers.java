@@ -22,6 +22,9 @@ import org.djlx.nativeops.ScalarType;
  * operation raises its signals to its {@linkplain #epoch epoch} and writes into one half of the
  * buffers only, the second if that number is odd. So an operation can begin while a slower rank
  * still reads what the last one left.
+ *
+ * <p>Once the group is destroyed, all methods throw {@link IllegalStateException}, or {@link
+ * IllegalArgumentException} for a view; waits under way fail.
  */
 public interface P2pBuffers {
 

@@ -151,11 +151,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the view
      */
     public ProcessGroup withTimeout(Duration timeout) {
-        Objects.requireNonNull(timeout, "timeout");
-        if (timeout.isNegative() || timeout.isZero()) {
-            throw new IllegalArgumentException("the timeout must be positive: " + timeout);
-        }
-        return new ProcessGroup(state, timeout);
+        return new ProcessGroup(state, BackendOptions.checked(timeout));
     }
 
     /**
@@ -183,6 +179,7 @@ public final class ProcessGroup implements AutoCloseable {
     Work allReduce(OpType name, NDArray tensor, ReduceOp op, int index) {
         state.checkUsable();
         checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+        checks.written(OpType.ALL_REDUCE, "tensor", tensor);
         return issue(
                 name,
                 OperationChecks.agreed(tensor, op, index),
@@ -203,6 +200,9 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.reduced(OpType.REDUCE, "tensor", tensor, op);
         checks.root(OpType.REDUCE, root);
+        if (rank() == root) {
+            checks.written(OpType.REDUCE, "tensor", tensor);
+        }
         return issue(
                 OpType.REDUCE,
                 OperationChecks.agreed(tensor, op, root),
@@ -220,6 +220,9 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.moved(OpType.BROADCAST, "tensor", tensor);
         checks.root(OpType.BROADCAST, root);
+        if (rank() != root) {
+            checks.written(OpType.BROADCAST, "tensor", tensor);
+        }
         return issue(
                 OpType.BROADCAST,
                 OperationChecks.agreed(tensor, null, root),
@@ -240,6 +243,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.alike(type, "outputs", outputs, input, null);
         List<NDArray> tensors = List.copyOf(outputs);
         for (int peer = 0; peer < worldSize(); peer++) {
+            checks.written(type, "outputs", tensors.get(peer));
             checks.overlap(type, tensors.get(peer), input, peer == rank() ? 0 : -1);
         }
         return issue(
@@ -267,6 +271,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.moved(type, "input", input);
         checks.moved(type, "output", output);
         checks.whole(type, "output", output, "input", input);
+        checks.written(type, "output", output);
         checks.overlap(type, output, input, rank() * OperationChecks.count(Torch.sizes(input)));
         return issue(
                 name,
@@ -291,6 +296,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.onRoot(type, "outputs", outputs, input, root);
         List<NDArray> tensors = outputs == null ? List.of() : List.copyOf(outputs);
         for (int peer = 0; peer < tensors.size(); peer++) {
+            checks.written(type, "outputs", tensors.get(peer));
             checks.overlap(type, tensors.get(peer), input, peer == root ? 0 : -1);
         }
         return issue(
@@ -313,6 +319,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.moved(type, "output", output);
         checks.root(type, root);
         checks.onRoot(type, "inputs", inputs, output, root);
+        checks.written(type, "output", output);
         List<NDArray> tensors = inputs == null ? List.of() : List.copyOf(inputs);
         for (int peer = 0; peer < tensors.size(); peer++) {
             checks.overlap(type, tensors.get(peer), output, peer == root ? 0 : -1);
@@ -336,6 +343,7 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.reduced(type, "output", output, op);
         checks.alike(type, "inputs", inputs, output, op);
+        checks.written(type, "output", output);
         List<NDArray> tensors = List.copyOf(inputs);
         for (int peer = 0; peer < worldSize(); peer++) {
             checks.overlap(type, tensors.get(peer), output, peer == rank() ? 0 : -1);
@@ -366,6 +374,7 @@ public final class ProcessGroup implements AutoCloseable {
         checks.reduced(type, "output", output, op);
         checks.reduced(type, "input", input, op);
         checks.whole(type, "input", input, "output", output);
+        checks.written(type, "output", output);
         checks.overlap(type, input, output, rank() * OperationChecks.count(Torch.sizes(output)));
         return issue(
                 name,
@@ -429,6 +438,7 @@ public final class ProcessGroup implements AutoCloseable {
         state.checkUsable();
         checks.moved(type, "input", input);
         checks.moved(type, "output", output);
+        checks.written(type, "output", output);
         checks.sameType(type, "output", output, input);
         long[] outputCounts = checks.splits(type, "output", output, outputSplits);
         long[] inputCounts = checks.splits(type, "input", input, inputSplits);
@@ -527,6 +537,9 @@ public final class ProcessGroup implements AutoCloseable {
     private void checkMessage(P2pOp op) {
         state.checkUsable();
         checks.moved(op.type(), "tensor", op.tensor());
+        if (op.type() != OpType.SEND) {
+            checks.written(op.type(), "tensor", op.tensor());
+        }
         checks.tag(op.type(), op.tag());
         if (op.type() == OpType.RECV_ANY_SOURCE) {
             checks.anyPeer(op.type());
@@ -590,6 +603,7 @@ public final class ProcessGroup implements AutoCloseable {
         for (NDArray tensor : tensors) {
             state.checkUsable();
             checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+            checks.written(OpType.ALL_REDUCE, "tensor", tensor);
         }
         return Coalescing.allReduce(this, List.copyOf(tensors), op);
     }
@@ -610,6 +624,7 @@ public final class ProcessGroup implements AutoCloseable {
             checks.moved(type, "input", inputs.get(i));
             checks.moved(type, "output", outputs.get(i));
             checks.whole(type, "output", outputs.get(i), "input", inputs.get(i));
+            checks.written(type, "output", outputs.get(i));
         }
         return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs));
     }
@@ -631,6 +646,7 @@ public final class ProcessGroup implements AutoCloseable {
             checks.reduced(type, "output", outputs.get(i), op);
             checks.reduced(type, "input", inputs.get(i), op);
             checks.whole(type, "input", inputs.get(i), "output", outputs.get(i));
+            checks.written(type, "output", outputs.get(i));
         }
         return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), op);
     }

@@ -72,7 +72,8 @@ public final class ProcessGroups {
                         .optTimeout(options.timeout())
                         .build();
         try {
-            PrefixStore own = new PrefixStore(DEFAULT_NAME + INITS.getAndIncrement(), store);
+            String name = DEFAULT_NAME + INITS.getAndIncrement();
+            PrefixStore own = new PrefixStore(agentStore ? attempt(env) + "/" + name : name, store);
             return create(
                     backend,
                     new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
@@ -81,6 +82,14 @@ public final class ProcessGroups {
             store.close();
             throw e;
         }
+    }
+
+    /**
+     * The launcher's store outlives the workers: when it starts them again, what they set before is
+     * still there and must not be taken for theirs. PyTorch's workers use the same prefix.
+     */
+    private static String attempt(Map<String, String> env) {
+        return "/worker/attempt_" + env.getOrDefault("TORCHELASTIC_RESTART_COUNT", "0");
     }
 
     /**
@@ -161,7 +170,9 @@ public final class ProcessGroups {
                         return body.run(group);
                     } catch (Throwable t) {
                         group.destroy();
-                        throw failure(rank, t);
+                        throw t instanceof RuntimeException e
+                                ? e
+                                : new CollectiveException("rank " + rank + " failed: " + t, t);
                     }
                 });
     }
@@ -186,7 +197,7 @@ public final class ProcessGroups {
 
     private static <T> List<T> perRank(int worldSize, IntFunction<T> body) {
         List<T> results = new ArrayList<>(Collections.nCopies(worldSize, null));
-        List<RuntimeException> failures = new ArrayList<>();
+        List<Throwable> failures = new ArrayList<>();
         List<Thread> threads = new ArrayList<>();
         for (int rank = 0; rank < worldSize; rank++) {
             int self = rank;
@@ -195,9 +206,10 @@ public final class ProcessGroups {
                             () -> {
                                 try {
                                     results.set(self, body.apply(self));
-                                } catch (RuntimeException | Error e) {
+                                } catch (Throwable t) {
+                                    // Errors as well: a library that cannot be loaded is one.
                                     synchronized (failures) {
-                                        failures.add(failure(self, e));
+                                        failures.add(t);
                                     }
                                 }
                             },
@@ -210,15 +222,13 @@ public final class ProcessGroups {
             return results;
         }
         CollectiveException failure =
-                new CollectiveException(failures.get(0).getMessage(), failures.get(0));
+                new CollectiveException(message(failures.get(0)), failures.get(0));
         failures.stream().skip(1).forEach(failure::addSuppressed);
         throw failure;
     }
 
-    private static RuntimeException failure(int rank, Throwable cause) {
-        return cause instanceof RuntimeException e
-                ? e
-                : new CollectiveException("rank " + rank + " failed: " + cause, cause);
+    private static String message(Throwable failure) {
+        return failure instanceof RuntimeException ? failure.getMessage() : failure.toString();
     }
 
     private static void joinAll(List<Thread> threads) {

@@ -11,7 +11,7 @@ public class StoreTimeoutException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    private final transient List<String> missingKeys;
+    private final String[] missingKeys; // a list need not be serializable
 
     /**
      * Creates an exception.
@@ -21,7 +21,7 @@ public class StoreTimeoutException extends CollectiveException {
      */
     public StoreTimeoutException(String message, List<String> missingKeys) {
         super(message);
-        this.missingKeys = List.copyOf(missingKeys);
+        this.missingKeys = missingKeys.toArray(String[]::new);
     }
 
     /**
@@ -30,6 +30,6 @@ public class StoreTimeoutException extends CollectiveException {
      * @return the keys
      */
     public List<String> missingKeys() {
-        return missingKeys;
+        return List.of(missingKeys);
     }
 }

@@ -13,6 +13,7 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -21,7 +22,7 @@ import org.djlx.nativeops.Torch;
  * Creates groups of some ranks of a group. All ranks first tell each other what they want, by an
  * operation of the group, so that all know the members, a call that differs is an error on all of
  * them, and nobody waits for a rank that is gone. Then the members meet in the group's store, under
- * a number that is the same on all ranks.
+ * a number that is the same on all ranks, and the others wait until they have.
  */
 final class SubGroups {
 
@@ -52,7 +53,8 @@ final class SubGroups {
         }
         int number = parent.state().nextSubGroup();
         String name = givenName == null ? parent.name() + "." + number : givenName;
-        return create(parent, Integer.toString(number), name, 0, members(parent, call));
+        List<Integer> members = members(parent, call);
+        return together(parent, () -> create(parent, Integer.toString(number), name, 0, members));
     }
 
     /** Which ranks are members, a byte each, and the name. */
@@ -139,11 +141,40 @@ final class SubGroups {
                                 Comparator.<Integer>comparingInt(rank -> calls[2 * rank + 1])
                                         .thenComparingInt(rank -> rank))
                         .toList();
-        if (color < 0) {
-            parent.state().backend().split(null, 0, List.of());
-            return ProcessGroup.nonMember(name, 0, parent);
+        return together(
+                parent,
+                () -> {
+                    if (color < 0) {
+                        parent.state().backend().split(null, 0, List.of());
+                        return ProcessGroup.nonMember(name, 0, parent);
+                    }
+                    return create(parent, number + "." + color, name + "." + color, color, members);
+                });
+    }
+
+    /**
+     * Ends when all ranks have done their part: until then none may leave this group, whose store
+     * the members meet in. A rank that fails takes part as well, so that the others do not wait.
+     */
+    private static ProcessGroup together(ProcessGroup parent, Supplier<ProcessGroup> part) {
+        ProcessGroup group;
+        try {
+            group = part.get();
+        } catch (RuntimeException e) {
+            try {
+                parent.barrier().await();
+            } catch (RuntimeException late) {
+                e.addSuppressed(late);
+            }
+            throw e;
         }
-        return create(parent, number + "." + color, name + "." + color, color, members);
+        try {
+            parent.barrier().await();
+            return group;
+        } catch (RuntimeException e) {
+            group.destroy();
+            throw e;
+        }
     }
 
     private static ProcessGroup create(

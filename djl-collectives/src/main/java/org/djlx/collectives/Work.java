@@ -15,7 +15,8 @@ import java.util.concurrent.CompletionStage;
  * torch.distributed.Work}.
  *
  * <p>The operation goes on by itself, whether or not somebody waits for it. Until it is completed
- * its tensors must not be read or written; they may be closed. All methods are thread-safe.
+ * its tensors must not be read or written; they may be closed, but not what they are slices or
+ * reshapes of. All methods are thread-safe.
  */
 public interface Work {
 

@@ -16,6 +16,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -167,6 +168,59 @@ class BackendsTest {
             try (ProcessGroup group = ProcessGroups.init("shm", options, environment)) {
                 group.barrier().await();
                 assertTrue(agent.numKeys() > 0);
+            }
+        }
+    }
+
+    @Test
+    void errorsOfABackendReachTheCaller() {
+        Backends.register(
+                "unloadable",
+                new BackendFactory() {
+                    @Override
+                    public String name() {
+                        return "unloadable";
+                    }
+
+                    @Override
+                    public Support support() {
+                        return Support.builder().build();
+                    }
+
+                    @Override
+                    public Backend create(GroupContext context) {
+                        throw new UnsatisfiedLinkError("no such library");
+                    }
+                });
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(20));
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () -> ProcessGroups.local("unloadable", 2, options));
+        assertTrue(e.getMessage().contains("no such library"), e.getMessage());
+        assertTrue(e.getCause() instanceof UnsatisfiedLinkError);
+    }
+
+    @Test
+    void attemptsOfALauncherShareNoKeys() {
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(20));
+        try (TcpStore store =
+                TcpStore.builder().setHost("localhost").setPort(0).optServer(true).build()) {
+            Map<String, String> environment =
+                    Map.of(
+                            "RANK", "0",
+                            "WORLD_SIZE", "1",
+                            "MASTER_ADDR", "localhost",
+                            "MASTER_PORT", "" + store.port(),
+                            "TORCHELASTIC_USE_AGENT_STORE", "True",
+                            "TORCHELASTIC_RESTART_COUNT", "3");
+            try (ProcessGroup group = ProcessGroups.init("shm", options, environment)) {
+                group.barrier().await();
+                // The number of the group depends on how many this JVM has created.
+                assertTrue(
+                        IntStream.range(0, 1000)
+                                .mapToObj(i -> "/worker/attempt_3/default" + i + "/segment/0")
+                                .anyMatch(key -> store.check(List.of(key))));
             }
         }
     }

@@ -17,6 +17,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -36,8 +37,37 @@ final class ErrorCases {
         cases.put("wrongArguments", ErrorCases::wrongArguments);
         cases.put("misfits", ErrorCases::misfits);
         cases.put("overlaps", ErrorCases::overlaps);
+        cases.put("broadcastOutputs", ErrorCases::broadcastOutputs);
         cases.put("undefinedReductions", ErrorCases::undefinedReductions);
         return cases;
+    }
+
+    /** What has several elements in one place can be sent, but not be written. */
+    private static void broadcastOutputs(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        int next = (group.rank() + 1) % n;
+        NDArray tensor = manager.ones(new Shape(n, 3));
+        NDArray wide = manager.ones(new Shape(n, 1)).broadcast(n, 3);
+        List<NDArray> list = Collections.nCopies(n, tensor.duplicate());
+        List<NDArray> wideList = Collections.nCopies(n, wide);
+        ReduceOp sum = ReduceOp.SUM;
+        assertRejected(() -> group.allReduce(wide, sum), "tensor [");
+        assertRejected(() -> group.reduce(wide, group.rank(), sum), "duplicate");
+        assertRejected(() -> group.allGather(wideList, tensor), "outputs [");
+        assertRejected(() -> group.gather(wideList, tensor, group.rank()), "duplicate");
+        assertRejected(() -> group.scatter(wide, list, group.rank()), "output [");
+        assertRejected(() -> group.reduceScatter(wide, list, sum), "duplicate");
+        assertRejected(() -> group.allToAll(wideList, list), "duplicate");
+        assertRejected(() -> group.allToAllSingle(wide, tensor), "duplicate");
+        assertRejected(() -> group.allReduceCoalesced(List.of(tensor, wide), sum), "duplicate");
+        if (n > 1) {
+            assertRejected(() -> group.broadcast(wide, next), "dimension 1");
+            assertRejected(() -> group.recv(wide, next, 0), "duplicate");
+            assertRejected(() -> group.recvAnySource(wide, 0), "duplicate");
+            NDArray result = group.rank() == 0 ? wide : tensor;
+            group.broadcast(result, 0).await();
+            assertEquals(1, TestArrays.values(result)[3 * n - 1]);
+        }
     }
 
     private static void mismatches(ProcessGroup group, NDManager manager) {

@@ -110,6 +110,24 @@ class FlightRecorderGroupTest {
     }
 
     @Test
+    void aFailedMessageDoesNotUseUpTheRecordOfWhatBreaksTheGroup() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, IMPATIENT);
+        try {
+            ProcessGroup early = groups.get(0);
+            Work message = early.recv(manager.ones(new Shape(1)), 1, 0);
+            assertThrows(CollectiveTimeoutException.class, message::await);
+            String first = FlightDump.read(files().get(0)).reason();
+            assertTrue(first.contains("recv"), first);
+
+            assertThrows(CollectiveTimeoutException.class, () -> early.barrier().await());
+            String second = FlightDump.read(files().get(0)).reason();
+            assertTrue(second.contains("barrier"), second);
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
     void anAsynchronousOperationIsUnderWayUntilItsPeersCome() throws InterruptedException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {

@@ -19,6 +19,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
+import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -40,7 +41,37 @@ final class WorkCases {
         cases.put("work", WorkCases::work);
         cases.put("closedWhileUnderWay", WorkCases::closedWhileUnderWay);
         cases.put("gradients", WorkCases::gradients);
+        cases.put("waitsWithoutEnd", WorkCases::waitsWithoutEnd);
         return cases;
+    }
+
+    /** Whoever wants to wait for ever passes a duration that no number of nanoseconds holds. */
+    private static void waitsWithoutEnd(ProcessGroup group, NDManager manager) {
+        Duration forever = ChronoUnit.FOREVER.getDuration();
+        ProcessGroup patient = group.withTimeout(forever);
+        NDArray tensor = manager.ones(new Shape(3));
+        group.barrier().await(forever);
+        if (group.rank() == 0) {
+            sleep(50); // The others are to go to sleep.
+        }
+        patient.allReduce(tensor, ReduceOp.SUM).await();
+        patient.allReduceCoalesced(List.of(tensor), ReduceOp.MAX).await(forever);
+        patient.monitoredBarrier(forever, true);
+        if (group.rank() == 0 && group.worldSize() > 1) {
+            sleep(50);
+            patient.send(tensor, 1, 0).await(forever);
+        } else if (group.rank() == 1) {
+            patient.recv(tensor, 0, 0).await();
+        }
+        assertEquals(group.worldSize(), tensor.getFloat(0));
+    }
+
+    private static void sleep(long millis) {
+        try {
+            Thread.sleep(millis);
+        } catch (InterruptedException e) {
+            throw new IllegalStateException(e);
+        }
     }
 
     private static void barrier(ProcessGroup group, NDManager manager) {

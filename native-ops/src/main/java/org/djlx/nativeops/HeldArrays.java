@@ -5,6 +5,8 @@
 package org.djlx.nativeops;
 
 import ai.djl.ndarray.NDArray;
+import ai.djl.pytorch.engine.PtNDArray;
+import java.nio.ByteBuffer;
 
 /**
  * References to the storage of arrays, whose owners may close them meanwhile. Not an array and of
@@ -14,11 +16,13 @@ final class HeldArrays implements AutoCloseable {
 
     private final long[] tensors;
     private final NativeMemory[] memories;
+    private final ByteBuffer[] buffers;
     private int count;
 
     HeldArrays(NDArray... arrays) {
         tensors = new long[arrays.length];
         memories = new NativeMemory[arrays.length];
+        buffers = new ByteBuffer[arrays.length];
         boolean complete = false;
         try {
             for (NDArray array : arrays) {
@@ -37,6 +41,7 @@ final class HeldArrays implements AutoCloseable {
         NativeMemory memory =
                 array instanceof MemoryView ? ((MemoryView) array).retainMemory() : null;
         memories[count] = memory;
+        buffers[count] = BufferOfArray.get((PtNDArray) array);
         count++;
         Scratch scratch = Scratch.get();
         AotiTorch.check(
@@ -49,6 +54,7 @@ final class HeldArrays implements AutoCloseable {
     public void close() {
         while (count > 0) {
             count--;
+            buffers[count] = null;
             if (tensors[count] != 0) {
                 AotiTorch.check(
                         AotiTorch.aoti_torch_delete_tensor_object(tensors[count]),

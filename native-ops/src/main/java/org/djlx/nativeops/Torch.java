@@ -228,7 +228,9 @@ public final class Torch {
 
     /**
      * Returns a second array on the storage of an array. The storage lives until both are closed,
-     * so that work under way can hold on to an array that its owner may close.
+     * so that work under way can hold on to an array that its owner may close. That goes for the
+     * array itself: what DJL derives from an array without copying (slices, transposes, reshapes)
+     * is valid only as long as the array it comes from, and so is an alias of that.
      *
      * @param manager the manager to which the new array belongs
      * @param array the array
@@ -236,11 +238,29 @@ public final class Torch {
      */
     public static NDArray alias(NDManager manager, NDArray array) {
         PtNDManager owner = Arguments.manager(manager);
+        PtNDArray original = Arguments.array(array, "the array");
         long tensor = Arguments.tensor(array, "the array");
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "Torch.alias");
-        return adopt(scratch.getLong(0), handle -> new PtNDArray(owner, handle));
+        NativeMemory memory = original instanceof MemoryView view ? view.retainMemory() : null;
+        boolean adopted = false;
+        try {
+            Scratch scratch = Scratch.get();
+            AotiTorch.check(
+                    AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "Torch.alias");
+            NDArray alias =
+                    adopt(
+                            scratch.getLong(0),
+                            handle ->
+                                    memory == null
+                                            ? new PtNDArray(
+                                                    owner, handle, BufferOfArray.get(original))
+                                            : new MemoryView(owner, handle, memory));
+            adopted = true;
+            return alias;
+        } finally {
+            if (!adopted && memory != null) {
+                memory.release();
+            }
+        }
     }
 
     /**

@@ -288,7 +288,11 @@ public final class Launcher {
                 }
             } catch (ClassNotFoundException | LinkageError e) {
                 throw new IllegalArgumentException(
-                        "No class " + mainClass + " on the class path", e);
+                        "No class "
+                                + mainClass
+                                + " on the class path; with samples/run.sh, name your jar in the"
+                                + " environment variable CLASSPATH",
+                        e);
             } catch (NoSuchMethodException e) {
                 throw new IllegalArgumentException(
                         mainClass + " has no public method main(String[])", e);

@@ -11,6 +11,7 @@ import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.store.Deadline;
 
 /** An operation in an {@link OpQueue}. */
 final class OpWork extends PendingWork {
@@ -50,8 +51,19 @@ final class OpWork extends PendingWork {
     }
 
     private void end(CollectiveException reason) {
-        cleanup.run();
-        complete(reason);
+        CollectiveException outcome = reason;
+        try {
+            cleanup.run();
+        } catch (RuntimeException | Error e) {
+            // What frees a tensor's memory may be the caller's code.
+            if (outcome == null) {
+                outcome =
+                        new CollectiveException(operation() + " cannot free its tensors: " + e, e);
+            } else {
+                outcome.addSuppressed(e);
+            }
+        }
+        complete(outcome);
     }
 
     @Override
@@ -72,7 +84,7 @@ final class OpWork extends PendingWork {
         // Run by the queue's thread: this one could not stop in the middle of an operation.
         queue.expedite();
         try {
-            awaitFuture(timeout.toNanos());
+            awaitFuture(Deadline.after(timeout).remainingNanos());
         } catch (TimeoutException e) {
             throw new CollectiveTimeoutException(
                     operation() + " was still under way after " + timeout, List.of());

@@ -76,8 +76,9 @@ final class ShmBackend extends Backend {
     private final ShmReductions reductions;
     private final ShmMoves moves;
     private final Messages messages;
-    private final P2pBuffers buffers;
+    private final ShmP2pBuffers buffers;
     private boolean closed;
+    private volatile boolean gone; // the shared memory
 
     ShmBackend(GroupContext context) {
         rank = context.rank();
@@ -405,7 +406,9 @@ final class ShmBackend extends Backend {
                             ? collective
                             : new CollectiveException(operation + " failed: " + e, e);
             queue.breakWith(reason);
-            sync.fail(reason.getMessage());
+            if (!gone) { // The code of an operation may have destroyed the group itself.
+                sync.fail(reason.getMessage());
+            }
             throw reason;
         } finally {
             JniUtils.setGradMode(gradients);
@@ -421,7 +424,9 @@ final class ShmBackend extends Backend {
         sync.close();
         queue.close();
         messages.close();
+        buffers.close();
         sync.leave();
+        gone = true;
         manager.close();
         segment.close();
     }

@@ -7,13 +7,20 @@ package org.djlx.collectives.shm;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.concurrent.locks.ReentrantReadWriteLock;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
-/** P2P buffers in shared memory. */
+/**
+ * P2P buffers in shared memory. Who uses them does not have to know when the group is destroyed:
+ * the memory stays until nobody is within a method any more, and from then on there is an error.
+ */
 final class ShmP2pBuffers implements P2pBuffers {
+
+    private final ReentrantReadWriteLock use = new ReentrantReadWriteLock();
+    private boolean closed; // guarded by use
 
     private final ShmSegment segment;
     private final RankSync sync;
@@ -59,19 +66,38 @@ final class ShmP2pBuffers implements P2pBuffers {
     public void signal(int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
-        sync.signal(rank, channel, epoch);
+        use(() -> sync.signal(rank, channel, epoch));
     }
 
     @Override
     public void awaitSignal(Operation operation, int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
-        sync.awaitSignal(operation, rank, channel, epoch);
+        use(() -> sync.awaitSignal(operation, rank, channel, epoch));
     }
 
     @Override
     public void awaitAgreement(Operation operation) {
-        sync.awaitAgreement(operation);
+        use(() -> sync.awaitAgreement(operation));
+    }
+
+    private void use(Runnable action) {
+        use.readLock().lock();
+        try {
+            if (closed) {
+                throw new IllegalStateException("the group of these buffers has been destroyed");
+            }
+            action.run();
+        } finally {
+            use.readLock().unlock();
+        }
+    }
+
+    /** Waits until nobody uses the memory; to be called when waits fail. */
+    void close() {
+        use.writeLock().lock();
+        closed = true;
+        use.writeLock().unlock();
     }
 
     private void checkRank(int rank) {

@@ -30,6 +30,7 @@ import org.djlx.nativeops.SharedMemory;
 final class ShmSegment implements AutoCloseable {
 
     private static final long PAGE = 4096;
+    private static final long MAX_SIZE = 1L << 47;
 
     private final SharedMemory shared;
     private final long staging;
@@ -65,10 +66,21 @@ final class ShmSegment implements AutoCloseable {
         return 2 * worldSize * Long.BYTES;
     }
 
+    /** Fails on all ranks alike if there is no such size: before the ranks wait for each other. */
     private static long byteSize(int worldSize, ShmOptions options) {
-        return align(ControlBlock.byteSize(worldSize))
-                + mailboxesSize(worldSize)
-                + worldSize * (2 * options.chunkSize() + align(options.bufferSize()));
+        long fixed = align(ControlBlock.byteSize(worldSize)) + mailboxesSize(worldSize);
+        long staging = options.chunkSize();
+        long buffer = options.bufferSize();
+        // Half of the address space is the system's.
+        if (staging > (MAX_SIZE - fixed) / 4 / worldSize
+                || buffer > (MAX_SIZE - fixed) / 2 / worldSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "a chunk size of %d bytes and a buffer size of %d bytes for each of %d"
+                                    + " ranks are more than can be mapped",
+                            staging, buffer, worldSize));
+        }
+        return fixed + worldSize * (2 * staging + align(buffer));
     }
 
     private static long align(long bytes) {

@@ -12,6 +12,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.shm.Mailbox.Kind;
 import org.djlx.collectives.shm.Mailbox.Letter;
+import org.djlx.collectives.store.Deadline;
 
 /** A message on its way, at one of its ends. {@link Messages} guards what changes. */
 final class Transfer extends PendingWork {
@@ -122,7 +123,7 @@ final class Transfer extends PendingWork {
     public void await(Duration timeout) {
         messages.expedite();
         try {
-            awaitFuture(timeout.toNanos());
+            awaitFuture(Deadline.after(timeout).remainingNanos());
         } catch (TimeoutException e) {
             throw new CollectiveTimeoutException(
                     operation() + " was still under way after " + timeout, List.of());

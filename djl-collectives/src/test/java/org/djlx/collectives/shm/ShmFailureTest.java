@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -27,15 +28,21 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
+import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 
 /** What {@code shm} does when ranks are missing, leave, or die. */
 @Timeout(200)
@@ -192,6 +199,94 @@ class ShmFailureTest {
     }
 
     @Test
+    void p2pBuffersOfADestroyedGroupAreAnError() throws Exception {
+        List<ProcessGroup> groups = groups(2, Duration.ofSeconds(60));
+        P2pBuffers buffers = groups.get(0).p2pBuffers().orElseThrow();
+        Operation operation = signalOperation(groups.get(0));
+        List<Throwable> ends = new ArrayList<>();
+        Thread waiting =
+                new Thread(
+                        () ->
+                                ends.add(
+                                        assertThrows(
+                                                CollectiveException.class,
+                                                () -> buffers.awaitSignal(operation, 1, 0, 1))));
+        waiting.start();
+        Thread.sleep(200); // Until it sleeps on the doorbell of its rank.
+        groups.forEach(ProcessGroup::destroy);
+        waiting.join();
+        assertEquals(1, ends.size());
+        assertTrue(ends.get(0).getMessage().contains("destroyed"), ends.get(0).getMessage());
+        for (Executable use :
+                List.<Executable>of(
+                        () -> buffers.signal(1, 0, 1),
+                        () -> buffers.awaitSignal(operation, 1, 0, 1),
+                        () -> buffers.awaitAgreement(operation))) {
+            String message = assertThrows(IllegalStateException.class, use).getMessage();
+            assertTrue(message.contains("destroyed"), message);
+        }
+    }
+
+    @Test
+    void operationEndsEvenIfItsTensorCannotBeFreed() {
+        List<ProcessGroup> groups = groups(2, Duration.ofSeconds(60));
+        ProcessGroup group = groups.get(0);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray owner = manager.ones(new Shape(4));
+            NativeMemory memory =
+                    new NativeMemory(
+                            Torch.dataPointer(owner),
+                            16,
+                            Device.cpu(),
+                            () -> {
+                                throw new IllegalStateException("on purpose");
+                            });
+            NDArray view = Torch.view(manager, memory, 0, new Shape(4), ScalarType.FLOAT32);
+            group.barrier();
+            Work pending = group.allReduce(view, ReduceOp.SUM);
+            view.close();
+            memory.close();
+            groups.forEach(ProcessGroup::destroy);
+            assertTrue(pending.isCompleted());
+            CollectiveException e = assertThrows(CollectiveException.class, pending::await);
+            assertTrue(e.getMessage().contains("destroyed"), e.getMessage());
+            assertEquals("on purpose", e.getSuppressed()[0].getMessage());
+        }
+    }
+
+    @Test
+    void operationMayDestroyItsGroup() {
+        for (boolean fails : List.of(false, true)) {
+            onAll(
+                    groups(2, Duration.ofSeconds(60)),
+                    group -> {
+                        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
+                        Work work =
+                                group.execute(
+                                        new OpType("last"),
+                                        nothing,
+                                        operation -> {
+                                            group.p2pBuffers()
+                                                    .orElseThrow()
+                                                    .awaitAgreement(operation);
+                                            group.destroy();
+                                            if (fails) {
+                                                throw new IllegalArgumentException("on purpose");
+                                            }
+                                        });
+                        if (fails) {
+                            String message =
+                                    assertThrows(CollectiveException.class, work::await)
+                                            .getMessage();
+                            assertTrue(message.contains("on purpose"), message);
+                        } else {
+                            work.await();
+                        }
+                    });
+        }
+    }
+
+    @Test
     void interruptedRankGivesUp() {
         onAll(
                 groups(2, Duration.ofSeconds(60)),
@@ -273,6 +368,22 @@ class ShmFailureTest {
             }
         } catch (InterruptedException e) {
             throw new IllegalStateException(e);
+        }
+    }
+
+    @Test
+    void sizesBeyondTheAddressSpaceAreRejected() {
+        for (ShmOptions options :
+                List.of(
+                        ShmOptions.builder().optBufferSize(Long.MAX_VALUE).build(),
+                        ShmOptions.builder().optChunkSize(1L << 62).build())) {
+            // On each rank by itself: none waits for another.
+            CollectiveException e =
+                    assertThrows(
+                            CollectiveException.class,
+                            () -> ProcessGroups.local("shm", 2, options));
+            assertEquals(IllegalArgumentException.class, e.getCause().getClass());
+            assertTrue(e.getMessage().contains("for each of 2 ranks"), e.getMessage());
         }
     }
 
