@@ -21,6 +21,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.concurrent.CountDownLatch;
 import java.util.function.Consumer;
 import java.util.stream.Collectors;
 import org.djlx.collectives.BackendOptions;
@@ -163,14 +164,19 @@ class ShmFailureTest {
 
     @Test
     void destroyEndsWhatIsUnderWay() {
+        CountDownLatch destroyed = new CountDownLatch(1);
         onAll(
                 groups(2, Duration.ofSeconds(60)),
                 group -> {
                     if (group.rank() == 0) {
                         Work running = group.barrier();
                         Work pending = group.barrier();
+                        while (group.flightRecorder().dump().lastStarted() < 1) {
+                            Thread.onSpinWait();
+                        }
                         group.destroy();
                         group.destroy();
+                        destroyed.countDown();
                         for (Work work : List.of(running, pending)) {
                             String message =
                                     assertThrows(CollectiveException.class, work::await)
@@ -186,8 +192,8 @@ class ShmFailureTest {
                                 assertThrows(
                                                 CollectiveException.class,
                                                 () -> {
-                                                    // The first may still find rank 0 there.
-                                                    group.barrier().await();
+                                                    destroyed.await();
+                                                    // In the first, rank 0 has arrived.
                                                     group.barrier().await();
                                                     group.barrier().await();
                                                 })
