@@ -60,7 +60,7 @@ public abstract class Backend implements AutoCloseable {
     final void check(OpType type, NDArray tensor, ReduceOp op) {
         checkSupported(type);
         ScalarType element = Torch.scalarType(tensor);
-        Device actual = Torch.device(tensor);
+        Device actual = tensor.getDevice(); // Kept by the array, where Torch.device asks libtorch.
         if (!actual.equals(device())) {
             throw new IllegalArgumentException(
                     String.format(

@@ -8,7 +8,7 @@ import com.sun.jna.LastErrorException;
 import com.sun.jna.Native;
 import com.sun.jna.Platform;
 
-/** The few functions of the C library that shared memory needs; Linux only. */
+/** The few functions of the C library that shared memory and threads need; Linux only. */
 final class LibC {
 
     static final int PROT_READ_WRITE = 0x1 | 0x2;
@@ -45,6 +45,12 @@ final class LibC {
             throws LastErrorException;
 
     static native int munmap(long address, long length);
+
+    static native int sched_getaffinity(int thread, long byteSize, long mask)
+            throws LastErrorException;
+
+    static native int sched_setaffinity(int thread, long byteSize, long mask)
+            throws LastErrorException;
 
     static native long memcpy(long destination, long source, long byteSize);
 

@@ -23,6 +23,8 @@ import picocli.CommandLine.ParameterException;
         synopsisSubcommandLabel = "COMMAND",
         subcommands = {
             MlpCommand.class,
+            BenchCommand.class,
+            BenchCompareCommand.class,
             LaunchCommand.class,
             FlightCommand.class,
             SupportCommand.class
@@ -66,6 +68,7 @@ public final class Main {
     static CommandLine commandLine() {
         Main main = new Main();
         CommandLine root = new CommandLine(main);
+        root.setCaseInsensitiveEnumValuesAllowed(true);
         // Arguments that are passed on to a rank's main may begin with @.
         root.setExpandAtFiles(false);
         root.setParameterExceptionHandler((e, args) -> badArguments(e));

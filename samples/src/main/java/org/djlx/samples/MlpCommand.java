@@ -95,11 +95,7 @@ final class MlpCommand implements Callable<Integer> {
                 return run(group, bytes);
             }
         }
-        // By default libtorch would use all cores for each rank.
-        int threads = Math.max(1, Runtime.getRuntime().availableProcessors() / worldSize());
-        if (System.getProperty("ai.djl.pytorch.num_threads") == null) {
-            System.setProperty("ai.djl.pytorch.num_threads", Integer.toString(threads));
-        }
+        ThreadsPerRank.limit(worldSize());
         List<ProcessGroup> groups = ProcessGroups.local(worldSize());
         try {
             return ProcessGroups.run(groups, group -> run(group, bytes)).get(0);

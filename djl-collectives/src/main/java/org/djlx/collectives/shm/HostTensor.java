@@ -7,8 +7,9 @@ package org.djlx.collectives.shm;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.util.Arrays;
+import java.util.concurrent.atomic.LongAdder;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorHold;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -18,19 +19,27 @@ import org.djlx.nativeops.Torch;
  */
 final class HostTensor implements AutoCloseable {
 
-    private final NDArray original;
-    private final NDArray contiguous;
+    private static final LongAdder OPEN = new LongAdder();
+
+    private final TensorHold original;
+    // Of a tensor that is not contiguous: the tensor and its copy.
+    private final NDArray strided;
+    private final NDArray copy;
+    private final long address;
 
     private HostTensor(NDManager manager, NDArray tensor, boolean input) {
-        original = Torch.alias(manager, tensor);
-        if (Torch.isContiguous(original)) {
-            contiguous = original;
+        original = new TensorHold(tensor);
+        OPEN.increment();
+        if (original.isContiguous()) {
+            strided = null;
+            copy = null;
+            address = original.address();
         } else {
-            contiguous =
-                    Torch.empty(
-                            manager, new Shape(Torch.sizes(original)), Torch.scalarType(original));
+            strided = Torch.alias(manager, tensor);
+            copy = Torch.empty(manager, new Shape(Torch.sizes(tensor)), original.type());
+            address = Torch.dataPointer(copy);
             if (input) {
-                Torch.copy(contiguous, original);
+                Torch.copy(copy, strided);
             }
         }
     }
@@ -44,17 +53,22 @@ final class HostTensor implements AutoCloseable {
         return new HostTensor(manager, tensor, false);
     }
 
+    /** The number of tensors in this JVM that are not closed. */
+    static long open() {
+        return OPEN.sum();
+    }
+
     long address() {
-        return Torch.dataPointer(contiguous);
+        return address;
     }
 
     /** The number of elements. */
     long count() {
-        return Arrays.stream(Torch.sizes(contiguous)).reduce(1, (a, b) -> a * b);
+        return original.count();
     }
 
     ScalarType type() {
-        return Torch.scalarType(contiguous);
+        return original.type();
     }
 
     long byteSize() {
@@ -63,14 +77,19 @@ final class HostTensor implements AutoCloseable {
 
     /** Brings what was written into the tensor, if it is not there yet. */
     void flush() {
-        if (contiguous != original) {
-            Torch.copy(original, contiguous);
+        if (copy != null) {
+            Torch.copy(strided, copy);
         }
     }
 
+    /** To be called once. */
     @Override
     public void close() {
-        contiguous.close();
+        if (copy != null) {
+            copy.close();
+            strided.close();
+        }
         original.close();
+        OPEN.decrement();
     }
 }

@@ -18,25 +18,32 @@ import org.djlx.collectives.shm.ControlBlock.State;
 /**
  * Synchronises one rank with the others of its group, through the {@link ControlBlock}.
  *
- * <p>All ranks count the same synchronisations ("epochs"). A waiting thread spins for a short time,
- * as long as there is a core for every rank, then sleeps on the rank's doorbell.
+ * <p>All ranks count the same synchronisations ("epochs"). A waiting thread spins for a short time
+ * if there is a core for every rank, yields its core for a longer one, then sleeps on the rank's
+ * doorbell.
  *
  * <p>{@link #begin}, {@link #arrive} and the waits on arrivals are called by one thread at a time,
  * the one that runs the group's current operation; signals may be raised and awaited by any thread.
  */
 final class RankSync {
 
-    // About 20 microseconds: several times what a synchronisation takes when all ranks run.
-    private static final int SPINS = 2_000;
-    private static final int SPINS_WITHOUT_CORES = 50;
-    // How often a sleeper looks whether its peers still live.
+    // About 2 microseconds. No more: ranks that share a core, whatever the number of cores, only
+    // get on when the one that waits gives way.
+    private static final int SPINS = 30;
+    // For so long, for each rank that shares its core, a waiting thread gives way to whatever else
+    // wants the core before it sleeps: more than waking a sleeper takes, or a rank that slept once
+    // would make its peers sleep in turn, and so on for ever.
+    private static final long YIELD_NANOS = 1_000_000;
+    // How often a sleeper looks whether its peers still live: at first, and at last.
     static final long CHECK_NANOS = 50_000_000;
+    private static final long MAX_CHECK_NANOS = 400_000_000;
 
     private final ControlBlock control;
     private final String group;
     private final int rank;
     private final int worldSize;
     private final int spins;
+    private final long yieldNanos;
     private int epoch;
     private volatile boolean closing;
 
@@ -45,10 +52,9 @@ final class RankSync {
         this.group = group;
         this.rank = rank;
         this.worldSize = worldSize;
-        this.spins =
-                worldSize <= Runtime.getRuntime().availableProcessors()
-                        ? SPINS
-                        : SPINS_WITHOUT_CORES;
+        int cores = Runtime.getRuntime().availableProcessors();
+        this.spins = worldSize <= cores ? SPINS : 0;
+        this.yieldNanos = YIELD_NANOS * ((worldSize + cores - 1) / cores);
     }
 
     /** Tells the others what this rank's next operation is, and that it is there. */
@@ -166,7 +172,22 @@ final class RankSync {
             }
             Thread.onSpinWait();
         }
-        awaitAsleep(operation, arrived);
+        if (!awaitYielding(next, arrived)) {
+            awaitAsleep(operation, arrived);
+        }
+    }
+
+    private boolean awaitYielding(int first, IntPredicate arrived) {
+        int next = first;
+        long start = System.nanoTime();
+        while (System.nanoTime() - start < yieldNanos) {
+            next = firstMissing(next, arrived);
+            if (next == worldSize) {
+                return true;
+            }
+            Thread.yield();
+        }
+        return false;
     }
 
     private int firstMissing(int from, IntPredicate arrived) {
@@ -180,13 +201,15 @@ final class RankSync {
     private void awaitAsleep(Operation operation, IntPredicate arrived) {
         long timeout = operation.timeout().toNanos();
         long start = System.nanoTime();
+        long check = CHECK_NANOS;
         while (firstMissing(0, arrived) < worldSize) {
             long left = timeout - (System.nanoTime() - start);
             checkPossible(operation, arrived, left);
             int doorbell = control.prepareSleep(rank);
             try {
                 if (firstMissing(0, arrived) < worldSize && !closing) {
-                    control.sleep(rank, doorbell, Math.min(left, CHECK_NANOS));
+                    control.sleep(rank, doorbell, Math.min(left, check));
+                    check = Math.min(2 * check, MAX_CHECK_NANOS);
                 }
             } finally {
                 control.endSleep(rank);

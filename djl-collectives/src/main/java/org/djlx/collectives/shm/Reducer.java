@@ -16,12 +16,14 @@ import org.djlx.nativeops.Torch;
 
 /**
  * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators on
- * views of the memory. 16-bit floating-point types are accumulated in float32 and rounded once. So
- * the result has the same bits whichever rank computes it.
+ * views of the memory, or, where that is little, with {@link JavaSums}. 16-bit floating-point types
+ * are accumulated in float32 and rounded once. So the result has the same bits whichever rank
+ * computes it.
  */
 final class Reducer {
 
     private final NDManager manager;
+    private final JavaSums javaSums = new JavaSums();
 
     Reducer(NDManager manager) {
         this.manager = manager;
@@ -39,6 +41,10 @@ final class Reducer {
      */
     void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
         if (count == 0) {
+            return;
+        }
+        if (JavaSums.canAdd(count, type, op)) {
+            javaSums.add(result, parts, count, type);
             return;
         }
         boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;

@@ -17,7 +17,7 @@ import org.djlx.nativeops.ScalarType;
 final class ShmReductions {
 
     // Below, every rank reduces the whole tensor: one step instead of two.
-    private static final long ONE_SHOT_BYTES = 16 << 10;
+    private static final long ONE_SHOT_BYTES = 4 << 10;
 
     private final ShmSegment segment;
     private final RankSync sync;

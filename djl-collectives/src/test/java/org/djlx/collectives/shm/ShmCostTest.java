@@ -196,6 +196,7 @@ class ShmCostTest {
                     return null;
                 });
         backends.forEach((rank, backend) -> assertEquals(List.of(), backend.heldArrays()));
+        assertEquals(0, HostTensor.open());
     }
 
     private static void useAll(ProcessGroup group, NDManager manager) {
