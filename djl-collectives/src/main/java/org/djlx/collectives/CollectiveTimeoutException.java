@@ -12,7 +12,8 @@ public class CollectiveTimeoutException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    private final int[] missingRanks; // a list need not be serializable
+    /** The ranks that did not arrive; an array, as a list need not be serializable. */
+    private final int[] missingRanks;
 
     /**
      * Creates an exception.

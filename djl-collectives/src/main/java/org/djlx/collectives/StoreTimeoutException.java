@@ -11,7 +11,8 @@ public class StoreTimeoutException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    private final String[] missingKeys; // a list need not be serializable
+    /** The keys that were not set in time; an array, as a list need not be serializable. */
+    private final String[] missingKeys;
 
     /**
      * Creates an exception.

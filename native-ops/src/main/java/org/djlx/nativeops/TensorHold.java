@@ -5,6 +5,8 @@
 package org.djlx.nativeops;
 
 import ai.djl.ndarray.NDArray;
+import ai.djl.pytorch.engine.PtNDArray;
+import java.nio.ByteBuffer;
 
 /**
  * Keeps an array's storage alive, even if the array is closed, and tells where its elements are: an
@@ -20,6 +22,9 @@ public final class TensorHold implements AutoCloseable {
     private final ScalarType type;
     private final boolean contiguous;
     private long handle;
+    // What the elements lie in, if it is not libtorch's.
+    private NativeMemory memory;
+    private ByteBuffer buffer;
 
     /**
      * Takes hold of an array's storage.
@@ -30,6 +35,7 @@ public final class TensorHold implements AutoCloseable {
      */
     public TensorHold(NDArray array) {
         long tensor = Arguments.tensor(array, "the array");
+        PtNDArray original = (PtNDArray) array;
         type = Tensors.scalarType(tensor);
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(0)), "TensorHold");
@@ -54,6 +60,8 @@ public final class TensorHold implements AutoCloseable {
         AotiTorch.check(
                 AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TensorHold");
         handle = scratch.getLong(0);
+        memory = original instanceof MemoryView view ? view.retainMemory() : null;
+        buffer = BufferOfArray.get(original);
     }
 
     /**
@@ -98,6 +106,11 @@ public final class TensorHold implements AutoCloseable {
         if (handle != 0) {
             AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(handle), "TensorHold.close");
             handle = 0;
+            buffer = null;
+            if (memory != null) {
+                memory.release();
+                memory = null;
+            }
         }
     }
 }

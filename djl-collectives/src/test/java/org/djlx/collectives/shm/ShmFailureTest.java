@@ -19,9 +19,13 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Queue;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.CountDownLatch;
 import java.util.function.Consumer;
+import java.util.function.Function;
 import java.util.stream.Collectors;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
@@ -164,14 +168,19 @@ class ShmFailureTest {
 
     @Test
     void destroyEndsWhatIsUnderWay() {
+        CountDownLatch destroyed = new CountDownLatch(1);
         onAll(
                 groups(2, Duration.ofSeconds(60)),
                 group -> {
                     if (group.rank() == 0) {
                         Work running = group.barrier();
                         Work pending = group.barrier();
+                        while (group.flightRecorder().dump().lastStarted() < 1) {
+                            Thread.onSpinWait();
+                        }
                         group.destroy();
                         group.destroy();
+                        destroyed.countDown();
                         for (Work work : List.of(running, pending)) {
                             String message =
                                     assertThrows(CollectiveException.class, work::await)
@@ -187,8 +196,8 @@ class ShmFailureTest {
                                 assertThrows(
                                                 CollectiveException.class,
                                                 () -> {
-                                                    // The first may still find rank 0 there.
-                                                    group.barrier().await();
+                                                    destroyed.await();
+                                                    // In the first, rank 0 has arrived.
                                                     group.barrier().await();
                                                     group.barrier().await();
                                                 })
@@ -251,6 +260,54 @@ class ShmFailureTest {
             CollectiveException e = assertThrows(CollectiveException.class, pending::await);
             assertTrue(e.getMessage().contains("destroyed"), e.getMessage());
             assertEquals("on purpose", e.getSuppressed()[0].getMessage());
+        }
+    }
+
+    /** Nothing but errors may come of it; freed memory would end the JVM. */
+    @Test
+    void destroyMayMeetAnything() throws InterruptedException {
+        Queue<Throwable> unexpected = new ConcurrentLinkedQueue<>();
+        for (int round = 0; round < 60; round++) {
+            List<ProcessGroup> groups = groups(2, Duration.ofSeconds(60));
+            List<Thread> threads = new ArrayList<>();
+            for (ProcessGroup group : groups) {
+                int peer = 1 - group.rank();
+                List<Function<NDArray, Work>> calls =
+                        List.of(
+                                tensor -> group.allReduce(tensor, ReduceOp.SUM),
+                                tensor -> group.send(tensor, peer, 0),
+                                tensor -> group.recv(tensor, peer, 0));
+                calls.forEach(call -> threads.add(new Thread(() -> repeat(call))));
+            }
+            threads.forEach(
+                    thread -> thread.setUncaughtExceptionHandler((t, e) -> unexpected.add(e)));
+            threads.forEach(Thread::start);
+            Thread.sleep(round % 20);
+            groups.get(round % 2).destroy();
+            Thread.sleep(round % 3);
+            groups.get(1 - round % 2).destroy();
+            for (Thread thread : threads) {
+                thread.join();
+            }
+        }
+        assertTrue(unexpected.isEmpty(), unexpected::toString);
+    }
+
+    /** Issues an operation on arrays that are closed at once, until the group is gone. */
+    private static void repeat(Function<NDArray, Work> call) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            while (true) {
+                Work work;
+                try (NDArray tensor = manager.create(new float[1000])) {
+                    work = call.apply(tensor);
+                }
+                work.await();
+            }
+        } catch (CollectiveException | IllegalStateException e) {
+            // Which of them depends on when the group was destroyed.
+            if (!e.getMessage().contains("destroyed")) {
+                throw e;
+            }
         }
     }
 
