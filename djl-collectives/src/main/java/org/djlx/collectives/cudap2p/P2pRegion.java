@@ -15,7 +15,6 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.HexFormat;
 import java.util.List;
 import org.djlx.collectives.GroupContext;
 import org.djlx.nativeops.CudaDevice;
@@ -29,8 +28,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Memory of each rank's GPU, mapped into the address space of all ranks: by peer access within a
- * JVM, by CUDA IPC between processes.
+ * Memory of each rank's GPU that the GPUs of all ranks can address. The ranks are threads of one
+ * JVM: its GPUs have one address space, and peer access is all it takes.
  */
 final class P2pRegion implements AutoCloseable {
 
@@ -64,7 +63,6 @@ final class P2pRegion implements AutoCloseable {
         String bus;
         long address;
         long byteSize;
-        String handle;
     }
 
     /** A region, or why there is none: the same answer on all ranks. */
@@ -135,6 +133,9 @@ final class P2pRegion implements AutoCloseable {
             if (!card.host.equals(cards.get(0).host)) {
                 return "rank 0 and rank " + rank + " are on different hosts";
             }
+            if (card.pid != cards.get(0).pid) {
+                return "rank 0 and rank " + rank + " are in different processes";
+            }
             if (card.byteSize != cards.get(0).byteSize) {
                 return "rank 0 and rank " + rank + " have different options";
             }
@@ -191,30 +192,24 @@ final class P2pRegion implements AutoCloseable {
         card.bus = device.pciBusId();
         card.address = own.address();
         card.byteSize = own.byteSize();
-        card.handle = HexFormat.of().formatHex(CudaMemory.exportHandle(device, own));
     }
 
     private void open(List<Card> cards) {
-        cards.forEach(card -> ordinals.add(card.ordinal));
-        long pid = ProcessHandle.current().pid();
         for (int peer = 0; peer < cards.size(); peer++) {
             Card card = cards.get(peer);
+            ordinals.add(card.ordinal);
             if (peer == rank) {
                 regions.add(own);
-            } else if (card.pid == pid) {
-                CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
-                peers.add(other);
-                if (!device.canAccessPeer(other)) {
-                    throw new EngineException(device + " cannot access " + other);
-                }
-                device.enablePeerAccess(other);
-                // libtorch wants to know on which GPU the memory is.
-                regions.add(
-                        new NativeMemory(card.address, card.byteSize, other.device(), () -> {}));
-            } else {
-                byte[] handle = HexFormat.of().parseHex(card.handle);
-                regions.add(CudaMemory.openHandle(device, handle, card.byteSize));
+                continue;
             }
+            CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
+            peers.add(other);
+            if (!device.canAccessPeer(other)) {
+                throw new EngineException(device + " cannot access " + other);
+            }
+            device.enablePeerAccess(other);
+            // libtorch wants to know on which GPU the memory is.
+            regions.add(new NativeMemory(card.address, card.byteSize, other.device(), () -> {}));
         }
     }
 
