@@ -62,8 +62,6 @@ final class Nccl {
 
     static native int ncclCommGetAsyncError(long comm, long resultAddress);
 
-    static native int ncclCommFinalize(long comm);
-
     static native int ncclCommDestroy(long comm);
 
     static native int ncclCommAbort(long comm);

@@ -10,21 +10,19 @@ import ai.djl.ndarray.NDManager;
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
 import java.lang.ref.Reference;
-import java.time.Duration;
 import java.util.Optional;
 import java.util.Set;
-import java.util.concurrent.locks.LockSupport;
 import java.util.function.LongToIntFunction;
 
 /**
  * One rank of an NCCL communicator.
  *
  * <p>Collectives are enqueued on a stream and return at once; addresses are of the communicator's
- * GPU, counts are in elements. All ranks enqueue the same collectives in the same order. No call
- * waits for other ranks, unless it takes a timeout: what must first be set up with them goes on
- * behind the call. Until {@link #isReady()}, the communicator takes no further call, and the stream
- * may not have the operation yet. A failed call throws {@link NcclException}, one on a communicator
- * that was closed or aborted {@link IllegalStateException}.
+ * GPU, counts are in elements. All ranks enqueue the same collectives in the same order. Where
+ * something must first be set up with other ranks (the communicator, a split, the connections at
+ * their first use), a call waits for them; {@link #abort} ends that. A thread that makes the calls
+ * of several ranks makes them in a {@link NcclGroup}. A failed call throws {@link NcclException},
+ * one on a communicator that was closed or aborted {@link IllegalStateException}.
  *
  * <p>Operations on one communicator must not overlap. {@link #abort} may be called by any thread at
  * any time, and so may {@link #asyncError}.
@@ -46,21 +44,18 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     private static final int HOST_IMMEDIATE = 1;
-    // Calls take microseconds; one that has not returned by then waits for what an abort ends.
-    private static final long ABORT_PATIENCE_MILLIS = 10_000;
+    // Calls take microseconds; one that has not returned by then waits for other ranks, and returns
+    // only by the abort.
+    private static final long ABORT_PATIENCE_MILLIS = 500;
 
     private final CudaDevice device;
-    private final Memory created; // NCCL writes the handle there again when it is set up
-    private volatile String pending; // the call that is still being done, or null
     private long comm; // 0 when closed; guarded by this, like those below
     private boolean aborted;
     private int users;
 
-    private NcclCommunicator(CudaDevice device, Memory created, String pending) {
+    private NcclCommunicator(CudaDevice device, long comm) {
         this.device = device;
-        this.created = created;
-        this.comm = created.getLong(0);
-        this.pending = pending;
+        this.comm = comm;
     }
 
     /**
@@ -76,7 +71,7 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates this rank of a communicator, which is ready when all ranks have.
+     * Creates this rank of a communicator; returns when all ranks have.
      *
      * @param device the rank's GPU
      * @param uniqueId from {@link #uniqueId()} of one of the ranks
@@ -99,23 +94,20 @@ public final class NcclCommunicator implements AutoCloseable {
                 Nccl.ncclCommInitRankConfig(
                         Pointer.nativeValue(result), ranks, id, rank, Pointer.nativeValue(struct));
         Reference.reachabilityFence(struct);
-        if (code != Nccl.IN_PROGRESS) {
-            check(code, "ncclCommInitRankConfig", 0);
-        }
-        return new NcclCommunicator(device, result, "ncclCommInitRankConfig");
+        check(code, "ncclCommInitRankConfig", 0);
+        return new NcclCommunicator(device, result.getLong(0));
     }
 
     /**
      * Creates a communicator among the ranks of this one that give the same color. All ranks of
-     * this one call it, and wait for each other; this communicator must be ready.
+     * this one call it, and wait for each other.
      *
      * @param color which of the new communicators this rank joins; negative for none
      * @param key orders the ranks of the new communicator; equal keys by their ranks here
      * @param config how it is to work
-     * @param timeout how long it may take
-     * @return the communicator, ready; null if this rank joins none
+     * @return the communicator; null if this rank joins none
      */
-    public NcclCommunicator split(int color, int key, NcclConfig config, Duration timeout) {
+    public NcclCommunicator split(int color, int key, NcclConfig config) {
         Memory result = new Memory(Long.BYTES);
         Memory struct = config.write();
         result.setLong(0, 0);
@@ -129,65 +121,8 @@ public final class NcclCommunicator implements AutoCloseable {
                                 Pointer.nativeValue(result),
                                 Pointer.nativeValue(struct)));
         Reference.reachabilityFence(struct);
-        awaitReady(timeout);
-        if (color < 0) {
-            Reference.reachabilityFence(result);
-            return null;
-        }
-        NcclCommunicator child = new NcclCommunicator(device, result, "ncclCommSplit");
-        try {
-            child.awaitReady(timeout);
-            return child;
-        } catch (RuntimeException e) {
-            child.abort();
-            throw e;
-        }
-    }
-
-    /**
-     * Tells whether the last call is done, as far as the host is concerned: what it enqueues is in
-     * the stream.
-     *
-     * @return whether the communicator takes further calls
-     * @throws NcclException if the call has failed
-     */
-    public boolean isReady() {
-        String call = pending;
-        if (call == null) {
-            return true;
-        }
-        long handle = enter();
-        try {
-            int state = state(handle);
-            if (state == Nccl.IN_PROGRESS) {
-                return false;
-            }
-            pending = null;
-            Reference.reachabilityFence(created);
-            check(state, call, handle);
-            return true;
-        } finally {
-            exit();
-        }
-    }
-
-    /**
-     * Waits until {@link #isReady()}.
-     *
-     * @param timeout how long to wait
-     * @throws NcclException if the call has failed, or is not done by then
-     * @throws IllegalStateException if another thread aborts meanwhile
-     */
-    public void awaitReady(Duration timeout) {
-        long start = System.nanoTime();
-        while (!isReady()) {
-            long elapsed = System.nanoTime() - start;
-            if (elapsed > timeout.toNanos()) {
-                throw new NcclException(
-                        String.valueOf(pending), "its set-up was not done after " + timeout);
-            }
-            LockSupport.parkNanos(Math.min(1_000_000, 10_000 + elapsed / 16));
-        }
+        long handle = result.getLong(0);
+        return handle == 0 ? null : new NcclCommunicator(device, handle);
     }
 
     /**
@@ -387,19 +322,15 @@ public final class NcclCommunicator implements AutoCloseable {
             handle = enter();
         }
         try {
-            int state = state(handle);
+            Scratch scratch = Scratch.get();
+            int code = Nccl.ncclCommGetAsyncError(handle, scratch.slot(0));
+            int state = code == Nccl.SUCCESS ? scratch.getInt(0) : code;
             return state == Nccl.SUCCESS || state == Nccl.IN_PROGRESS
                     ? Optional.empty()
                     : Optional.of(describe(state, handle));
         } finally {
             exit();
         }
-    }
-
-    private static int state(long handle) {
-        Scratch scratch = Scratch.get();
-        int code = Nccl.ncclCommGetAsyncError(handle, scratch.slot(0));
-        return code == Nccl.SUCCESS ? scratch.getInt(0) : code;
     }
 
     /**
@@ -414,39 +345,14 @@ public final class NcclCommunicator implements AutoCloseable {
         }
     }
 
-    /** Waits for what is enqueued and frees the communicator; see {@link #close(Duration)}. */
+    /** Waits for what is enqueued and frees the communicator. Idempotent. */
     @Override
     public void close() {
-        close(Duration.ofSeconds(10));
-    }
-
-    /**
-     * Waits for what is enqueued and frees the communicator. Idempotent.
-     *
-     * @param patience how long to wait before it is aborted instead
-     */
-    public void close(Duration patience) {
-        if (pending != null) {
-            abort(); // There is no end to wait for.
-            return;
-        }
         long handle = take(false);
-        if (handle == 0) {
-            return;
+        if (handle != 0) {
+            device.makeCurrent();
+            Nccl.ncclCommDestroy(handle);
         }
-        device.makeCurrent();
-        int state = Nccl.ncclCommFinalize(handle);
-        long start = System.nanoTime();
-        while (state == Nccl.IN_PROGRESS
-                || state == Nccl.SUCCESS && state(handle) == Nccl.IN_PROGRESS) {
-            if (System.nanoTime() - start > patience.toNanos()) {
-                Nccl.ncclCommAbort(handle);
-                return;
-            }
-            LockSupport.parkNanos(50_000);
-            state = state(handle);
-        }
-        Nccl.ncclCommDestroy(handle);
     }
 
     /** Takes the native communicator away, when no call uses it any more. */
@@ -472,7 +378,7 @@ public final class NcclCommunicator implements AutoCloseable {
         return handle;
     }
 
-    /** Makes a call that does not block. */
+    /** Makes a call. */
     private void call(String name, LongToIntFunction function) {
         NcclGroup group = NcclGroup.current();
         long handle = enter();
@@ -480,25 +386,12 @@ public final class NcclCommunicator implements AutoCloseable {
         try {
             device.makeCurrent();
             stays = group != null && group.add(this); // Until the group's end.
-            int code = function.applyAsInt(handle);
-            if (code != Nccl.IN_PROGRESS) {
-                check(code, name, handle);
-            } else if (group == null) {
-                pending = name;
-            }
+            check(function.applyAsInt(handle), name, handle);
         } finally {
             if (!stays) {
                 exit();
             }
         }
-    }
-
-    /** Ends this communicator's part in a group. */
-    void leaveGroup(int code) {
-        if (code == Nccl.IN_PROGRESS) {
-            pending = "ncclGroupEnd";
-        }
-        exit();
     }
 
     private synchronized long enter() {
@@ -510,7 +403,8 @@ public final class NcclCommunicator implements AutoCloseable {
         return comm;
     }
 
-    private synchronized void exit() {
+    /** Ends a use; also that by a group. */
+    synchronized void exit() {
         users--;
         notifyAll();
     }

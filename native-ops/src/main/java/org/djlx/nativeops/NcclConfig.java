@@ -28,7 +28,7 @@ public record NcclConfig(
     private static final int BYTES = 48;
 
     /**
-     * Writes the struct for a communicator whose calls do not block:
+     * Writes the struct for a communicator whose calls block, which then costs no thread for each:
      *
      * <pre>
      *   0 long size | 8 int magic | 12 int version | 16 int blocking | 20 int cgaClusterSize
@@ -40,7 +40,7 @@ public record NcclConfig(
         struct.setLong(0, BYTES);
         struct.setInt(8, MAGIC);
         struct.setInt(12, VERSION);
-        struct.setInt(16, 0);
+        struct.setInt(16, 1);
         struct.setInt(20, orUndefined(cgaClusterSize));
         struct.setInt(24, orUndefined(minCtas));
         struct.setInt(28, orUndefined(maxCtas));

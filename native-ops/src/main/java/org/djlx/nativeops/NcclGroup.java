@@ -45,8 +45,8 @@ public final class NcclGroup {
     }
 
     /**
-     * Ends what {@link #begin} began; the outermost end starts the calls. Then each communicator
-     * {@linkplain NcclCommunicator#isReady may not be ready} yet.
+     * Ends what {@link #begin} began; the outermost end starts the calls, and may wait for other
+     * ranks as these may.
      *
      * @throws NcclException if a call cannot be started, which may then be so for all
      */
@@ -58,12 +58,8 @@ public final class NcclGroup {
         }
         CURRENT.remove();
         int code = Nccl.ncclGroupEnd();
-        for (NcclCommunicator communicator : group.members) {
-            communicator.leaveGroup(code);
-        }
-        if (code != Nccl.IN_PROGRESS) {
-            NcclCommunicator.check(code, "ncclGroupEnd", 0);
-        }
+        group.members.forEach(NcclCommunicator::exit);
+        NcclCommunicator.check(code, "ncclGroupEnd", 0);
     }
 
     /**

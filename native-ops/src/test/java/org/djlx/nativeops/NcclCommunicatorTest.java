@@ -14,6 +14,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -48,20 +49,24 @@ class NcclCommunicatorTest {
         Gpus.require(2);
         assumeTrue(NativeLibrary.NCCL.isAvailable());
         byte[] id = NcclCommunicator.uniqueId();
-        for (int rank = 0; rank < 2; rank++) {
-            CudaDevice device = Gpus.open(rank);
-            ranks.add(
-                    new Rank(
-                            device,
-                            NcclCommunicator.create(device, id, rank, 2, NcclConfig.DEFAULT),
-                            CudaStream.create(device),
-                            CudaStream.create(device),
-                            CudaMemory.allocate(device, COUNT * Integer.BYTES)));
-        }
-        awaitReady();
+        List<CompletableFuture<Rank>> created =
+                List.of(0, 1).stream()
+                        .map(rank -> CompletableFuture.supplyAsync(() -> create(id, rank)))
+                        .toList();
+        created.forEach(rank -> ranks.add(rank.join()));
         for (Rank rank : ranks) {
             Gpus.write(rank.device, rank.address(), Gpus.range(0, COUNT));
         }
+    }
+
+    private static Rank create(byte[] id, int rank) {
+        CudaDevice device = Gpus.open(rank);
+        return new Rank(
+                device,
+                NcclCommunicator.create(device, id, rank, 2, NcclConfig.DEFAULT),
+                CudaStream.create(device),
+                CudaStream.create(device),
+                CudaMemory.allocate(device, COUNT * Integer.BYTES));
     }
 
     @AfterEach
@@ -75,8 +80,9 @@ class NcclCommunicatorTest {
         }
     }
 
-    private void awaitReady() {
-        ranks.forEach(rank -> rank.nccl.awaitReady(TIMEOUT));
+    /** Sets up the connections, for which both must call. */
+    private void allReduce() {
+        NcclGroup.run(() -> ranks.forEach(NcclCommunicatorTest::allReduce));
     }
 
     private static void allReduce(Rank rank) {
@@ -97,11 +103,9 @@ class NcclCommunicatorTest {
 
     @Test
     void oneThreadIssuesForAllRanks() {
-        NcclGroup.run(() -> ranks.forEach(NcclCommunicatorTest::allReduce));
-        awaitReady();
+        allReduce();
         assertValue(2);
         ranks.forEach(NcclCommunicatorTest::allReduce);
-        awaitReady();
         assertValue(4);
     }
 
@@ -110,17 +114,14 @@ class NcclCommunicatorTest {
         NcclGroup.begin();
         ranks.forEach(rank -> NcclGroup.run(() -> allReduce(rank)));
         NcclGroup.end();
-        awaitReady();
         assertValue(2);
     }
 
     /** Why messages get communicators of their own, other streams being not enough. */
     @Test
     void operationsOfOneCommunicatorDoNotOverlap() throws InterruptedException {
-        ranks.forEach(NcclCommunicatorTest::allReduce); // Sets up the connections.
-        awaitReady();
-        ranks.forEach(this::message);
-        awaitReady();
+        allReduce();
+        NcclGroup.run(() -> ranks.forEach(this::message));
         ranks.forEach(rank -> rank.device.synchronize());
         allReduce(ranks.get(0));
         message(ranks.get(0));
@@ -128,7 +129,6 @@ class NcclCommunicatorTest {
         Thread.sleep(1000);
         boolean overlaps = ranks.get(0).other.query();
         allReduce(ranks.get(1));
-        awaitReady();
         ranks.forEach(rank -> rank.device.synchronize());
         assertFalse(overlaps);
     }
@@ -144,8 +144,7 @@ class NcclCommunicatorTest {
 
     @Test
     void abortEndsWhatIsUnderWay() throws InterruptedException {
-        ranks.forEach(NcclCommunicatorTest::allReduce); // Sets up the connections.
-        awaitReady();
+        allReduce();
         Rank rank = ranks.get(0);
         allReduce(rank);
         Thread.sleep(100);

@@ -76,24 +76,20 @@ final class Channels {
                 listener);
     }
 
+    /** The ranks meet in the store first: NCCL itself would wait for ever for one of them. */
     private NcclCommunicator connect(String key, boolean sends) {
         Store store = context.store();
-        byte[] id;
-        if (sends) {
-            id = NcclCommunicator.uniqueId();
-            store.set(key, id);
-        } else {
-            id = await(store, key);
-        }
-        return NcclCommunicator.create(resources.cuda(), id, sends ? 0 : 1, 2, options.config());
-    }
-
-    private byte[] await(Store store, String key) {
+        String here = key + (sends ? "/sender" : "/receiver");
+        String there = key + (sends ? "/receiver" : "/sender");
+        byte[] own = sends ? NcclCommunicator.uniqueId() : new byte[0];
+        store.set(here, own);
         try {
-            return store.get(key, options.timeout());
+            byte[] other = store.get(there, options.timeout());
+            return NcclCommunicator.create(
+                    resources.cuda(), sends ? own : other, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {
             throw new CollectiveTimeoutException(
-                    "no message came within " + options.timeout() + " (" + key + ")", List.of(), e);
+                    "no rank came to " + there + " within " + options.timeout(), List.of(), e);
         }
     }
 

@@ -13,19 +13,22 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NcclCommunicator;
 import org.djlx.nativeops.NcclConfig;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * A communicator and its stream: operations run there one after the other, in the order of the
  * calls.
  *
- * <p>Issuing never waits for other ranks. Mostly the caller's own thread launches the operation.
- * Where something must be set up with other ranks first (the communicator itself, NCCL's
- * connections at their first use) or compared with them, a helper thread does so, and launches all
- * that is issued meanwhile; it ends when nothing waits any more.
+ * <p>Mostly the caller's own thread launches the operation. Where the communicator must be created
+ * first, or calls compared with those of other ranks, a helper thread does so, and launches all
+ * that is issued meanwhile, so that the caller does not wait for other ranks; it ends when nothing
+ * waits any more.
  */
 final class Lane implements Watchdog.Line {
 
@@ -50,7 +53,7 @@ final class Lane implements Watchdog.Line {
         void refused(NcclWork work, CollectiveException reason);
     }
 
-    private static final Duration FOR_EVER = Duration.ofNanos(Long.MAX_VALUE);
+    private static final Logger LOGGER = LoggerFactory.getLogger(Lane.class);
     private static final long QUIET_INTERVAL_NANOS = 100_000;
 
     private final String name;
@@ -63,10 +66,11 @@ final class Lane implements Watchdog.Line {
     private final AtomicReference<CollectiveException> broken = new AtomicReference<>();
     private volatile NcclCommunicator communicator;
 
+    private volatile Thread helper; // changed under the lock
+
     // Guarded by this.
     private final Deque<NcclWork> waiting = new ArrayDeque<>(); // to be launched by the helper
-    private final Deque<NcclWork> launching = new ArrayDeque<>(); // NCCL may not be done with them
-    private Thread helper;
+    private final Deque<NcclWork> batched = new ArrayDeque<>(); // launched when the batch ends
     private Thread owner; // who has a batch open on this lane, or splits it
 
     /**
@@ -96,32 +100,25 @@ final class Lane implements Watchdog.Line {
         return resources;
     }
 
-    /** Creates the communicator, if it does not exist, and waits until it is ready. */
-    void connect(Duration timeout) {
-        NcclCommunicator nccl = communicator;
-        if (nccl == null) {
-            nccl = connector.get();
+    /** Takes a communicator that exists already, instead of creating one. */
+    void adopt(NcclCommunicator nccl) {
+        communicator = nccl;
+    }
+
+    /** Creates the communicator if it does not exist, waiting for the other ranks. */
+    void connect() {
+        if (communicator == null) {
+            NcclCommunicator nccl = connector.get();
             communicator = nccl;
             if (broken.get() != null) {
                 nccl.abort(); // Whoever broke the lane may not have seen it.
             }
         }
-        nccl.awaitReady(timeout);
     }
 
     /** Launches an operation, or leaves that to the helper. Does not wait. */
     synchronized void issue(NcclWork work) {
-        CollectiveException reason = broken.get();
-        if (reason != null) {
-            throw new CollectiveException(
-                    work.operation()
-                            + " cannot run: an earlier operation broke "
-                            + name
-                            + " ("
-                            + reason.getMessage()
-                            + "); destroy the group and create a new one",
-                    reason);
-        }
+        checkUsable(work.operation());
         boolean owned = owner != null && owner != Thread.currentThread();
         if (verifier != null || helper != null || communicator == null || owned) {
             waiting.add(work);
@@ -130,48 +127,44 @@ final class Lane implements Watchdog.Line {
             }
             return;
         }
-        launch(work);
+        work.launch(communicator, stream);
         NcclBatch batch = NcclBatch.current();
         if (batch == null) {
-            settle();
+            work.launched(stream);
         } else {
+            batched.add(work);
             owner = Thread.currentThread();
             batch.add(this);
         }
     }
 
-    private void launch(NcclWork work) {
-        work.launch(communicator, stream);
-        launching.add(work);
+    private void checkUsable(Object call) {
+        CollectiveException reason = broken.get();
+        if (reason != null) {
+            throw new CollectiveException(
+                    call
+                            + " cannot run: an earlier operation broke "
+                            + name
+                            + " ("
+                            + reason.getMessage()
+                            + "); destroy the group and create a new one",
+                    reason);
+        }
     }
 
     /** Goes on when the thread that had the lane for itself is done. */
     synchronized void release() {
         owner = null;
-        if (broken.get() == null) {
-            settle();
-            if (!waiting.isEmpty()) {
-                ensureHelper();
-            }
+        while (!batched.isEmpty()) {
+            batched.remove().launched(stream);
+        }
+        if (!waiting.isEmpty() && broken.get() == null) {
+            ensureHelper();
         }
     }
 
     void fail(CollectiveException reason) {
         listener.failed(this, reason);
-    }
-
-    private void settle() {
-        if (communicator.isReady()) {
-            finishLaunching();
-        } else {
-            ensureHelper();
-        }
-    }
-
-    private void finishLaunching() {
-        while (!launching.isEmpty()) {
-            launching.remove().launched(stream);
-        }
     }
 
     private void ensureHelper() {
@@ -184,14 +177,13 @@ final class Lane implements Watchdog.Line {
 
     private void help() {
         try {
-            NcclWork work;
-            do {
-                connect(FOR_EVER); // If it hangs, the watchdog ends it.
-                work = next();
-                if (work != null && isVerified(work)) {
-                    launchNext(work);
+            connect();
+            for (NcclWork work = next(); work != null; work = next()) {
+                if (isVerified(work)) {
+                    work.launch(communicator, stream);
+                    work.launched(stream);
                 }
-            } while (work != null);
+            }
         } catch (RuntimeException e) {
             endHelper();
             CollectiveException reason =
@@ -206,7 +198,6 @@ final class Lane implements Watchdog.Line {
      * Returns what to launch, now that all before is in the stream; without any the helper ends.
      */
     private synchronized NcclWork next() {
-        finishLaunching();
         NcclWork work = waiting.poll();
         if (work == null) {
             endHelper();
@@ -217,10 +208,6 @@ final class Lane implements Watchdog.Line {
     private synchronized void endHelper() {
         helper = null;
         notifyAll();
-    }
-
-    private synchronized void launchNext(NcclWork work) {
-        launch(work);
     }
 
     private boolean isVerified(NcclWork work) {
@@ -249,11 +236,15 @@ final class Lane implements Watchdog.Line {
                 Thread.currentThread().interrupt();
                 throw new CollectiveException("interrupted while splitting " + name, e);
             }
+            checkUsable("a split");
             owner = Thread.currentThread();
         }
         try {
-            connect(timeout);
-            return communicator.split(color, key, config, timeout);
+            return BoundedCall.run(
+                    "splitting " + name, timeout, () -> communicator.split(color, key, config));
+        } catch (CollectiveTimeoutException e) {
+            listener.failed(this, e); // The abort ends it.
+            throw e;
         } finally {
             release();
         }
@@ -273,10 +264,7 @@ final class Lane implements Watchdog.Line {
     /** Aborts and waits until the GPU has stopped. */
     @Override
     public void abort() {
-        Thread thread;
-        synchronized (this) {
-            thread = helper;
-        }
+        Thread thread = helper;
         if (thread != null) {
             thread.interrupt();
         }
@@ -299,10 +287,20 @@ final class Lane implements Watchdog.Line {
 
     /** Frees the communicator, which no operation uses any more, and the stream. */
     void close(Duration patience) {
+        broken.compareAndSet(null, new CollectiveException(name + " was destroyed"));
         NcclCommunicator nccl = communicator;
         if (nccl != null) {
-            nccl.close(patience);
+            try {
+                BoundedCall.run("destroying " + name, patience, () -> closed(nccl));
+            } catch (CollectiveException e) {
+                LOGGER.warn("what NCCL holds for {} is not freed: {}", name, e.getMessage());
+            }
         }
         stream.close();
+    }
+
+    private static boolean closed(NcclCommunicator nccl) {
+        nccl.close();
+        return true;
     }
 }

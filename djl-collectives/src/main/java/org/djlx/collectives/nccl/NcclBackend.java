@@ -14,7 +14,6 @@ import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
-import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
@@ -32,11 +31,12 @@ import org.djlx.nativeops.Torch;
  * Collectives and messages between GPUs by NCCL, for one rank.
  *
  * <p>Operations run on a stream of the group, after what the caller has enqueued on its current
- * stream; issuing one does not wait for other ranks. Messages run on streams and communicators of
- * their own for each peer and direction, so that they wait neither for collectives nor for each
- * other; those of one direction are matched in their order. <b>NCCL has no tags:</b> they are
- * compared only if {@link NcclOptions.Builder#optVerify verifying}, and a receive from any source
- * is not supported.
+ * stream. Issuing one does not wait for other ranks, except where NCCL sets up connections for an
+ * algorithm that it uses for the first time: a thread that issues for several ranks does so in an
+ * {@link NcclBatch}. Messages run on streams and communicators of their own for each peer and
+ * direction, so that they wait neither for collectives nor for each other; those of one direction
+ * are matched in their order. <b>NCCL has no tags:</b> they are compared only if {@link
+ * NcclOptions.Builder#optVerify verifying}, and a receive from any source is not supported.
  *
  * <p>NCCL itself does not notice calls that do not fit together: they hang until the timeout, or
  * corrupt results. Verifying finds them.
@@ -93,6 +93,7 @@ public final class NcclBackend extends Backend {
                             OpType.REDUCE_SCATTER_TENSOR)
                     .build();
 
+    private static final Duration CONNECT_PATIENCE = Duration.ofMinutes(1);
     private static final Duration CLOSE_PATIENCE = Duration.ofSeconds(5);
 
     private final GroupContext context;
@@ -105,11 +106,7 @@ public final class NcclBackend extends Backend {
     private NDArray barrierWord; // guarded by this
     private boolean closed; // guarded by this
 
-    private NcclBackend(
-            GroupContext context,
-            NcclOptions options,
-            Device device,
-            Supplier<NcclCommunicator> communicator) {
+    private NcclBackend(GroupContext context, NcclOptions options, Device device) {
         this.context = context;
         this.options = options;
         String name = NAME + "-" + context.name() + "-rank-" + context.rank();
@@ -121,7 +118,7 @@ public final class NcclBackend extends Backend {
                 new Lane(
                         "group '" + context.name() + "'",
                         resources,
-                        communicator == null ? this::connect : communicator,
+                        this::connect,
                         verification == null ? null : verification::collective,
                         listener);
         channels = new Channels(context, resources, options, listener);
@@ -139,7 +136,7 @@ public final class NcclBackend extends Backend {
         requireNccl();
         Optional<Device> given = options.device(context);
         Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
-        NcclBackend backend = new NcclBackend(context, options, device, null);
+        NcclBackend backend = new NcclBackend(context, options, device);
         return given.isPresent() ? backend.connected() : backend;
     }
 
@@ -156,7 +153,14 @@ public final class NcclBackend extends Backend {
 
     private NcclBackend connected() {
         try {
-            lane.connect(options.timeout());
+            // The ranks have the timeout to arrive, and then some time for NCCL.
+            BoundedCall.run(
+                    "creating the communicator of group '" + context.name() + "'",
+                    options.timeout().plus(CONNECT_PATIENCE),
+                    () -> {
+                        lane.connect();
+                        return true;
+                    });
             return this;
         } catch (RuntimeException e) {
             close();
@@ -181,14 +185,15 @@ public final class NcclBackend extends Backend {
     @Override
     public Optional<Backend> split(GroupContext child, int color, List<Integer> members) {
         int key = members.indexOf(context.rank());
-        NcclCommunicator part =
-                lane.split(child == null ? -1 : color, key, options.config(), options.timeout());
+        int own = child == null ? -1 : color;
+        NcclCommunicator part = lane.split(own, key, options.config(), options.timeout());
         if (child == null) {
             return Optional.empty();
         }
-        NcclBackend backend = new NcclBackend(child, options, resources.device(), () -> part);
+        NcclBackend backend = new NcclBackend(child, options, resources.device());
+        backend.lane.adopt(part);
         backend.peers = peers.subset(members);
-        return Optional.of(backend.connected());
+        return Optional.of(backend);
     }
 
     @Override

@@ -16,7 +16,6 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
@@ -72,7 +71,7 @@ class NcclBackendTest {
                 });
     }
 
-    private static void driveFromOneThread(NcclOptions.Builder options, boolean batch) {
+    private static void driveFromOneThread(NcclOptions.Builder options) {
         List<ProcessGroup> groups = groups(options);
         try (NDManager manager = NDManager.newBaseManager()) {
             for (int round = 0; round < 3; round++) {
@@ -90,11 +89,7 @@ class NcclBackendTest {
                                 works.add(group.broadcast(tensors.get(rank), 0));
                             }
                         };
-                if (batch) {
-                    NcclBatch.run(issue);
-                } else {
-                    issue.run();
-                }
+                NcclBatch.run(issue);
                 works.forEach(Work::await);
                 int n = groups.size();
                 for (NDArray tensor : tensors) {
@@ -108,9 +103,8 @@ class NcclBackendTest {
 
     @Test
     void oneThreadDrivesAllGpus() {
-        driveFromOneThread(options(), true);
-        driveFromOneThread(options(), false);
-        driveFromOneThread(options().optDevices(devices()), true);
+        driveFromOneThread(options());
+        driveFromOneThread(options().optDevices(devices()));
     }
 
     @Test
@@ -210,43 +204,6 @@ class NcclBackendTest {
                             float[] expected = {2 * group.worldSize(), 2 * group.worldSize()};
                             assertArrayEquals(
                                     expected, twice.get((8 << 20) - 2 + ":").toFloatArray());
-                        }
-                    }
-                    return null;
-                });
-        destroy(groups);
-    }
-
-    /** Prints what issuing an operation costs the host. */
-    @Test
-    void hostOverhead() {
-        List<ProcessGroup> groups = groups(options().optDevices(devices()));
-        ProcessGroups.run(
-                groups,
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
-                        NDArray tensor = manager.ones(new Shape(256));
-                        for (int round = 0; round < 6; round++) {
-                            int count = 1000;
-                            long[] nanos = new long[count];
-                            for (int i = 0; i < count; i++) {
-                                long start = System.nanoTime();
-                                Work work = group.allReduce(tensor, ReduceOp.MAX);
-                                nanos[i] = System.nanoTime() - start;
-                                if (i % 50 == 49) {
-                                    work.await();
-                                }
-                            }
-                            long begin = System.nanoTime();
-                            for (int i = 0; i < count; i++) {
-                                group.allReduce(tensor, ReduceOp.MAX).await();
-                            }
-                            long each = (System.nanoTime() - begin) / count;
-                            Arrays.sort(nanos);
-                            System.out.printf(
-                                    "host overhead, rank %d, round %d: issue %d ns median, %d ns"
-                                            + " p95; issue and await %d ns%n",
-                                    group.rank(), round, nanos[count / 2], nanos[950], each);
                         }
                     }
                     return null;

@@ -24,7 +24,7 @@ public final class NcclContractMain {
             options.optDevices(Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK"))));
         }
         try (ProcessGroup group = ProcessGroups.init("nccl", options.build())) {
-            NcclCases.cases(group.worldSize(), false)
+            NcclCases.cases(group.worldSize())
                     .forEach(
                             (name, body) -> {
                                 ContractCases.run(body, group);
