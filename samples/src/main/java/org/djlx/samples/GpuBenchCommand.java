@@ -56,7 +56,7 @@ final class GpuBenchCommand implements Callable<Integer> {
 
     @Override
     public Integer call() {
-        NativeLibrary.CUDA_PRESETS.ensureAvailability();
+        Gpus.require(Math.max(1, ranks), NativeLibrary.NCCL, NativeLibrary.NVRTC);
         int worldSize = ranks > 0 ? ranks : Math.min(8, CudaDevice.count());
         TextTable reductions = new TextTable("all-reduce, bytes", "nccl", "cuda_p2p", "ratio");
         TextTable fused =

@@ -28,6 +28,7 @@ import picocli.CommandLine.ParameterException;
             LaunchCommand.class,
             FlightCommand.class,
             SupportCommand.class,
+            TopologyCommand.class,
             GpuBenchCommand.class
         })
 public final class Main {
