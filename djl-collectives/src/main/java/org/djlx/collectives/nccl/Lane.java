@@ -198,7 +198,7 @@ final class Lane implements Watchdog.Line {
                     work.launched(stream);
                 }
             }
-        } catch (RuntimeException e) {
+        } catch (RuntimeException | Error e) {
             endHelper();
             CollectiveException reason =
                     e instanceof CollectiveException collective
