@@ -334,8 +334,10 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Ends what is under way on this rank and frees the communicator. The GPU may need some time to
-     * come to the end: see {@link CudaStream#query()}. Idempotent.
+     * Ends what is under way on this rank and frees the communicator. A call that waits for other
+     * ranks fails. With ranks in one process, NCCL frees when the last of them aborts or closes,
+     * and the GPU may need some time to come to the end: see {@link CudaStream#query()}.
+     * Idempotent.
      */
     public void abort() {
         long handle = take(true);

@@ -36,7 +36,7 @@ final class BoundedCall {
                         () -> {
                             try {
                                 future.complete(call.get());
-                            } catch (RuntimeException e) {
+                            } catch (RuntimeException | Error e) {
                                 future.completeExceptionally(e);
                             }
                         },

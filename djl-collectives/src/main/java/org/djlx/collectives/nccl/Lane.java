@@ -7,13 +7,16 @@ package org.djlx.collectives.nccl;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.HashSet;
 import java.util.Optional;
+import java.util.Set;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.Operation;
 import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NcclCommunicator;
@@ -25,10 +28,11 @@ import org.slf4j.LoggerFactory;
  * A communicator and its stream: operations run there one after the other, in the order of the
  * calls.
  *
- * <p>Mostly the caller's own thread launches the operation. Where the communicator must be created
- * first, or calls compared with those of other ranks, a helper thread does so, and launches all
- * that is issued meanwhile, so that the caller does not wait for other ranks; it ends when nothing
- * waits any more.
+ * <p>Issuing does not wait for other ranks. Mostly the caller's own thread launches the operation.
+ * Where other ranks must be waited for, a helper thread does so, and launches all that is issued
+ * meanwhile; it ends when nothing waits any more. That is where the communicator must be created,
+ * calls compared, or NCCL may have to set up connections: when an operation is the first of its
+ * kind, root and size, in powers of two, on which NCCL's choice of an algorithm depends.
  */
 final class Lane implements Watchdog.Line {
 
@@ -54,6 +58,7 @@ final class Lane implements Watchdog.Line {
     }
 
     private static final Logger LOGGER = LoggerFactory.getLogger(Lane.class);
+    private static final int ROOT_WORD = 4; // of a signature
     private static final long QUIET_INTERVAL_NANOS = 100_000;
 
     private final String name;
@@ -71,6 +76,7 @@ final class Lane implements Watchdog.Line {
     // Guarded by this.
     private final Deque<NcclWork> waiting = new ArrayDeque<>(); // to be launched by the helper
     private final Deque<NcclWork> batched = new ArrayDeque<>(); // launched when the batch ends
+    private final Set<Long> connected = new HashSet<>(); // the operations that had their first
     private Thread owner; // who has a batch open on this lane, or splits it
 
     /**
@@ -120,7 +126,8 @@ final class Lane implements Watchdog.Line {
     synchronized void issue(NcclWork work) {
         checkUsable(work.operation());
         boolean owned = owner != null && owner != Thread.currentThread();
-        if (verifier != null || helper != null || communicator == null || owned) {
+        boolean first = connected.add(kind(work.operation()));
+        if (first || verifier != null || helper != null || communicator == null || owned) {
             waiting.add(work);
             if (!owned) {
                 ensureHelper();
@@ -136,6 +143,13 @@ final class Lane implements Watchdog.Line {
             owner = Thread.currentThread();
             batch.add(this);
         }
+    }
+
+    /** A number for what decides which connections an operation needs. */
+    private static long kind(Operation operation) {
+        long root = operation.signature()[ROOT_WORD] >>> 32;
+        int size = Long.SIZE - Long.numberOfLeadingZeros(operation.byteSize());
+        return root << 32 | operation.type().hashCode() * 64L + size & 0xffffffffL;
     }
 
     private void checkUsable(Object call) {
@@ -184,7 +198,7 @@ final class Lane implements Watchdog.Line {
                     work.launched(stream);
                 }
             }
-        } catch (RuntimeException e) {
+        } catch (RuntimeException | Error e) {
             endHelper();
             CollectiveException reason =
                     e instanceof CollectiveException collective

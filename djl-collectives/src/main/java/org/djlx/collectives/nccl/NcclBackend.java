@@ -31,12 +31,11 @@ import org.djlx.nativeops.Torch;
  * Collectives and messages between GPUs by NCCL, for one rank.
  *
  * <p>Operations run on a stream of the group, after what the caller has enqueued on its current
- * stream. Issuing one does not wait for other ranks, except where NCCL sets up connections for an
- * algorithm that it uses for the first time: a thread that issues for several ranks does so in an
- * {@link NcclBatch}. Messages run on streams and communicators of their own for each peer and
- * direction, so that they wait neither for collectives nor for each other; those of one direction
- * are matched in their order. <b>NCCL has no tags:</b> they are compared only if {@link
- * NcclOptions.Builder#optVerify verifying}, and a receive from any source is not supported.
+ * stream; issuing one does not wait for other ranks. Messages run on streams and communicators of
+ * their own for each peer and direction, so that they wait neither for collectives nor for each
+ * other; those of one direction are matched in their order. <b>NCCL has no tags:</b> they are
+ * compared only if {@linkplain NcclOptions.Builder#optVerify verifying}, and a receive from any
+ * source is not supported.
  *
  * <p>NCCL itself does not notice calls that do not fit together: they hang until the timeout, or
  * corrupt results. Verifying finds them.

@@ -117,6 +117,11 @@ final class NcclWork implements Work, Watchdog.Watched {
 
     /** Marks the end of what {@link #launch} enqueued, when NCCL has it in the stream. */
     void launched(CudaStream stream) {
+        synchronized (this) {
+            if (ended) {
+                return; // It has failed meanwhile, and its tensors are gone.
+            }
+        }
         lane.resources().flush(call.out(), stream);
         CudaEvent behind = lane.resources().events().take();
         behind.record(stream); // May block if the GPU is stuck: not under the lock.
