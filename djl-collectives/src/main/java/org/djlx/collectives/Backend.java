@@ -241,11 +241,38 @@ public abstract class Backend implements AutoCloseable {
         throw unsupported(operation.type());
     }
 
-    /** Tells that the sends and receives up to {@link #endBatch()} are to run at the same time. */
+    /**
+     * Tells that the operations up to {@link #endBatch()} are to run at the same time: sends and
+     * receives, and if the backend {@link #batchesCollectives()} also those.
+     */
     public void startBatch() {}
 
     /** Ends what {@link #startBatch()} began; also called if issuing one of them failed. */
     public void endBatch() {}
+
+    /**
+     * Tells whether collectives in a batch run as one. If so, coalesced operations become batches;
+     * if not, their tensors are copied into one.
+     *
+     * @return whether they do; the same on all ranks
+     */
+    public boolean batchesCollectives() {
+        return false;
+    }
+
+    /**
+     * Creates the backend of a group of some of this group's ranks from what this one has. All
+     * ranks of this group call it, as an operation, and may wait for each other.
+     *
+     * @param context the new group and this rank; null if this rank is not a member
+     * @param color what tells groups apart that are made by the same call; not negative
+     * @param members the new group's ranks, by their ranks here
+     * @return the backend; empty if this rank is not a member, or if the new group's backend is to
+     *     be created by the factory, which is then so on all ranks
+     */
+    public Optional<Backend> split(GroupContext context, int color, List<Integer> members) {
+        return Optional.empty();
+    }
 
     /**
      * See {@link ProcessGroup#barrier}.

@@ -13,15 +13,17 @@ import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.function.IntFunction;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * Runs a collective on several tensors at once, with any backend: the tensors of one element type
- * are copied into one, and the result out of it. All ranks must pass the same shapes; their hash
- * takes part in the agreement.
+ * Runs a collective on several tensors at once, with any backend: as a batch if it can, or the
+ * tensors of one element type are copied into one, and the result out of it. All ranks must pass
+ * the same shapes; their hash takes part in the agreement.
  */
 final class Coalescing {
 
@@ -32,6 +34,12 @@ final class Coalescing {
     private Coalescing() {}
 
     static Work allReduce(ProcessGroup group, List<NDArray> tensors, ReduceOp op) {
+        if (group.state().backend().batchesCollectives()) {
+            return batch(
+                    group,
+                    tensors,
+                    shapes -> i -> group.allReduce(ALL_REDUCE, tensors.get(i), op, shapes));
+        }
         List<CoalescedWork.Part> parts = new ArrayList<>();
         for (Bucket bucket : buckets(tensors)) {
             Flat flat = new Flat(group, bucket, 1);
@@ -47,6 +55,15 @@ final class Coalescing {
 
     static Work allGather(ProcessGroup group, List<NDArray> outputs, List<NDArray> inputs) {
         int worldSize = group.worldSize();
+        if (group.state().backend().batchesCollectives()) {
+            return batch(
+                    group,
+                    outputs,
+                    shapes ->
+                            i ->
+                                    group.allGatherIntoTensor(
+                                            ALL_GATHER, outputs.get(i), inputs.get(i), shapes));
+        }
         List<CoalescedWork.Part> parts = new ArrayList<>();
         for (Bucket bucket : buckets(inputs)) {
             Flat in = new Flat(group, bucket, 1);
@@ -69,6 +86,19 @@ final class Coalescing {
     static Work reduceScatter(
             ProcessGroup group, List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
         int worldSize = group.worldSize();
+        if (group.state().backend().batchesCollectives()) {
+            return batch(
+                    group,
+                    outputs,
+                    shapes ->
+                            i ->
+                                    group.reduceScatterTensor(
+                                            REDUCE_SCATTER,
+                                            outputs.get(i),
+                                            inputs.get(i),
+                                            op,
+                                            shapes));
+        }
         List<CoalescedWork.Part> parts = new ArrayList<>();
         for (Bucket bucket : buckets(outputs)) {
             Flat in = new Flat(group, bucket, worldSize);
@@ -90,6 +120,28 @@ final class Coalescing {
                             () -> out.copyOut(1)));
         }
         return new CoalescedWork(parts, outputs);
+    }
+
+    /** Issues an operation for each tensor; the ranks agree on the shapes of all with each. */
+    private static Work batch(
+            ProcessGroup group, List<NDArray> results, IntFunction<IntFunction<Work>> issue) {
+        List<long[]> sizes = results.stream().map(Torch::sizes).toList();
+        IntFunction<Work> issueOne = issue.apply(Arrays.deepHashCode(sizes.toArray()) | 1);
+        Backend backend = group.state().backend();
+        List<CoalescedWork.Part> parts = new ArrayList<>();
+        synchronized (group.state().issueLock()) {
+            backend.startBatch();
+            try {
+                for (int i = 0; i < results.size(); i++) {
+                    parts.add(
+                            new CoalescedWork.Part(
+                                    issueOne.apply(i), CompletableFuture.completedStage(null)));
+                }
+            } finally {
+                backend.endBatch();
+            }
+        }
+        return new CoalescedWork(parts, results);
     }
 
     /** The tensors of one element type, of which each rank has one part or all. */

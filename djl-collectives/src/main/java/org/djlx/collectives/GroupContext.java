@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import ai.djl.Device;
 import java.util.List;
 import java.util.Objects;
 import java.util.stream.IntStream;
@@ -16,9 +17,11 @@ import java.util.stream.IntStream;
  * @param worldSize the number of ranks
  * @param store where the ranks find each other; keys are the group's own
  * @param options the options, the same on all ranks
+ * @param device this rank's device in the group that this one was split off; null if it is the
+ *     first, and the backend chooses
  */
 public record GroupContext(
-        String name, int rank, int worldSize, Store store, BackendOptions options) {
+        String name, int rank, int worldSize, Store store, BackendOptions options, Device device) {
 
     /**
      * Checks the arguments.
@@ -28,6 +31,7 @@ public record GroupContext(
      * @param worldSize the number of ranks
      * @param store where the ranks find each other; keys are the group's own
      * @param options the options, the same on all ranks
+     * @param device this rank's device, or null
      */
     public GroupContext {
         Objects.requireNonNull(name, "name");

@@ -19,9 +19,9 @@ import org.djlx.nativeops.ScalarType;
  *
  * <p>The buffers are shared by all that is built on the group, so they are to be used within {@link
  * ProcessGroup#execute} only, whose operations run one after the other, and in one way: an
- * operation raises its signals to its sequence number and writes into one half of the buffers only,
- * the second if that number is odd. So an operation can begin while a slower rank still reads what
- * the last one left.
+ * operation raises its signals to its {@linkplain #epoch epoch} and writes into one half of the
+ * buffers only, the second if that number is odd. So an operation can begin while a slower rank
+ * still reads what the last one left.
  *
  * <p>Once the group is destroyed, all methods throw {@link IllegalStateException}, or {@link
  * IllegalArgumentException} for a view; waits under way fail.
@@ -54,6 +54,14 @@ public interface P2pBuffers {
      * @throws IllegalArgumentException if the array does not fit into the buffer
      */
     NDArray view(NDManager manager, int rank, Shape shape, ScalarType type, long offset);
+
+    /**
+     * Returns the number that an operation raises its signals to.
+     *
+     * @param operation the operation under way
+     * @return the number, the same on all ranks, and larger with each operation
+     */
+    int epoch(Operation operation);
 
     /**
      * Raises this rank's signal word on a rank.

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -103,6 +104,15 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public String name() {
         return state.name();
+    }
+
+    /**
+     * Returns the device that the group's tensors must be on.
+     *
+     * @return the device
+     */
+    public Device device() {
+        return backend.device();
     }
 
     /**

@@ -76,7 +76,7 @@ public final class ProcessGroups {
             PrefixStore own = new PrefixStore(agentStore ? attempt(env) + "/" + name : name, store);
             return create(
                     backend,
-                    new GroupContext(DEFAULT_NAME, rank, worldSize, own, options),
+                    new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
                     store::close);
         } catch (RuntimeException e) {
             store.close();
@@ -114,7 +114,8 @@ public final class ProcessGroups {
             int worldSize,
             BackendOptions options) {
         PrefixStore own = new PrefixStore(name, store);
-        return create(backend, new GroupContext(name, rank, worldSize, own, options), () -> {});
+        return create(
+                backend, new GroupContext(name, rank, worldSize, own, options, null), () -> {});
     }
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {

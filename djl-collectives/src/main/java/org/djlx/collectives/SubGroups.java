@@ -54,7 +54,7 @@ final class SubGroups {
         int number = parent.state().nextSubGroup();
         String name = givenName == null ? parent.name() + "." + number : givenName;
         List<Integer> members = members(parent, call);
-        return together(parent, () -> create(parent, Integer.toString(number), name, members));
+        return together(parent, () -> create(parent, Integer.toString(number), name, 0, members));
     }
 
     /** Which ranks are members, a byte each, and the name. */
@@ -133,9 +133,6 @@ final class SubGroups {
         }
         int number = parent.state().nextSubGroup();
         String name = parent.name() + "." + number;
-        if (color < 0) {
-            return together(parent, () -> ProcessGroup.nonMember(name, 0, parent));
-        }
         List<Integer> members =
                 IntStream.range(0, parent.worldSize())
                         .filter(rank -> calls[2 * rank] == color)
@@ -145,7 +142,14 @@ final class SubGroups {
                                         .thenComparingInt(rank -> rank))
                         .toList();
         return together(
-                parent, () -> create(parent, number + "." + color, name + "." + color, members));
+                parent,
+                () -> {
+                    if (color < 0) {
+                        parent.state().backend().split(null, 0, List.of());
+                        return ProcessGroup.nonMember(name, 0, parent);
+                    }
+                    return create(parent, number + "." + color, name + "." + color, color, members);
+                });
     }
 
     /**
@@ -174,18 +178,24 @@ final class SubGroups {
     }
 
     private static ProcessGroup create(
-            ProcessGroup parent, String prefix, String name, List<Integer> members) {
+            ProcessGroup parent, String prefix, String name, int color, List<Integer> members) {
+        Backend backend = parent.state().backend();
         int rank = members.indexOf(parent.rank());
         if (rank < 0) {
+            backend.split(null, color, members);
             return ProcessGroup.nonMember(name, members.size(), parent);
         }
-        GroupContext context = parent.state().context();
-        Store store = new PrefixStore("group" + prefix, context.store());
+        GroupContext whole = parent.state().context();
+        Store store = new PrefixStore("group" + prefix, whole.store());
+        GroupContext context =
+                new GroupContext(
+                        name, rank, members.size(), store, whole.options(), parent.device());
         AtomicReference<ProcessGroup> self = new AtomicReference<>();
         ProcessGroup group =
-                ProcessGroups.create(
-                        parent.backendName(),
-                        new GroupContext(name, rank, members.size(), store, context.options()),
+                new ProcessGroup(
+                        context,
+                        backend.split(context, color, members)
+                                .orElseGet(() -> Backends.get(backend.name()).create(context)),
                         () -> parent.state().removeSubGroup(self.get()));
         self.set(group);
         parent.state().addSubGroup(group);

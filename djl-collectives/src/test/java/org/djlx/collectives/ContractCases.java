@@ -45,7 +45,7 @@ public final class ContractCases {
 
     /** Runs one case on one rank. */
     public static void run(Case body, ProcessGroup group) {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             body.run(group, manager);
         }
     }

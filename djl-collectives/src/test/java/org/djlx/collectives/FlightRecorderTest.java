@@ -34,7 +34,8 @@ class FlightRecorderTest {
     private static FlightRecorder recorder(int size) {
         try (Store store = new HashStore()) {
             BackendOptions options = new BackendOptions(Duration.ofSeconds(7));
-            return new FlightRecorder(new GroupContext("ring", 1, 3, store, options), "test", size);
+            return new FlightRecorder(
+                    new GroupContext("ring", 1, 3, store, options, null), "test", size);
         }
     }
 

@@ -11,7 +11,9 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.TimeUnit;
+import java.util.function.IntFunction;
 
 /**
  * Starts JVMs that are the ranks of a group, with the environment of torchrun and a store in this
@@ -31,6 +33,22 @@ public final class RankProcesses implements AutoCloseable {
      * @param arguments its arguments
      */
     public RankProcesses(int worldSize, Class<?> mainClass, String... arguments) {
+        this(worldSize, rank -> Map.of(), mainClass, arguments);
+    }
+
+    /**
+     * Starts the ranks.
+     *
+     * @param worldSize how many
+     * @param environment what a rank has in its environment besides what is set anyway
+     * @param mainClass the class whose main method they run
+     * @param arguments its arguments
+     */
+    public RankProcesses(
+            int worldSize,
+            IntFunction<Map<String, String>> environment,
+            Class<?> mainClass,
+            String... arguments) {
         store = TcpStore.builder().setHost("localhost").setPort(0).optServer(true).build();
         try {
             for (int rank = 0; rank < worldSize; rank++) {
@@ -49,6 +67,7 @@ public final class RankProcesses implements AutoCloseable {
                 builder.environment().put("MASTER_PORT", "" + store.port());
                 builder.environment().put("TORCHELASTIC_USE_AGENT_STORE", "True");
                 builder.environment().put("OMP_NUM_THREADS", "1");
+                builder.environment().putAll(environment.apply(rank));
                 builder.redirectErrorStream(true).redirectOutput(output.toFile());
                 processes.add(builder.start());
             }

@@ -49,7 +49,7 @@ final class ReductionCases {
         for (ScalarType type : REDUCED) {
             for (ReduceOp op : OPS) {
                 for (int count : COUNTS) {
-                    if (!op.isDefinedFor(type) || count > 1000 && op != ReduceOp.SUM) {
+                    if (!supports(group, type, op) || count > 1000 && op != ReduceOp.SUM) {
                         continue;
                     }
                     Shape shape = new Shape(count);
@@ -62,6 +62,10 @@ final class ReductionCases {
                 }
             }
         }
+    }
+
+    private static boolean supports(ProcessGroup group, ScalarType type, ReduceOp op) {
+        return Backends.get(group.backendName()).support().supports(OpType.ALL_REDUCE, type, op);
     }
 
     private static void allReduceStrided(ProcessGroup group, NDManager manager) {
@@ -104,7 +108,7 @@ final class ReductionCases {
         for (ScalarType type : REDUCED) {
             for (int count : COUNTS) {
                 ReduceOp op = OPS.get(salt % OPS.size());
-                op = op.isDefinedFor(type) ? op : ReduceOp.SUM;
+                op = supports(group, type, op) ? op : ReduceOp.SUM;
                 int root = salt % group.worldSize();
                 Shape shape = new Shape(count);
                 double[][] inputs = inputs(group, manager, type, shape, ++salt);
@@ -142,7 +146,7 @@ final class ReductionCases {
         for (ScalarType type : REDUCED) {
             for (int count : COUNTS) {
                 ReduceOp op = OPS.get(salt % OPS.size());
-                op = op.isDefinedFor(type) ? op : ReduceOp.SUM;
+                op = supports(group, type, op) ? op : ReduceOp.SUM;
                 salt++;
                 Shape whole = new Shape(group.worldSize(), count);
                 double[][] all = inputs(group, manager, type, whole, salt);
@@ -165,7 +169,7 @@ final class ReductionCases {
         for (ScalarType type : REDUCED) {
             for (int count : COUNTS) {
                 ReduceOp op = OPS.get(salt % OPS.size());
-                op = op.isDefinedFor(type) ? op : ReduceOp.MAX;
+                op = supports(group, type, op) ? op : ReduceOp.MAX;
                 salt++;
                 Shape whole = new Shape((long) group.worldSize() * count);
                 double[][] all = inputs(group, manager, type, whole, salt);

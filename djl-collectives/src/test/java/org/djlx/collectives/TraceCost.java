@@ -76,7 +76,7 @@ public final class TraceCost {
         long allocated = 0;
         try (Store store = new HashStore()) {
             GroupContext context =
-                    new GroupContext("cost", 0, 1, store, new BackendOptions(timeout));
+                    new GroupContext("cost", 0, 1, store, new BackendOptions(timeout), null);
             FlightRecorder recorder =
                     new FlightRecorder(context, "none", FlightRecorder.DEFAULT_SIZE);
             for (int repeat = 0; repeat < REPEATS; repeat++) {

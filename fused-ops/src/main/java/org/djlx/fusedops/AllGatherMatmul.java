@@ -108,7 +108,9 @@ final class AllGatherMatmul {
                     Torch.empty(manager, new Shape(worldSize, rows, b.getShape().get(1)), type));
         }
         Agreed agreed = new Agreed(type, Torch.sizes(aShard), null, gatherDim);
-        group.execute(
+        FusedOps.complete(
+                group,
+                group.execute(
                         TYPE,
                         agreed,
                         operation ->
@@ -127,8 +129,7 @@ final class AllGatherMatmul {
                                                         block.attach(temporary);
                                                         stream.copy(block, part);
                                                     }
-                                                }))
-                .await();
+                                                })));
         List<NDArray> outputs = new ArrayList<>();
         Shape shape = Axes.move(gatheredShape(), gatherDim, 0);
         for (int i = 0; i < bs.size(); i++) {
@@ -146,7 +147,7 @@ final class AllGatherMatmul {
     private GatheredMatmul plain(NDManager temporary) {
         NDManager manager = aShard.getManager();
         NDArray stacked = Torch.empty(temporary, Axes.stacked(worldSize, aShard.getShape()), type);
-        group.allGatherIntoTensor(stacked, aShard).await();
+        FusedOps.complete(group, group.allGatherIntoTensor(stacked, aShard));
         NDArray inOrder = Axes.move(stacked, 0, gatherDim);
         NDArray gathered = Axes.contiguous(temporary, inOrder, type).reshape(gatheredShape());
         NDArray matrix = Axes.matrix(gathered);

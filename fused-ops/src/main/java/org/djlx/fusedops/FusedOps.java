@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
 
 /**
  * Tensor-parallel matmuls fused with the collective before or after them; the counterparts of
@@ -24,9 +25,9 @@ import org.djlx.collectives.ReduceOp;
  * <p>Arrays are PyTorch arrays of float32, float64, float16 or bfloat16, on the device of the
  * group's backend; none need be contiguous. All ranks of the group call the same operator with A of
  * the same shape; an operator is one operation of the group and takes its turn among them. It
- * returns when the result is there. Results belong to the manager of A and carry no gradient. Calls
- * that do not fit together, and ranks that are missing, end like those of any operation of a {@link
- * ProcessGroup}.
+ * returns when the result is there; on a GPU, when it is enqueued on the current stream. Results
+ * belong to the manager of A and carry no gradient. Calls that do not fit together, and ranks that
+ * are missing, end like those of any operation of a {@link ProcessGroup}.
  */
 public final class FusedOps {
 
@@ -112,6 +113,15 @@ public final class FusedOps {
     public static Scope forceFallback() {
         FORCED.incrementAndGet();
         return FORCED::decrementAndGet;
+    }
+
+    /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
+    static void complete(ProcessGroup group, Work work) {
+        if (group.device().isGpu()) {
+            work.blockCurrentStream();
+        } else {
+            work.await();
+        }
     }
 
     static boolean isFallbackForced() {

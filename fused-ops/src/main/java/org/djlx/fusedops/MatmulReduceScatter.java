@@ -93,7 +93,9 @@ final class MatmulReduceScatter {
         long columnsOfPart = product.get(lastDim) / (columns ? worldSize : 1);
         NDArray result = Torch.empty(a.getManager(), new Shape(rowsOfPart, columnsOfPart), type);
         Agreed agreed = new Agreed(type, product.getShape(), op, scatterDim);
-        group.execute(
+        FusedOps.complete(
+                group,
+                group.execute(
                         TYPE,
                         agreed,
                         operation ->
@@ -116,8 +118,7 @@ final class MatmulReduceScatter {
                                                                                 right,
                                                                                 rank,
                                                                                 columnsOfPart)
-                                                                        : right)))
-                .await();
+                                                                        : right))));
         return columns ? Axes.detached(result, r -> r.reshape(part())) : restore(result);
     }
 
@@ -146,7 +147,7 @@ final class MatmulReduceScatter {
         Torch.mmOut(whole, matrix, b);
         NDArray front = Axes.move(whole.reshape(product), scatterDim, 0);
         NDArray result = Torch.empty(a.getManager(), Axes.move(part(), scatterDim, 0), type);
-        group.reduceScatterTensor(result, front, op).await();
+        FusedOps.complete(group, group.reduceScatterTensor(result, front, op));
         return restore(result);
     }
 }

@@ -51,7 +51,7 @@ record FusedCase(
 
     /** Runs {@code allGatherMatmul} on this rank, as often as told, and checks each result. */
     void checkAllGatherMatmul(ProcessGroup group, int times) {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             NDList shards = new NDList();
             for (int rank = 0; rank < group.worldSize(); rank++) {
                 shards.add(doubles(array(manager, shape, rank)));
@@ -91,7 +91,7 @@ record FusedCase(
 
     /** Runs {@code matmulReduceScatter} on this rank, as often as told, and checks each result. */
     void checkMatmulReduceScatter(ProcessGroup group, ReduceOp op, int times) {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             int n = columns.get(0);
             long inner = shape.get(shape.dimension() - 1);
             NDArray sum = null;

@@ -50,7 +50,7 @@ class FusedOpsTest {
         }
     }
 
-    private static List<FusedCase> gatherGrid() {
+    static List<FusedCase> gatherGrid() {
         List<FusedCase> cases = new ArrayList<>();
         for (ScalarType type : TYPES) {
             // One row a rank, odd sizes, an empty batch, nothing to sum over, several Bs.
@@ -105,7 +105,7 @@ class FusedOpsTest {
                 group -> grid.forEach(c -> c.checkAllGatherMatmul(group, 2)));
     }
 
-    private static List<FusedCase> scatterGrid(int worldSize) {
+    static List<FusedCase> scatterGrid(int worldSize) {
         int w = worldSize;
         List<FusedCase> cases = new ArrayList<>();
         for (ScalarType type : TYPES) {

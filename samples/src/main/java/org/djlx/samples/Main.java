@@ -27,7 +27,9 @@ import picocli.CommandLine.ParameterException;
             BenchCompareCommand.class,
             LaunchCommand.class,
             FlightCommand.class,
-            SupportCommand.class
+            SupportCommand.class,
+            TopologyCommand.class,
+            GpuBenchCommand.class
         })
 public final class Main {
 

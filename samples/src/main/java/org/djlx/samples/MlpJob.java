@@ -17,11 +17,12 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
+import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * One rank of a tensor-parallel MLP on the bytes of a text.
+ * One rank of a tensor-parallel MLP on the bytes of a text, on the device of its group.
  *
  * <pre>
  *   x       (tokens / W, 256)     this rank's tokens
@@ -40,6 +41,7 @@ final class MlpJob implements AutoCloseable {
 
     private final ProcessGroup group;
     private final NDManager manager;
+    private final CudaDevice gpu; // null on the CPU
     private final ScalarType type;
     private final int tokens;
     // The unsharded input and weights, rounded to the type, and this rank's parts of them.
@@ -75,7 +77,8 @@ final class MlpJob implements AutoCloseable {
         int hiddenPerRank = (HIDDEN + worldSize - 1) / worldSize;
         int hidden = hiddenPerRank * worldSize;
         tokens = tokensPerRank * worldSize;
-        manager = NDManager.newBaseManager("PyTorch");
+        manager = NDManager.newBaseManager(group.device(), "PyTorch");
+        gpu = group.device().isGpu() ? CudaDevice.open(group.device()) : null;
         x = embed(text);
         w1 = random(new Shape(EMBEDDING, hidden), 1);
         w2 = random(new Shape(hidden, EMBEDDING), 2);
@@ -166,6 +169,9 @@ final class MlpJob implements AutoCloseable {
             group.barrier().await();
             long start = System.nanoTime();
             operator.get().close();
+            if (gpu != null) {
+                gpu.synchronize();
+            }
             if (run >= 0) {
                 millis[run] = (System.nanoTime() - start) / 1e6;
             }
@@ -204,5 +210,8 @@ final class MlpJob implements AutoCloseable {
     @Override
     public void close() {
         manager.close();
+        if (gpu != null) {
+            gpu.close();
+        }
     }
 }

@@ -6,6 +6,7 @@ package org.djlx.samples;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
@@ -16,7 +17,10 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.fusedops.FusedOps;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -91,6 +95,40 @@ class MlpCommandTest {
         assertTrue(!output.contains("[1] PASSED"), output);
     }
 
+    @Test
+    void saysWhyThereIsNoGpu() {
+        Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
+        assumeTrue(cause != null, "there are GPUs");
+        assertEquals(1, run("mlp", "--device", "gpu", "--ranks", 2, "--text", text));
+        assertTrue(
+                err.toString().startsWith("error: no GPU can be used: " + cause.getMessage()),
+                err::toString);
+        assertEquals("", out.toString());
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"float32", "bfloat16"})
+    @Tag("gpu")
+    void passesOnGpus(String dtype) {
+        Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
+        assumeTrue(cause == null, () -> cause.getMessage());
+        int ranks = Math.min(8, CudaDevice.count());
+        int code =
+                run("mlp", "--device", "gpu", "--ranks", ranks, "--dtype", dtype, "--text", text);
+        assertEquals(0, code, () -> out + "\n" + err);
+        assertTrue(out.toString().contains("PASSED"), out::toString);
+    }
+
+    @Test
+    @Tag("gpu")
+    void needsAGpuForEachRank() {
+        Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
+        assumeTrue(cause == null, () -> cause.getMessage());
+        int ranks = CudaDevice.count() + 1;
+        assertEquals(1, run("mlp", "--device", "gpu", "--ranks", ranks, "--text", text));
+        assertTrue(err.toString().contains("for " + ranks + " ranks"), err::toString);
+    }
+
     @ParameterizedTest
     @ValueSource(
             strings = {
@@ -98,6 +136,7 @@ class MlpCommandTest {
                 "--ranks -1",
                 "--ranks many",
                 "--dtype float8",
+                "--device tpu",
                 "--text /does/not/exist",
                 "--text /proc",
                 "--text /dev/null"

@@ -10,7 +10,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 
 /** Tells whether a process of this host still runs, from proc(5). */
-final class Liveness {
+public final class Liveness {
 
     private Liveness() {}
 
@@ -18,9 +18,10 @@ final class Liveness {
      * Returns when a process started, in clock ticks since the boot; with its id this names a
      * process even after the id has been used again.
      *
+     * @param pid the process's id
      * @return the time, or -1 if the process has ended, a zombie included
      */
-    static long startTime(long pid) {
+    public static long startTime(long pid) {
         try {
             String stat =
                     Files.readString(
@@ -34,7 +35,14 @@ final class Liveness {
         }
     }
 
-    static boolean isAlive(long pid, long startTime) {
+    /**
+     * Tells whether a process still runs.
+     *
+     * @param pid the process's id
+     * @param startTime when it started, as {@link #startTime} told
+     * @return whether it does
+     */
+    public static boolean isAlive(long pid, long startTime) {
         return startTime(pid) == startTime;
     }
 }

@@ -45,6 +45,7 @@ final class RankSync {
     private final int spins;
     private final long yieldNanos;
     private int epoch;
+    private long begun; // operations; the same on all ranks
     private volatile boolean closing;
 
     RankSync(ControlBlock control, String group, int rank, int worldSize) {
@@ -59,7 +60,8 @@ final class RankSync {
 
     /** Tells the others what this rank's next operation is, and that it is there. */
     void begin(Operation operation) {
-        control.putSignature(rank, operation.sequence(), operation.signature());
+        begun++;
+        control.putSignature(rank, begun, operation.signature());
         arrive();
     }
 
@@ -67,7 +69,7 @@ final class RankSync {
     void awaitAgreement(Operation operation) {
         awaitArrivals(operation);
         for (int peer = 0; peer < worldSize; peer++) {
-            if (!control.signatureEquals(peer, operation.sequence(), operation.signature())) {
+            if (!control.signatureEquals(peer, begun, operation.signature())) {
                 throw new CollectiveMismatchException(disagreement(operation));
             }
         }
@@ -76,7 +78,7 @@ final class RankSync {
     private String disagreement(Operation operation) {
         Map<String, List<Integer>> calls = new TreeMap<>();
         for (int peer = 0; peer < worldSize; peer++) {
-            String call = Operation.describe(control.signature(peer, operation.sequence()));
+            String call = Operation.describe(control.signature(peer, begun));
             calls.computeIfAbsent(call, k -> new ArrayList<>()).add(peer);
         }
         StringBuilder text = new StringBuilder();
@@ -267,6 +269,17 @@ final class RankSync {
             default:
                 return null;
         }
+    }
+
+    /** What is known of a rank that will never do what it has begun; null if there is none. */
+    String brokenRank() {
+        for (int peer = 0; peer < worldSize; peer++) {
+            String end = control.state(peer) == State.FAILED ? announcedEndOf(peer) : deathOf(peer);
+            if (peer != rank && end != null) {
+                return end;
+            }
+        }
+        return null;
     }
 
     /** How a rank died; null if its process runs, or is not known yet. This takes a system call. */

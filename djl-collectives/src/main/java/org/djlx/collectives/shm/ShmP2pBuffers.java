@@ -56,6 +56,12 @@ final class ShmP2pBuffers implements P2pBuffers {
                 manager, segment.memory(), segment.bufferOffset(rank) + offset, shape, type);
     }
 
+    /** Ranks that disagree about one operation still agree about the number of the next. */
+    @Override
+    public int epoch(Operation operation) {
+        return (int) operation.sequence();
+    }
+
     @Override
     public void signal(int rank, int channel, int epoch) {
         checkRank(rank);

@@ -161,7 +161,8 @@ class ShmFailureTest {
                         group.rank(),
                         group.worldSize(),
                         new HashStore(),
-                        new BackendOptions(Duration.ofSeconds(60)))
+                        new BackendOptions(Duration.ofSeconds(60)),
+                        null)
                 .joining();
     }
 

@@ -22,7 +22,7 @@ import org.djlx.nativeops.Torch;
  * A stream on the CPU: either the calling thread, which does the work at once, or a thread of a
  * pool that it shares with the other streams of the JVM and that it holds only while there is work.
  */
-public final class HostStream implements OpStream {
+final class HostStream implements OpStream {
 
     // One signal word a pair of ranks is enough: a rank raises it once an operation.
     private static final int CHANNEL = 0;
@@ -61,7 +61,7 @@ public final class HostStream implements OpStream {
      * @param operation the operation under way
      * @return the stream
      */
-    public static HostStream current(P2pBuffers buffers, Operation operation) {
+    static HostStream current(P2pBuffers buffers, Operation operation) {
         return new HostStream(buffers, operation, true);
     }
 
@@ -72,7 +72,7 @@ public final class HostStream implements OpStream {
      * @param operation the operation under way
      * @return the stream
      */
-    public static HostStream side(P2pBuffers buffers, Operation operation) {
+    static HostStream side(P2pBuffers buffers, Operation operation) {
         return new HostStream(buffers, operation, false);
     }
 
@@ -132,11 +132,6 @@ public final class HostStream implements OpStream {
         } else {
             last = last.thenCombine(done, (a, b) -> null);
         }
-    }
-
-    @Override
-    public void synchronize() {
-        join(last);
     }
 
     @Override

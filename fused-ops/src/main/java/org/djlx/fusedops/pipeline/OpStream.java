@@ -12,8 +12,8 @@ import org.djlx.collectives.ReduceOp;
  * A queue of device work that runs in order; two streams run side by side. What the pipelines need
  * of a device, and no more.
  *
- * <p>A method may return before its work is done, so its arrays must stay alive until {@link
- * #synchronize()}. Used by one thread.
+ * <p>A method may return before its work is done. The stream keeps alive what it still needs then.
+ * Used by one thread.
  */
 public interface OpStream extends AutoCloseable {
 
@@ -70,16 +70,17 @@ public interface OpStream extends AutoCloseable {
     Event record();
 
     /**
-     * Lets work that follows wait for an event.
+     * Lets work that follows wait for an event. The caller's own thread, if that is the stream,
+     * throws what failed before the event.
      *
-     * @param event an event of another stream of the same device
+     * @param event an event of another stream of the same device; for one wait only
      */
     void waitEvent(Event event);
 
-    /** Waits on the host until all work is done, and throws what failed. */
-    void synchronize();
-
-    /** Waits until nothing runs any more; what has not begun may be dropped. Never throws. */
+    /**
+     * Ends the use of the stream. On the host, waits until nothing runs any more; what has not
+     * begun is dropped. Never throws.
+     */
     @Override
     void close();
 }

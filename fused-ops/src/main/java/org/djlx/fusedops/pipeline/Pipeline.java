@@ -13,6 +13,7 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.cudap2p.CudaP2pBuffers;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -64,6 +65,18 @@ public final class Pipeline {
                 .orElse(false);
     }
 
+    private OpStream currentStream() {
+        return buffers instanceof CudaP2pBuffers cuda
+                ? CudaOpStream.current(cuda)
+                : HostStream.current(buffers, operation);
+    }
+
+    private OpStream sideStream() {
+        return buffers instanceof CudaP2pBuffers cuda
+                ? CudaOpStream.side(cuda)
+                : HostStream.side(buffers, operation);
+    }
+
     /** Works on the shard of one rank. */
     @FunctionalInterface
     public interface ShardConsumer {
@@ -87,10 +100,11 @@ public final class Pipeline {
      * @param consumer called once for each rank, this one first
      */
     public void gatherAndConsume(NDArray shard, ScalarType type, ShardConsumer consumer) {
-        int epoch = (int) operation.sequence();
+        int epoch = buffers.epoch(operation);
         Slots slots = new Slots(buffers, manager, shard.getShape(), type, epoch);
-        try (OpStream current = HostStream.current(buffers, operation);
-                OpStream side = HostStream.side(buffers, operation)) {
+        try (OpStream current = currentStream();
+                OpStream side = sideStream()) {
+            side.waitEvent(current.record());
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank - step + worldSize) % worldSize;
                 side.copy(slots.slot(peer, rank), shard);
@@ -103,8 +117,8 @@ public final class Pipeline {
                 current.waitSignal(peer, epoch);
                 consumer.consume(current, peer, slots.slot(rank, peer));
             }
-            side.synchronize();
-            current.synchronize();
+            // What follows may overwrite what is being sent.
+            current.waitEvent(side.record());
         }
     }
 
@@ -133,10 +147,11 @@ public final class Pipeline {
      */
     public void produceAndScatter(
             NDArray result, ScalarType type, ReduceOp op, PartProducer producer) {
-        int epoch = (int) operation.sequence();
+        int epoch = buffers.epoch(operation);
         Slots slots = new Slots(buffers, manager, result.getShape(), type, epoch);
-        try (OpStream current = HostStream.current(buffers, operation);
-                OpStream side = HostStream.side(buffers, operation)) {
+        try (OpStream current = currentStream();
+                OpStream side = sideStream()) {
+            side.waitEvent(current.record());
             // Two parts at a time: one is computed while the other is pushed.
             NDArray[] parts = new NDArray[2];
             OpStream.Event[] pushed = new OpStream.Event[2];
@@ -152,7 +167,9 @@ public final class Pipeline {
                 side.waitEvent(current.record());
                 side.copy(slots.slot(peer, rank), parts[turn]);
                 side.signal(peer, epoch);
-                pushed[turn] = side.record();
+                if (step + 2 < worldSize) {
+                    pushed[turn] = side.record();
+                }
             }
             NDArray own = slots.slot(rank, rank);
             producer.produce(current, rank, own);
@@ -165,8 +182,8 @@ public final class Pipeline {
                 all.add(source == rank ? own : slots.slot(rank, source));
             }
             current.reduce(result, all, op);
-            side.synchronize();
-            current.synchronize();
+            // What follows may overwrite what is being sent.
+            current.waitEvent(side.record());
         }
     }
 }

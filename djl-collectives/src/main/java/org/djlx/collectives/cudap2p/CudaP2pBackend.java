@@ -1,0 +1,288 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.cudap2p;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.List;
+import java.util.Optional;
+import java.util.function.LongConsumer;
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Support;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.cudap2p.P2pAllReduce.Algorithm;
+import org.djlx.collectives.nccl.NcclBackend;
+import org.djlx.collectives.shm.HostSync;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.KernelCache;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * NCCL, with P2P buffers beside it and small all-reduces between the GPUs themselves. Whether P2P
+ * is used is found out when the group is created, and agreed on by all ranks.
+ */
+final class CudaP2pBackend extends Backend {
+
+    static final String NAME = "cuda_p2p";
+
+    private static final Logger logger = LoggerFactory.getLogger(CudaP2pBackend.class);
+    private static final int MESH_RANKS = 8;
+
+    private final NcclBackend nccl;
+    private final CudaP2pOptions options;
+    private final int worldSize;
+    private final CudaDevice device;
+    private final HostSync hosts; // this and the next three: null if there is no P2P
+    private final P2pLine line;
+    private final CudaP2pBuffers buffers;
+    private final P2pAllReduce allReduce;
+    private final GpuTopology.Kind topology;
+    private boolean closed;
+
+    private CudaP2pBackend(GroupContext context, CudaP2pOptions options, NcclBackend nccl) {
+        this.nccl = nccl;
+        this.options = options;
+        this.worldSize = context.worldSize();
+        device = CudaDevice.open(nccl.device());
+        RegionLayout layout = new RegionLayout(options, worldSize);
+        P2pRegion.Mapped mapped = P2pRegion.map(context, layout, device);
+        if (mapped.region() == null) {
+            if (context.rank() == 0) {
+                logger.warn(
+                        "group '{}' uses NCCL alone, for all ranks: {}",
+                        context.name(),
+                        mapped.problem());
+            }
+            buffers = null;
+            allReduce = null;
+            hosts = null;
+            line = null;
+            topology = GpuTopology.Kind.OTHER;
+            return;
+        }
+        int rank = context.rank();
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        hosts = HostSync.join(context);
+        buffers = new CudaP2pBuffers(mapped.region(), device, rank, hosts, compiler);
+        allReduce = new P2pAllReduce(mapped.region(), device, rank, compiler);
+        boolean blockingWait = options.ncclOptions().isBlockingWait();
+        line =
+                new P2pLine(
+                        context, device, blockingWait, hosts, buffers, allReduce, nccl::breakWith);
+        topology = options.topology().orElseGet(() -> mapped.region().topology(context));
+    }
+
+    static CudaP2pBackend create(GroupContext context, CudaP2pOptions options) {
+        NcclBackend nccl = NcclBackend.create(context, options.ncclOptions());
+        try {
+            return new CudaP2pBackend(context, options, nccl);
+        } catch (RuntimeException | LinkageError e) {
+            nccl.close();
+            throw e;
+        }
+    }
+
+    @Override
+    public String name() {
+        return NAME;
+    }
+
+    @Override
+    public Support support() {
+        return nccl.support();
+    }
+
+    @Override
+    public Device device() {
+        return nccl.device();
+    }
+
+    @Override
+    public Optional<P2pBuffers> p2pBuffers() {
+        return buffers == null || buffers.byteSize() == 0 ? Optional.empty() : Optional.of(buffers);
+    }
+
+    @Override
+    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        ScalarType type = Torch.scalarType(tensor);
+        Algorithm algorithm = algorithm(tensor, type, op);
+        if (algorithm == null) {
+            return nccl.allReduce(operation, tensor, op);
+        }
+        operation.setAlgorithm(algorithm.name().toLowerCase());
+        float divisor = op == ReduceOp.AVG ? worldSize : 1;
+        return line.run(
+                operation,
+                stream ->
+                        inPlace(
+                                tensor,
+                                address -> {
+                                    // See CudaP2pBuffers.awaitAgreement: the kernel waits for those
+                                    // of the other ranks, which they are about to launch.
+                                    hosts.agree(operation);
+                                    allReduce.enqueue(
+                                            stream,
+                                            algorithm,
+                                            address,
+                                            tensor.getShape().size(),
+                                            type,
+                                            divisor,
+                                            operation.timeout());
+                                }),
+                List.of(tensor));
+    }
+
+    /** Gives the tensor's address to some code, or that of a copy if it is not contiguous. */
+    private static void inPlace(NDArray tensor, LongConsumer body) {
+        if (Torch.isContiguous(tensor)) {
+            body.accept(Torch.dataPointer(tensor));
+            return;
+        }
+        boolean gradients = JniUtils.isGradMode();
+        JniUtils.setGradMode(false);
+        try (NDArray copy =
+                Torch.empty(tensor.getManager(), tensor.getShape(), Torch.scalarType(tensor))) {
+            Torch.copy(copy, tensor);
+            body.accept(Torch.dataPointer(copy));
+            Torch.copy(tensor, copy);
+        } finally {
+            JniUtils.setGradMode(gradients);
+        }
+    }
+
+    /** How a tensor is reduced; null for NCCL. Depends on what is the same on all ranks. */
+    private Algorithm algorithm(NDArray tensor, ScalarType type, ReduceOp op) {
+        boolean sum = op == ReduceOp.SUM || op == ReduceOp.AVG;
+        long byteSize = tensor.getShape().size() * type.itemSize();
+        if (allReduce == null
+                || !sum
+                || !P2pAllReduce.isSupported(type)
+                || byteSize == 0
+                || worldSize == 1) {
+            return null;
+        }
+        switch (topology) {
+            case FULLY_CONNECTED_NVLINK:
+                if (byteSize <= options.oneShotBytes()) {
+                    return Algorithm.ONE_SHOT;
+                }
+                return byteSize <= options.twoShotBytes() ? Algorithm.TWO_SHOT : null;
+            case HYBRID_CUBE_MESH:
+                return worldSize == MESH_RANKS && byteSize <= options.oneShotBytes()
+                        ? Algorithm.MESH
+                        : null;
+            default:
+                return null;
+        }
+    }
+
+    @Override
+    public Work execute(Operation operation, Runnable body) {
+        if (buffers == null) {
+            return super.execute(operation, body);
+        }
+        buffers.nextEpoch();
+        return line.run(operation, stream -> body.run(), List.of());
+    }
+
+    @Override
+    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
+        return nccl.reduce(operation, tensor, root, op);
+    }
+
+    @Override
+    public Work broadcast(Operation operation, NDArray tensor, int root) {
+        return nccl.broadcast(operation, tensor, root);
+    }
+
+    @Override
+    public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+        return nccl.allGather(operation, outputs, input);
+    }
+
+    @Override
+    public Work reduceScatter(
+            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        return nccl.reduceScatter(operation, output, inputs, op);
+    }
+
+    @Override
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        return nccl.gather(operation, outputs, input, root);
+    }
+
+    @Override
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        return nccl.scatter(operation, output, inputs, root);
+    }
+
+    @Override
+    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        return nccl.allToAll(operation, outputs, inputs);
+    }
+
+    @Override
+    public Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        return nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts);
+    }
+
+    @Override
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        return nccl.send(operation, tensor, destination, tag);
+    }
+
+    @Override
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        return nccl.recv(operation, tensor, source, tag);
+    }
+
+    @Override
+    public void startBatch() {
+        nccl.startBatch();
+    }
+
+    @Override
+    public void endBatch() {
+        nccl.endBatch();
+    }
+
+    @Override
+    public Work barrier(Operation operation) {
+        return nccl.barrier(operation);
+    }
+
+    @Override
+    public boolean batchesCollectives() {
+        return nccl.batchesCollectives();
+    }
+
+    @Override
+    public synchronized void close() {
+        if (closed) {
+            return;
+        }
+        closed = true;
+        nccl.close();
+        if (line != null) {
+            line.close();
+        }
+        device.close();
+    }
+}

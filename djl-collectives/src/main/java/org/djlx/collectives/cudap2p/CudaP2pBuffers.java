@@ -1,0 +1,190 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.cudap2p;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.shm.HostSync;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * P2P buffers in the memory of GPUs.
+ *
+ * <p>Signals are raised and awaited by streams, not by the host: the methods of {@link P2pBuffers}
+ * do so on the current stream. See {@link #awaitAgreement} on what must come before a wait.
+ */
+public final class CudaP2pBuffers implements P2pBuffers {
+
+    private final P2pRegion region;
+    private final CudaDevice device;
+    private final CudaStream side;
+    private final CudaStream
+            releaser; // made in time: the driver may not make one when streams wait
+    private final RankOrderReducer reducer;
+    private final HostSync hosts;
+    private final int rank;
+    private int epoch;
+
+    CudaP2pBuffers(
+            P2pRegion region,
+            CudaDevice device,
+            int rank,
+            HostSync hosts,
+            KernelCompiler compiler) {
+        this.hosts = hosts;
+        this.region = region;
+        this.device = device;
+        this.rank = rank;
+        this.side = CudaStream.create(device, device.highestStreamPriority());
+        this.releaser = CudaStream.create(device);
+        this.reducer = new RankOrderReducer(device, compiler);
+    }
+
+    @Override
+    public long byteSize() {
+        return region.layout().bufferSize();
+    }
+
+    @Override
+    public int channels() {
+        return RegionLayout.CHANNELS;
+    }
+
+    /**
+     * Returns the GPU.
+     *
+     * @return this rank's GPU
+     */
+    public CudaDevice device() {
+        return device;
+    }
+
+    /**
+     * Returns a stream on which data can be sent beside the current one.
+     *
+     * @return the stream, of high priority; it belongs to the group
+     */
+    public CudaStream stream() {
+        return side;
+    }
+
+    /**
+     * Returns what reduces parts on this GPU.
+     *
+     * @return the reducer
+     */
+    public RankOrderReducer reducer() {
+        return reducer;
+    }
+
+    @Override
+    public int epoch(Operation operation) {
+        return epoch;
+    }
+
+    void nextEpoch() {
+        epoch++;
+    }
+
+    @Override
+    public NDArray view(NDManager manager, int peer, Shape shape, ScalarType type, long offset) {
+        checkRank(peer);
+        long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
+        if (offset < 0 || offset > byteSize() - byteSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s %s at %d does not fit into a P2P buffer of %d bytes",
+                            type, shape, offset, byteSize()));
+        }
+        return Torch.view(
+                manager, region.memory(peer), region.layout().buffer() + offset, shape, type);
+    }
+
+    /**
+     * Raises this rank's signal on a rank, from a stream.
+     *
+     * @param stream where it is enqueued
+     * @param peer the rank that waits for it
+     * @param channel the channel
+     * @param value the word's new value
+     */
+    public void signal(CudaStream stream, int peer, int channel, int value) {
+        checkRank(peer);
+        stream.writeValue32(region.address(peer) + region.layout().signal(channel, rank), value);
+    }
+
+    /**
+     * Lets a stream wait for a rank's signal.
+     *
+     * @param stream where it is enqueued
+     * @param peer the rank that raises it
+     * @param channel the channel
+     * @param value the value to wait for
+     */
+    public void awaitSignal(CudaStream stream, int peer, int channel, int value) {
+        checkRank(peer);
+        stream.waitValue32(region.address(rank) + region.layout().signal(channel, peer), value);
+    }
+
+    @Override
+    public void signal(int peer, int channel, int value) {
+        signal(current(), peer, channel, value);
+    }
+
+    @Override
+    public void awaitSignal(Operation operation, int peer, int channel, int value) {
+        awaitSignal(current(), peer, channel, value);
+    }
+
+    /**
+     * Waits until the hosts of all ranks have enqueued what they send in this operation; to be
+     * called when this rank has, and before it lets a stream wait for a signal. So whatever a
+     * stream waits for is on its way: a rank whose host stands still, because the driver takes
+     * memory or loads a kernel and waits for all streams to do so, waits for nothing that depends
+     * on itself.
+     */
+    @Override
+    public void awaitAgreement(Operation operation) {
+        hosts.agree(operation);
+    }
+
+    private CudaStream current() {
+        return CudaStream.wrap(device, Torch.currentCudaStream(device.device()));
+    }
+
+    /**
+     * Lets all streams go on that wait for signals, as the ranks that would raise them are gone.
+     */
+    void release() {
+        for (int channel = 0; channel < RegionLayout.CHANNELS; channel++) {
+            for (int peer = 0; peer < region.ranks(); peer++) {
+                long word = region.address(rank) + region.layout().signal(channel, peer);
+                releaser.writeValue32(word, epoch + 1);
+            }
+        }
+    }
+
+    private void checkRank(int peer) {
+        if (peer < 0 || peer >= region.ranks()) {
+            throw new IllegalArgumentException(
+                    "rank " + peer + " lies outside a group of " + region.ranks() + " ranks");
+        }
+    }
+
+    void close(GroupContext context) {
+        side.close();
+        releaser.close();
+        reducer.close();
+        region.retire(context);
+    }
+}

@@ -1,0 +1,176 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.cudap2p;
+
+import java.util.Objects;
+import java.util.Optional;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.nccl.NcclOptions;
+import org.djlx.nativeops.GpuTopology;
+
+/** Options of the {@code cuda_p2p} backend. They must be the same on all ranks. */
+public final class CudaP2pOptions extends BackendOptions {
+
+    /** The size of a rank's P2P buffer unless told otherwise: 256 MiB. */
+    public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
+
+    private final long bufferSize;
+    private final NcclOptions ncclOptions;
+    private final long oneShotBytes;
+    private final long twoShotBytes;
+    private final GpuTopology.Kind topology;
+
+    private CudaP2pOptions(Builder builder) {
+        super(builder.ncclOptions.timeout());
+        bufferSize = builder.bufferSize;
+        ncclOptions = builder.ncclOptions;
+        oneShotBytes = builder.oneShotBytes;
+        twoShotBytes = builder.twoShotBytes;
+        topology = builder.topology;
+    }
+
+    /**
+     * Returns the size of each rank's P2P buffer.
+     *
+     * @return the size in bytes; 0 if the group has none
+     */
+    public long bufferSize() {
+        return bufferSize;
+    }
+
+    /**
+     * Returns the options of what runs on NCCL.
+     *
+     * @return the options, also for the timeout and the devices
+     */
+    public NcclOptions ncclOptions() {
+        return ncclOptions;
+    }
+
+    /**
+     * Returns up to which size an all-reduce is one-shot, or takes the mesh algorithm.
+     *
+     * @return the size in bytes
+     */
+    public long oneShotBytes() {
+        return oneShotBytes;
+    }
+
+    /**
+     * Returns up to which size an all-reduce is two-shot.
+     *
+     * @return the size in bytes
+     */
+    public long twoShotBytes() {
+        return twoShotBytes;
+    }
+
+    /**
+     * Returns how the GPUs are taken to be linked.
+     *
+     * @return the topology, or empty if NVML tells
+     */
+    public Optional<GpuTopology.Kind> topology() {
+        return Optional.ofNullable(topology);
+    }
+
+    /**
+     * Returns a builder.
+     *
+     * @return the builder, with the defaults
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /** Builds {@link CudaP2pOptions}. */
+    public static final class Builder {
+
+        private long bufferSize = DEFAULT_BUFFER_SIZE;
+        private NcclOptions ncclOptions = NcclOptions.builder().build();
+        private long oneShotBytes = 256 << 10;
+        private long twoShotBytes = 10 << 20;
+        private GpuTopology.Kind topology;
+
+        private Builder() {}
+
+        /**
+         * Sets the size of each rank's P2P buffer.
+         *
+         * @param bytes the size in bytes; 0 for none
+         * @return this builder
+         */
+        public Builder optBufferSize(long bytes) {
+            if (bytes < 0) {
+                throw new IllegalArgumentException("the buffer size is negative: " + bytes);
+            }
+            this.bufferSize = bytes;
+            return this;
+        }
+
+        /**
+         * Sets the options of what runs on NCCL; its timeout and devices are also those of the
+         * rest.
+         *
+         * @param options the options
+         * @return this builder
+         */
+        public Builder optNcclOptions(NcclOptions options) {
+            this.ncclOptions = Objects.requireNonNull(options, "options");
+            return this;
+        }
+
+        /**
+         * Sets up to which size an all-reduce is one-shot, or takes the mesh algorithm where the
+         * GPUs form a hybrid cube mesh.
+         *
+         * @param bytes the size in bytes; 256 KiB unless set
+         * @return this builder
+         */
+        public Builder optOneShotBytes(long bytes) {
+            this.oneShotBytes = requireNotNegative(bytes);
+            return this;
+        }
+
+        /**
+         * Sets up to which size an all-reduce is two-shot.
+         *
+         * @param bytes the size in bytes; 10 MiB unless set
+         * @return this builder
+         */
+        public Builder optTwoShotBytes(long bytes) {
+            this.twoShotBytes = requireNotNegative(bytes);
+            return this;
+        }
+
+        private static long requireNotNegative(long bytes) {
+            if (bytes < 0) {
+                throw new IllegalArgumentException("the size is negative: " + bytes);
+            }
+            return bytes;
+        }
+
+        /**
+         * Sets how the GPUs are taken to be linked, for tests; NVML tells unless set. In a hybrid
+         * cube mesh, ranks 0 to 3 and 4 to 7 are taken to be the fours.
+         *
+         * @param kind the topology
+         * @return this builder
+         */
+        public Builder optTopology(GpuTopology.Kind kind) {
+            this.topology = Objects.requireNonNull(kind, "kind");
+            return this;
+        }
+
+        /**
+         * Builds the options.
+         *
+         * @return the options
+         */
+        public CudaP2pOptions build() {
+            return new CudaP2pOptions(this);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.cudap2p;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.Collection;
+import java.util.List;
+import java.util.Optional;
+import java.util.function.Consumer;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.nccl.EventPool;
+import org.djlx.collectives.nccl.Watchdog;
+import org.djlx.collectives.shm.HostSync;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Runs the operations that need no NCCL on the callers' current streams, one after the other
+ * whatever the streams, and ends them if something goes wrong.
+ */
+final class P2pLine implements Watchdog.Line {
+
+    private final GroupContext context;
+    private final CudaDevice device;
+    private final boolean blockingWait;
+    private final HostSync hosts;
+    private final CudaP2pBuffers buffers;
+    private final P2pAllReduce allReduce;
+    private final Consumer<CollectiveException> onBreak;
+    private final NDManager manager;
+    private final EventPool events;
+    private final CudaEvent last; // behind the operation before
+    private final Watchdog watchdog;
+    private long lastStream = -1;
+    private volatile CollectiveException broken;
+
+    /**
+     * Creates the line.
+     *
+     * @param context the group and the rank
+     * @param device the rank's GPU
+     * @param blockingWait whether waiting for a work blocks the host
+     * @param hosts the other ranks' hosts
+     * @param buffers what operations wait in
+     * @param allReduce what operations wait in
+     * @param onBreak told when the line breaks
+     */
+    P2pLine(
+            GroupContext context,
+            CudaDevice device,
+            boolean blockingWait,
+            HostSync hosts,
+            CudaP2pBuffers buffers,
+            P2pAllReduce allReduce,
+            Consumer<CollectiveException> onBreak) {
+        this.context = context;
+        this.device = device;
+        this.blockingWait = blockingWait;
+        this.hosts = hosts;
+        this.buffers = buffers;
+        this.allReduce = allReduce;
+        this.onBreak = onBreak;
+        String name = "cuda_p2p-" + context.name() + "-rank-" + context.rank();
+        manager = NDManager.newBaseManager(device.device(), "PyTorch");
+        manager.setName(name);
+        events = new EventPool(device);
+        last = CudaEvent.create(device);
+        watchdog = new Watchdog(name, new Alone());
+    }
+
+    /** There is one line. */
+    private final class Alone implements Watchdog.Group {
+
+        @Override
+        public Collection<? extends Watchdog.Line> failingWith(Watchdog.Line line) {
+            return List.of(P2pLine.this);
+        }
+
+        @Override
+        public Collection<? extends Watchdog.Line> lines() {
+            return List.of(P2pLine.this);
+        }
+
+        @Override
+        public Optional<String> deadPeer() {
+            return Optional.ofNullable(hosts.brokenRank());
+        }
+    }
+
+    EventPool events() {
+        return events;
+    }
+
+    boolean isBlockingWait() {
+        return blockingWait;
+    }
+
+    CudaStream currentStream() {
+        return CudaStream.wrap(device, Torch.currentCudaStream(device.device()));
+    }
+
+    /**
+     * Runs an operation.
+     *
+     * @param operation the operation
+     * @param body enqueues it on the stream that it is given
+     * @param result its outputs
+     * @return the work
+     */
+    Work run(Operation operation, Consumer<CudaStream> body, List<NDArray> result) {
+        if (broken != null) {
+            throw new CollectiveException(
+                    operation
+                            + " cannot run: the group is broken since an earlier operation failed ("
+                            + broken.getMessage()
+                            + "); destroy it and create a new one",
+                    broken);
+        }
+        List<NDArray> held = result.stream().map(array -> Torch.alias(manager, array)).toList();
+        StreamWork work = new StreamWork(this, operation, result, held);
+        operation.started();
+        CudaStream current = currentStream();
+        if (lastStream != -1 && lastStream != current.handle()) {
+            current.waitEvent(last);
+        }
+        try {
+            body.accept(current);
+        } catch (CollectiveMismatchException e) {
+            work.fail(e);
+            return work;
+        } catch (RuntimeException e) {
+            CollectiveException reason =
+                    e instanceof CollectiveException collective
+                            ? collective
+                            : new CollectiveException(operation + " failed: " + e, e);
+            watchdog.fail(List.of(this), reason);
+            work.fail(reason);
+            return work;
+        }
+        last.record(current);
+        lastStream = current.handle();
+        CudaEvent behind = events.take();
+        behind.record(current);
+        work.enqueued(behind);
+        watchdog.add(work);
+        return work;
+    }
+
+    /** Why an operation failed that has ended; null if it did not. */
+    CollectiveException failureOf(Operation operation) {
+        return allReduce.failure(operation);
+    }
+
+    @Override
+    public Optional<String> error() {
+        return Optional.empty();
+    }
+
+    @Override
+    public boolean breakWith(CollectiveException reason) {
+        synchronized (this) {
+            if (broken != null) {
+                return false;
+            }
+            broken = reason;
+        }
+        hosts.fail(reason.getMessage());
+        hosts.end();
+        onBreak.accept(reason);
+        return true;
+    }
+
+    @Override
+    public void abort() {
+        allReduce.stop();
+        buffers.release();
+        device.synchronize();
+    }
+
+    /** Ends what is under way and frees everything. */
+    void close() {
+        if (!watchdog.isIdle()) {
+            watchdog.fail(
+                    List.of(this),
+                    new CollectiveException(
+                            "this rank destroyed the group '" + context.name() + "'"));
+        }
+        watchdog.close();
+        hosts.close();
+        device.synchronize();
+        allReduce.close();
+        buffers.close(context);
+        events.close();
+        last.close();
+        manager.close();
+    }
+}

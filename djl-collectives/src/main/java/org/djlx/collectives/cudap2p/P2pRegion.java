@@ -1,0 +1,329 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.cudap2p;
+
+import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.GroupContext;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaMemory;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Memory of each rank's GPU that the GPUs of all ranks can address. The ranks are threads of one
+ * JVM: its GPUs have one address space, and peer access is all it takes.
+ */
+final class P2pRegion implements AutoCloseable {
+
+    private static final Logger logger = LoggerFactory.getLogger(P2pRegion.class);
+    private static final Gson GSON = new Gson();
+    private static final String RETIRED_KEY = "p2p-retired";
+    private static final List<P2pRegion> RETIRED = new ArrayList<>();
+
+    private final RegionLayout layout;
+    private final CudaDevice device;
+    private final int rank;
+    private final NativeMemory own;
+    private final List<NativeMemory> regions = new ArrayList<>(); // of each rank, as seen from here
+    private final List<Integer> ordinals = new ArrayList<>(); // the ranks' GPUs, in CUDA's order
+    private final List<CudaDevice> peers = new ArrayList<>();
+    private GroupContext context; // once it is retired
+
+    private P2pRegion(RegionLayout layout, CudaDevice device, int rank) {
+        this.layout = layout;
+        this.device = device;
+        this.rank = rank;
+        this.own = CudaMemory.allocate(device, layout.byteSize());
+    }
+
+    /** What a rank tells the others about itself. */
+    private static final class Card {
+        String problem;
+        String host;
+        long pid;
+        int ordinal;
+        String bus;
+        long address;
+        long byteSize;
+    }
+
+    /** A region, or why there is none: the same answer on all ranks. */
+    record Mapped(P2pRegion region, String problem) {}
+
+    /**
+     * Maps the memory of all ranks and probes every pair.
+     *
+     * @param context the group and the rank
+     * @param layout how it is divided
+     * @param device the rank's GPU
+     */
+    static Mapped map(GroupContext context, RegionLayout layout, CudaDevice device) {
+        freeRetired();
+        P2pRegion region = null;
+        Card card = new Card();
+        try {
+            if (context.worldSize() > RegionLayout.MAX_RANKS) {
+                throw new EngineException(
+                        "P2P groups have at most " + RegionLayout.MAX_RANKS + " ranks");
+            }
+            region = new P2pRegion(layout, device, context.rank());
+            region.clear();
+            region.fill(card);
+        } catch (RuntimeException | LinkageError e) {
+            card.problem = e.getMessage();
+        }
+        String problem = firstProblem(region, context, card);
+        if (problem == null) {
+            return new Mapped(region, null);
+        }
+        if (region != null) {
+            region.close();
+        }
+        return new Mapped(null, problem);
+    }
+
+    private static String firstProblem(P2pRegion region, GroupContext context, Card card) {
+        List<Card> cards =
+                context.exchange("p2p", bytes(GSON.toJson(card))).stream()
+                        .map(json -> GSON.fromJson(text(json), Card.class))
+                        .toList();
+        String problem = describe(cards);
+        if (problem != null) {
+            return problem;
+        }
+        String mine = attempt(() -> region.open(cards));
+        problem = firstOf(context.exchange("p2p-mapped", bytes(mine)));
+        if (problem != null) {
+            return problem;
+        }
+        mine = attempt(region::writeProbes);
+        problem = firstOf(context.exchange("p2p-probed", bytes(mine)));
+        if (problem != null) {
+            return problem;
+        }
+        mine = attempt(region::checkProbes);
+        return firstOf(context.exchange("p2p-checked", bytes(mine)));
+    }
+
+    /** What speaks against P2P in what the ranks said; everybody finds the same. */
+    private static String describe(List<Card> cards) {
+        for (int rank = 0; rank < cards.size(); rank++) {
+            Card card = cards.get(rank);
+            if (card.problem != null) {
+                return "rank " + rank + ": " + card.problem;
+            }
+            if (!card.host.equals(cards.get(0).host)) {
+                return "rank 0 and rank " + rank + " are on different hosts";
+            }
+            if (card.pid != cards.get(0).pid) {
+                return "rank 0 and rank " + rank + " are in different processes";
+            }
+            if (card.byteSize != cards.get(0).byteSize) {
+                return "rank 0 and rank " + rank + " have different options";
+            }
+            for (int other = 0; other < rank; other++) {
+                if (card.bus.equals(cards.get(other).bus)) {
+                    return "rank " + other + " and rank " + rank + " are on the same GPU";
+                }
+            }
+        }
+        return null;
+    }
+
+    private static String attempt(Runnable step) {
+        try {
+            step.run();
+            return "";
+        } catch (RuntimeException e) {
+            return e.getMessage();
+        }
+    }
+
+    private static String firstOf(List<byte[]> problems) {
+        for (int rank = 0; rank < problems.size(); rank++) {
+            if (problems.get(rank).length > 0) {
+                return "rank " + rank + ": " + text(problems.get(rank));
+            }
+        }
+        return null;
+    }
+
+    private static byte[] bytes(String text) {
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    private static String text(byte[] bytes) {
+        return new String(bytes, StandardCharsets.UTF_8);
+    }
+
+    private void clear() {
+        try (CudaStream stream = CudaStream.create(device)) {
+            stream.memsetAsync(own.address(), (byte) 0, layout.buffer());
+            stream.synchronize();
+        }
+    }
+
+    private void fill(Card card) {
+        try {
+            card.host = Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).trim();
+        } catch (IOException e) {
+            throw new EngineException("cannot tell which host this is", e);
+        }
+        card.pid = ProcessHandle.current().pid();
+        card.ordinal = device.device().getDeviceId();
+        card.bus = device.pciBusId();
+        card.address = own.address();
+        card.byteSize = own.byteSize();
+    }
+
+    private void open(List<Card> cards) {
+        for (int peer = 0; peer < cards.size(); peer++) {
+            Card card = cards.get(peer);
+            ordinals.add(card.ordinal);
+            if (peer == rank) {
+                regions.add(own);
+                continue;
+            }
+            CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
+            peers.add(other);
+            if (!device.canAccessPeer(other)) {
+                throw new EngineException(device + " cannot access " + other);
+            }
+            device.enablePeerAccess(other);
+            // libtorch wants to know on which GPU the memory is.
+            regions.add(new NativeMemory(card.address, card.byteSize, other.device(), () -> {}));
+        }
+    }
+
+    private static int pattern(int from, int to) {
+        return 0x5eed0000 + from * 256 + to + 1;
+    }
+
+    private void writeProbes() {
+        try (CudaStream stream = CudaStream.create(device)) {
+            for (int peer = 0; peer < regions.size(); peer++) {
+                stream.writeValue32(
+                        regions.get(peer).address() + layout.probe(rank), pattern(rank, peer));
+            }
+            stream.synchronize();
+        }
+    }
+
+    private void checkProbes() {
+        try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
+            for (int peer = 0; peer < regions.size(); peer++) {
+                NDArray word =
+                        Torch.view(
+                                manager, own, layout.probe(peer), new Shape(1), ScalarType.INT32);
+                if (word.toIntArray()[0] != pattern(peer, rank)) {
+                    throw new EngineException(
+                            "what rank " + peer + " wrote to rank " + rank + " did not arrive");
+                }
+            }
+        }
+    }
+
+    /** How the ranks' GPUs are linked, as rank 0 sees it; asked on all ranks. */
+    GpuTopology.Kind topology(GroupContext context) {
+        GpuTopology.Kind kind = GpuTopology.Kind.OTHER;
+        if (rank == 0) {
+            List<CudaDevice> devices = new ArrayList<>();
+            try {
+                ordinals.forEach(ordinal -> devices.add(CudaDevice.open(Device.gpu(ordinal))));
+                kind = GpuTopology.query(devices).kind();
+            } catch (RuntimeException | LinkageError e) {
+                logger.warn("cannot tell how the GPUs are linked; all-reduce uses NCCL", e);
+            } finally {
+                devices.forEach(CudaDevice::close);
+            }
+        }
+        List<byte[]> kinds = context.exchange("p2p-topology", bytes(kind.name()));
+        return GpuTopology.Kind.valueOf(text(kinds.get(0)));
+    }
+
+    RegionLayout layout() {
+        return layout;
+    }
+
+    int ranks() {
+        return regions.size();
+    }
+
+    /** A rank's region, as this rank's GPU addresses it. */
+    NativeMemory memory(int peer) {
+        return regions.get(peer);
+    }
+
+    long address(int peer) {
+        return regions.get(peer).address();
+    }
+
+    /**
+     * Gives the region up. Another rank may still write into it, and would break its CUDA context
+     * if the memory were gone: it is freed when all ranks have given theirs up; at the latest, with
+     * the process.
+     */
+    void retire(GroupContext context) {
+        this.context = context;
+        synchronized (RETIRED) {
+            RETIRED.add(this);
+            try {
+                context.store().add(RETIRED_KEY, 1);
+            } catch (RuntimeException e) {
+                logger.debug("the memory of group '{}' stays until the exit", context.name(), e);
+            }
+        }
+        freeRetired();
+    }
+
+    private static void freeRetired() {
+        synchronized (RETIRED) {
+            RETIRED.removeIf(
+                    region -> {
+                        boolean free = region.isUnused();
+                        if (free) {
+                            region.close();
+                        }
+                        return free;
+                    });
+        }
+    }
+
+    private boolean isUnused() {
+        try {
+            return context.store().add(RETIRED_KEY, 0) >= context.worldSize();
+        } catch (RuntimeException e) {
+            return false;
+        }
+    }
+
+    /** Frees this rank's memory and unmaps that of the others; nothing may use it any more. */
+    @Override
+    public void close() {
+        for (NativeMemory region : regions) {
+            if (region != own) {
+                region.close();
+            }
+        }
+        own.close();
+        peers.forEach(CudaDevice::close);
+    }
+}

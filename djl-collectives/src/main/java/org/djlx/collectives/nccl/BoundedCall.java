@@ -1,0 +1,63 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.function.Supplier;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+
+/** Calls of NCCL that wait for other ranks and cannot be told for how long. */
+final class BoundedCall {
+
+    private BoundedCall() {}
+
+    /**
+     * Runs a call on a thread of its own, and waits for it.
+     *
+     * @param name what it does, for messages
+     * @param timeout how long to wait; then the thread is left to itself
+     * @param call the call
+     * @return its result
+     * @throws CollectiveTimeoutException if it has not returned by then
+     * @throws CollectiveException if it failed
+     */
+    static <T> T run(String name, Duration timeout, Supplier<T> call) {
+        CompletableFuture<T> future = new CompletableFuture<>();
+        Thread thread =
+                new Thread(
+                        () -> {
+                            try {
+                                future.complete(call.get());
+                            } catch (RuntimeException e) {
+                                future.completeExceptionally(e);
+                            }
+                        },
+                        "nccl: " + name);
+        thread.setDaemon(true);
+        thread.start();
+        try {
+            return future.get(timeout.toNanos(), TimeUnit.NANOSECONDS);
+        } catch (TimeoutException e) {
+            thread.interrupt();
+            throw new CollectiveTimeoutException(
+                    name + " was not done after " + timeout, List.of(), e);
+        } catch (ExecutionException e) {
+            throw e.getCause() instanceof CollectiveException collective
+                    ? collective
+                    : new CollectiveException(
+                            name + " failed: " + e.getCause().getMessage(), e.getCause());
+        } catch (InterruptedException e) {
+            thread.interrupt();
+            Thread.currentThread().interrupt();
+            throw new CollectiveException("interrupted: " + name, e);
+        }
+    }
+}

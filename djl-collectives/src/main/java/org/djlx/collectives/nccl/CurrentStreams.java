@@ -1,0 +1,42 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import ai.djl.Device;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.Torch;
+
+/** The streams that libtorch has made current, of one GPU. */
+final class CurrentStreams implements AutoCloseable {
+
+    private final CudaDevice cuda;
+    private final Device device;
+    private final Map<Long, CudaStream> streams = new ConcurrentHashMap<>(); // by their handles
+    private volatile CudaStream last;
+
+    CurrentStreams(CudaDevice cuda, Device device) {
+        this.cuda = cuda;
+        this.device = device;
+    }
+
+    /** Returns the calling thread's current stream. */
+    CudaStream get() {
+        long handle = Torch.currentCudaStream(device);
+        CudaStream stream = last;
+        if (stream == null || stream.handle() != handle) {
+            stream = streams.computeIfAbsent(handle, h -> CudaStream.wrap(cuda, h));
+            last = stream;
+        }
+        return stream;
+    }
+
+    @Override
+    public void close() {
+        streams.values().forEach(CudaStream::close);
+    }
+}

@@ -1,0 +1,306 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.Optional;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.Supplier;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.nativeops.CudaException;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.nativeops.NcclConfig;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A communicator and its stream: operations run there one after the other, in the order of the
+ * calls.
+ *
+ * <p>Mostly the caller's own thread launches the operation. Where the communicator must be created
+ * first, or calls compared with those of other ranks, a helper thread does so, and launches all
+ * that is issued meanwhile, so that the caller does not wait for other ranks; it ends when nothing
+ * waits any more.
+ */
+final class Lane implements Watchdog.Line {
+
+    /** Checks with the other ranks that an operation fits. */
+    interface Verifier {
+
+        /**
+         * Waits for the other ranks and compares.
+         *
+         * @throws CollectiveMismatchException if what they called does not fit, on all of them
+         */
+        void verify(NcclWork work);
+    }
+
+    /** Tells the backend of failures. */
+    interface Listener {
+
+        /** Something failed, and the lane with it. */
+        void failed(Lane lane, CollectiveException reason);
+
+        /** An operation does not fit those of other ranks; the lane goes on. */
+        void refused(NcclWork work, CollectiveException reason);
+    }
+
+    private static final Logger LOGGER = LoggerFactory.getLogger(Lane.class);
+    private static final long QUIET_INTERVAL_NANOS = 100_000;
+
+    private final String name;
+    private final GpuResources resources;
+    private final CudaStream stream;
+    private final Supplier<NcclCommunicator> connector;
+    private final Verifier verifier; // null: nothing is compared
+    private final Listener listener;
+
+    private final AtomicReference<CollectiveException> broken = new AtomicReference<>();
+    private volatile NcclCommunicator communicator;
+
+    private volatile Thread helper; // changed under the lock
+
+    // Guarded by this.
+    private final Deque<NcclWork> waiting = new ArrayDeque<>(); // to be launched by the helper
+    private final Deque<NcclWork> batched = new ArrayDeque<>(); // launched when the batch ends
+    private Thread owner; // who has a batch open on this lane, or splits it
+
+    /**
+     * Creates a lane.
+     *
+     * @param name for threads and messages
+     * @param resources what it uses
+     * @param connector creates the communicator, waiting for other ranks; runs once
+     * @param verifier compares operations before they are launched, or null
+     * @param listener is told of failures
+     */
+    Lane(
+            String name,
+            GpuResources resources,
+            Supplier<NcclCommunicator> connector,
+            Verifier verifier,
+            Listener listener) {
+        this.name = name;
+        this.resources = resources;
+        this.connector = connector;
+        this.verifier = verifier;
+        this.listener = listener;
+        stream = resources.createStream();
+    }
+
+    GpuResources resources() {
+        return resources;
+    }
+
+    /** Takes a communicator that exists already, instead of creating one. */
+    void adopt(NcclCommunicator nccl) {
+        communicator = nccl;
+    }
+
+    /** Creates the communicator if it does not exist, waiting for the other ranks. */
+    void connect() {
+        if (communicator == null) {
+            NcclCommunicator nccl = connector.get();
+            communicator = nccl;
+            if (broken.get() != null) {
+                nccl.abort(); // Whoever broke the lane may not have seen it.
+            }
+        }
+    }
+
+    /** Launches an operation, or leaves that to the helper. Does not wait. */
+    synchronized void issue(NcclWork work) {
+        checkUsable(work.operation());
+        boolean owned = owner != null && owner != Thread.currentThread();
+        if (verifier != null || helper != null || communicator == null || owned) {
+            waiting.add(work);
+            if (!owned) {
+                ensureHelper();
+            }
+            return;
+        }
+        work.launch(communicator, stream);
+        NcclBatch batch = NcclBatch.current();
+        if (batch == null) {
+            work.launched(stream);
+        } else {
+            batched.add(work);
+            owner = Thread.currentThread();
+            batch.add(this);
+        }
+    }
+
+    private void checkUsable(Object call) {
+        CollectiveException reason = broken.get();
+        if (reason != null) {
+            throw new CollectiveException(
+                    call
+                            + " cannot run: an earlier operation broke "
+                            + name
+                            + " ("
+                            + reason.getMessage()
+                            + "); destroy the group and create a new one",
+                    reason);
+        }
+    }
+
+    /** Goes on when the thread that had the lane for itself is done. */
+    synchronized void release() {
+        owner = null;
+        while (!batched.isEmpty()) {
+            batched.remove().launched(stream);
+        }
+        if (!waiting.isEmpty() && broken.get() == null) {
+            ensureHelper();
+        }
+    }
+
+    void fail(CollectiveException reason) {
+        listener.failed(this, reason);
+    }
+
+    private void ensureHelper() {
+        if (helper == null) {
+            helper = new Thread(this::help, "nccl-helper-" + name);
+            helper.setDaemon(true);
+            helper.start();
+        }
+    }
+
+    private void help() {
+        try {
+            connect();
+            for (NcclWork work = next(); work != null; work = next()) {
+                if (isVerified(work)) {
+                    work.launch(communicator, stream);
+                    work.launched(stream);
+                }
+            }
+        } catch (RuntimeException e) {
+            endHelper();
+            CollectiveException reason =
+                    e instanceof CollectiveException collective
+                            ? collective
+                            : new CollectiveException(name + " failed: " + e.getMessage(), e);
+            listener.failed(this, reason);
+        }
+    }
+
+    /**
+     * Returns what to launch, now that all before is in the stream; without any the helper ends.
+     */
+    private synchronized NcclWork next() {
+        NcclWork work = waiting.poll();
+        if (work == null) {
+            endHelper();
+        }
+        return work;
+    }
+
+    private synchronized void endHelper() {
+        helper = null;
+        notifyAll();
+    }
+
+    private boolean isVerified(NcclWork work) {
+        if (verifier == null) {
+            return true;
+        }
+        try {
+            work.beginVerification();
+            verifier.verify(work);
+            work.endVerification();
+            return true;
+        } catch (CollectiveMismatchException e) {
+            listener.refused(work, e);
+            return false;
+        }
+    }
+
+    /** Splits the communicator, behind what was issued; all ranks do. */
+    NcclCommunicator split(int color, int key, NcclConfig config, Duration timeout) {
+        synchronized (this) {
+            try {
+                while (helper != null) {
+                    wait();
+                }
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                throw new CollectiveException("interrupted while splitting " + name, e);
+            }
+            checkUsable("a split");
+            owner = Thread.currentThread();
+        }
+        try {
+            return BoundedCall.run(
+                    "splitting " + name, timeout, () -> communicator.split(color, key, config));
+        } catch (CollectiveTimeoutException e) {
+            listener.failed(this, e); // The abort ends it.
+            throw e;
+        } finally {
+            release();
+        }
+    }
+
+    @Override
+    public Optional<String> error() {
+        NcclCommunicator nccl = communicator;
+        return nccl == null ? Optional.empty() : nccl.asyncError();
+    }
+
+    @Override
+    public boolean breakWith(CollectiveException reason) {
+        return broken.compareAndSet(null, reason);
+    }
+
+    /** Aborts and waits until the GPU has stopped. */
+    @Override
+    public void abort() {
+        Thread thread = helper;
+        if (thread != null) {
+            thread.interrupt();
+        }
+        NcclCommunicator nccl = communicator;
+        if (nccl != null) {
+            nccl.abort();
+        }
+        while (!isQuiet()) {
+            LockSupport.parkNanos(QUIET_INTERVAL_NANOS);
+        }
+    }
+
+    private boolean isQuiet() {
+        try {
+            return stream.query();
+        } catch (CudaException | IllegalStateException e) {
+            return true; // The context is lost, or the stream closed: there is no work any more.
+        }
+    }
+
+    /** Frees the communicator, which no operation uses any more, and the stream. */
+    void close(Duration patience) {
+        broken.compareAndSet(null, new CollectiveException(name + " was destroyed"));
+        NcclCommunicator nccl = communicator;
+        if (nccl != null) {
+            try {
+                BoundedCall.run("destroying " + name, patience, () -> closed(nccl));
+            } catch (CollectiveException e) {
+                LOGGER.warn("what NCCL holds for {} is not freed: {}", name, e.getMessage());
+            }
+        }
+        stream.close();
+    }
+
+    private static boolean closed(NcclCommunicator nccl) {
+        nccl.close();
+        return true;
+    }
+}

@@ -1,0 +1,100 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.UUID;
+import org.djlx.collectives.shm.Liveness;
+
+/**
+ * The processes of a group's ranks. Those of this host can be looked after: NCCL itself may wait
+ * for ever for one that has died there.
+ */
+final class Peers {
+
+    private static final String HOST = host();
+    private static final long INTERVAL_NANOS = 100_000_000;
+
+    private record Peer(int rank, String host, long pid, long startTime) {}
+
+    private final List<Peer> peers;
+    private long lastNanos = System.nanoTime() - INTERVAL_NANOS;
+
+    private Peers(List<Peer> peers) {
+        this.peers = peers;
+    }
+
+    /** Nobody is known. */
+    static Peers none() {
+        return new Peers(List.of());
+    }
+
+    /** What this process tells the others. */
+    static byte[] own() {
+        long pid = ProcessHandle.current().pid();
+        String text = HOST + " " + pid + " " + Liveness.startTime(pid);
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    /** Reads what all ranks told, in rank order. */
+    static Peers of(List<byte[]> told) {
+        List<Peer> peers = new ArrayList<>();
+        for (int rank = 0; rank < told.size(); rank++) {
+            String[] fields = new String(told.get(rank), StandardCharsets.UTF_8).split(" ");
+            peers.add(
+                    new Peer(
+                            rank, fields[0], Long.parseLong(fields[1]), Long.parseLong(fields[2])));
+        }
+        return new Peers(peers);
+    }
+
+    /** Returns those of some ranks, numbered anew. */
+    Peers subset(List<Integer> ranks) {
+        List<Peer> subset = new ArrayList<>();
+        for (Peer peer : peers) {
+            int rank = ranks.indexOf(peer.rank());
+            if (rank >= 0) {
+                subset.add(new Peer(rank, peer.host(), peer.pid(), peer.startTime()));
+            }
+        }
+        return new Peers(subset);
+    }
+
+    /** Tells whose process has ended, if one of this host has; looks a few times a second. */
+    synchronized Optional<String> dead() {
+        long now = System.nanoTime();
+        if (now - lastNanos < INTERVAL_NANOS) {
+            return Optional.empty();
+        }
+        lastNanos = now;
+        for (Peer peer : peers) {
+            if (peer.host().equals(HOST) && !Liveness.isAlive(peer.pid(), peer.startTime())) {
+                return Optional.of(
+                        "the process of rank "
+                                + peer.rank()
+                                + " (pid "
+                                + peer.pid()
+                                + ") has ended");
+            }
+        }
+        return Optional.empty();
+    }
+
+    /** Names this host, as long as it runs, and its process ids' name space. */
+    private static String host() {
+        try {
+            String boot = Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).strip();
+            return boot + Files.readSymbolicLink(Path.of("/proc/self/ns/pid"));
+        } catch (IOException e) {
+            return UUID.randomUUID().toString(); // Nobody else is known to be on this host.
+        }
+    }
+}

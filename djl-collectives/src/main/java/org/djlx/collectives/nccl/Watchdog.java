@@ -1,0 +1,288 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import java.util.stream.Collectors;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.Operation;
+
+/**
+ * Completes the works of one rank's group, and ends them if they take too long, if a communicator
+ * reports an error or if a peer has died: nobody need wait for a work for that. Its thread sleeps
+ * while there is none. Internal: for backends on GPUs.
+ */
+public final class Watchdog implements AutoCloseable {
+
+    /** A work. */
+    public interface Watched {
+
+        /**
+         * Looks whether the work has ended well, and if so completes it.
+         *
+         * @return true if it has ended
+         */
+        boolean poll();
+
+        /**
+         * Tells whether the operation has taken longer than it may.
+         *
+         * @return true if it has
+         */
+        boolean isLate();
+
+        /**
+         * Returns the operation.
+         *
+         * @return the operation
+         */
+        Operation operation();
+
+        /**
+         * Returns where the work runs.
+         *
+         * @return the line
+         */
+        Line lane();
+
+        /**
+         * Decides that the work has failed.
+         *
+         * @param reason why
+         * @return false if it has ended
+         */
+        boolean seal(CollectiveException reason);
+
+        /**
+         * Completes the work.
+         *
+         * @param quiet whether the GPU no longer uses the work's memory
+         */
+        void complete(boolean quiet);
+    }
+
+    /** What works run on, and fail with. */
+    public interface Line {
+
+        /**
+         * Tells what is wrong, if anything.
+         *
+         * @return the error, or empty
+         */
+        Optional<String> error();
+
+        /**
+         * Makes all further calls fail.
+         *
+         * @param reason why
+         * @return false if they do so already
+         */
+        boolean breakWith(CollectiveException reason);
+
+        /** Ends what is under way; returns when the GPU has stopped. */
+        void abort();
+    }
+
+    /** The group. */
+    public interface Group {
+
+        /**
+         * Returns what fails with a line: that line, and what is of no use without it.
+         *
+         * @param line the line
+         * @return the lines
+         */
+        Collection<? extends Line> failingWith(Line line);
+
+        /**
+         * Returns all lines.
+         *
+         * @return the lines
+         */
+        Collection<? extends Line> lines();
+
+        /**
+         * Tells which peer is known to have died, if any.
+         *
+         * @return what is known of it, or empty
+         */
+        Optional<String> deadPeer();
+    }
+
+    private static final long INTERVAL_MILLIS = 5;
+    // Aborting frees GPU memory, which can wait for what other groups have under way.
+    private static final Duration ABORT_PATIENCE = Duration.ofSeconds(10);
+
+    private final Group group;
+    private final Set<Watched> works = new LinkedHashSet<>();
+    private final Thread thread;
+    private boolean closed;
+
+    /**
+     * Creates a watchdog.
+     *
+     * @param name the thread's name
+     * @param group what it watches over
+     */
+    public Watchdog(String name, Group group) {
+        this.group = group;
+        thread = new Thread(this::watch, name);
+        thread.setDaemon(true);
+        thread.start();
+    }
+
+    /**
+     * Watches over a work until it has ended.
+     *
+     * @param work the work
+     */
+    public synchronized void add(Watched work) {
+        works.add(work);
+        if (works.size() == 1) {
+            notifyAll();
+        }
+    }
+
+    /**
+     * Forgets a work.
+     *
+     * @param work the work
+     * @return false if it was not there any more
+     */
+    public synchronized boolean remove(Watched work) {
+        return works.remove(work);
+    }
+
+    /**
+     * Tells whether all works have ended.
+     *
+     * @return true if they have
+     */
+    public boolean isIdle() {
+        return running().stream().allMatch(Watched::poll);
+    }
+
+    private synchronized List<Watched> running() {
+        return new ArrayList<>(works);
+    }
+
+    private void watch() {
+        try {
+            while (awaitWork()) {
+                check();
+                Thread.sleep(INTERVAL_MILLIS);
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    private synchronized boolean awaitWork() throws InterruptedException {
+        while (works.isEmpty() && !closed) {
+            wait();
+        }
+        return !closed;
+    }
+
+    private void check() {
+        List<Watched> running = running();
+        List<Watched> done = running.stream().filter(Watched::poll).toList();
+        synchronized (this) {
+            done.forEach(works::remove);
+        }
+        running.removeAll(Set.copyOf(done));
+        for (Watched work : running) {
+            if (work.isLate() && !work.poll()) {
+                fail(group.failingWith(work.lane()), late(work.operation()));
+            }
+        }
+        for (Line line : running.stream().map(Watched::lane).collect(Collectors.toSet())) {
+            line.error()
+                    .map(text -> new CollectiveException("NCCL reports an error: " + text))
+                    .ifPresent(reason -> fail(group.failingWith(line), reason));
+        }
+        if (!running.isEmpty()) {
+            group.deadPeer()
+                    .map(text -> new CollectiveException(text + "; the group is broken"))
+                    .ifPresent(reason -> fail(group.lines(), reason));
+        }
+    }
+
+    private static CollectiveException late(Operation operation) {
+        return new CollectiveTimeoutException(
+                operation
+                        + " timed out after "
+                        + operation.timeout()
+                        + "; NCCL does not tell which ranks did not arrive, NcclOptions'"
+                        + " optVerify(true) does",
+                List.of());
+    }
+
+    /**
+     * Breaks what works run on, aborts it, and fails the works that have not ended.
+     *
+     * @param failing what breaks
+     * @param reason why
+     */
+    public void fail(Collection<? extends Line> failing, CollectiveException reason) {
+        List<Line> broken = new ArrayList<>(failing);
+        broken.removeIf(line -> !line.breakWith(reason));
+        if (broken.isEmpty()) {
+            return;
+        }
+        List<Watched> running;
+        synchronized (this) {
+            running = works.stream().filter(work -> broken.contains(work.lane())).toList();
+            running.forEach(works::remove);
+        }
+        // Decided before the abort, after which they look as if they had ended well.
+        List<Watched> failed = running.stream().filter(work -> seal(work, reason)).toList();
+        boolean quiet = abort(broken);
+        failed.forEach(work -> work.complete(quiet));
+    }
+
+    private static boolean seal(Watched work, CollectiveException reason) {
+        return !work.poll() && work.seal(reason);
+    }
+
+    private static boolean abort(List<Line> lines) {
+        Thread aborter = new Thread(() -> lines.forEach(Line::abort), "nccl-abort");
+        aborter.setDaemon(true);
+        aborter.start();
+        boolean interrupted = false;
+        long end = System.nanoTime() + ABORT_PATIENCE.toNanos();
+        while (aborter.isAlive() && System.nanoTime() < end) {
+            try {
+                aborter.join(Math.max(1, (end - System.nanoTime()) / 1_000_000));
+            } catch (InterruptedException e) {
+                interrupted = true;
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+        return !aborter.isAlive();
+    }
+
+    @Override
+    public void close() {
+        synchronized (this) {
+            closed = true;
+            notifyAll();
+        }
+        try {
+            thread.join();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}

@@ -1,0 +1,213 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.CudaDevice;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What {@code nccl} does beyond the contract. */
+@Tag("gpu")
+@Timeout(120)
+class NcclBackendTest {
+
+    private static final Duration TIMEOUT = Duration.ofSeconds(20);
+
+    @BeforeAll
+    static void requireGpus() {
+        NcclCases.require(2);
+    }
+
+    private static NcclOptions.Builder options() {
+        return NcclOptions.builder().optTimeout(TIMEOUT);
+    }
+
+    private static Device[] devices() {
+        return IntStream.range(0, CudaDevice.count()).mapToObj(Device::gpu).toArray(Device[]::new);
+    }
+
+    private static List<ProcessGroup> groups(NcclOptions.Builder options) {
+        return ProcessGroups.local("nccl", CudaDevice.count(), options.build());
+    }
+
+    private static void destroy(List<ProcessGroup> groups) {
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static void assertWorks(List<ProcessGroup> groups) {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray tensor = manager.ones(new Shape(1000));
+                        group.allReduce(tensor, ReduceOp.SUM).await();
+                        assertEquals(group.worldSize(), tensor.toFloatArray()[999]);
+                    }
+                    return null;
+                });
+    }
+
+    private static void driveFromOneThread(NcclOptions.Builder options) {
+        List<ProcessGroup> groups = groups(options);
+        try (NDManager manager = NDManager.newBaseManager()) {
+            for (int round = 0; round < 3; round++) {
+                List<NDArray> tensors = new ArrayList<>();
+                List<Work> works = new ArrayList<>();
+                for (ProcessGroup group : groups) {
+                    NDManager own = manager.newSubManager(group.device());
+                    tensors.add(own.full(new Shape(100_000), (float) (group.rank() + 1)));
+                }
+                Runnable issue =
+                        () -> {
+                            for (int rank = 0; rank < groups.size(); rank++) {
+                                ProcessGroup group = groups.get(rank);
+                                works.add(group.allReduce(tensors.get(rank), ReduceOp.SUM));
+                                works.add(group.broadcast(tensors.get(rank), 0));
+                            }
+                        };
+                NcclBatch.run(issue);
+                works.forEach(Work::await);
+                int n = groups.size();
+                for (NDArray tensor : tensors) {
+                    assertEquals(n * (n + 1) / 2, tensor.toFloatArray()[99_999]);
+                }
+            }
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void oneThreadDrivesAllGpus() {
+        driveFromOneThread(options());
+        driveFromOneThread(options().optDevices(devices()));
+    }
+
+    @Test
+    void worksCannotBeAwaitedWithinTheirBatch() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            List<Work> works = new ArrayList<>();
+            NcclBatch.run(
+                    () -> {
+                        works.add(groups.get(0).allReduce(tensor, ReduceOp.SUM));
+                        assertThrows(IllegalStateException.class, works.get(0)::await);
+                    });
+            assertFalse(works.get(0).isCompleted());
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void timeoutBreaksTheGroupAndANewOneWorks() {
+        for (boolean eager : new boolean[] {true, false}) {
+            List<ProcessGroup> groups = groups(eager ? options().optDevices(devices()) : options());
+            ProcessGroup group = groups.get(0);
+            try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                NDArray tensor = manager.ones(new Shape(100_000));
+                Work work =
+                        group.withTimeout(Duration.ofMillis(400)).allReduce(tensor, ReduceOp.SUM);
+                Work behind = group.allReduce(tensor, ReduceOp.SUM);
+                assertThrows(CollectiveTimeoutException.class, work::await);
+                CollectiveException e = assertThrows(CollectiveException.class, behind::await);
+                assertTrue(e.getMessage().contains("timed out after PT0.4S"), e.getMessage());
+                long start = System.nanoTime();
+                e = assertThrows(CollectiveException.class, group::barrier);
+                assertTrue(e.getMessage().contains("timed out"), e.getMessage());
+                assertTrue(System.nanoTime() - start < 1_000_000_000L);
+            } finally {
+                destroy(groups);
+            }
+            List<ProcessGroup> next = groups(options());
+            assertWorks(next);
+            destroy(next);
+        }
+    }
+
+    @Test
+    void operationsUnderWayFailWhenTheirRankLeaves() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            List<Work> works =
+                    List.of(
+                            groups.get(0).allReduce(tensor, ReduceOp.SUM),
+                            groups.get(0).recv(manager.ones(new Shape(1)), 1, 0));
+            groups.get(0).destroy();
+            for (Work work : works) {
+                assertTrue(work.isCompleted());
+                String message = assertThrows(CollectiveException.class, work::await).getMessage();
+                assertTrue(message.contains("this rank destroyed the group"), message);
+            }
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void optionsAreTaken() {
+        List<ProcessGroup> groups =
+                groups(
+                        options()
+                                .optDevices(devices())
+                                .optHighPriorityStream(true)
+                                .optMinCtas(1)
+                                .optMaxCtas(4)
+                                .optCgaClusterSize(2)
+                                .optSplitShare(true));
+        assertWorks(groups);
+        List<ProcessGroup> halves =
+                ProcessGroups.run(groups, group -> group.split(0, -group.rank()));
+        assertWorks(halves);
+        destroy(groups);
+    }
+
+    /** Nothing waits on the host; what follows on the current stream sees the results. */
+    @Test
+    void nonBlockingWaitOrdersTheCurrentStream() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()).optBlockingWait(false));
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        for (int i = 0; i < 20; i++) {
+                            NDArray tensor = manager.ones(new Shape(8 << 20));
+                            group.allReduce(tensor, ReduceOp.SUM).await();
+                            NDArray twice = tensor.add(tensor);
+                            tensor.muli(0);
+                            float[] expected = {2 * group.worldSize(), 2 * group.worldSize()};
+                            assertArrayEquals(
+                                    expected, twice.get((8 << 20) - 2 + ":").toFloatArray());
+                        }
+                    }
+                    return null;
+                });
+        destroy(groups);
+    }
+}

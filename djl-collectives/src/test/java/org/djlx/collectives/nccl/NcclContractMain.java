@@ -1,0 +1,35 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import ai.djl.Device;
+import java.time.Duration;
+import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+
+/**
+ * One rank of {@link NcclProcessesTest}: runs all cases on the same group, in their order. The
+ * argument tells whether the communicator is created with the group.
+ */
+public final class NcclContractMain {
+
+    private NcclContractMain() {}
+
+    public static void main(String[] args) {
+        NcclOptions.Builder options = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
+        if (args[0].equals("eager")) {
+            options.optDevices(Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK"))));
+        }
+        try (ProcessGroup group = ProcessGroups.init("nccl", options.build())) {
+            NcclCases.cases(group.worldSize())
+                    .forEach(
+                            (name, body) -> {
+                                ContractCases.run(body, group);
+                                System.out.println("passed " + name);
+                            });
+        }
+    }
+}

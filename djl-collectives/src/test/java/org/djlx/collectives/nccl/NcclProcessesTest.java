@@ -1,0 +1,76 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.nccl;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.function.IntFunction;
+import org.djlx.collectives.RankProcesses;
+import org.djlx.nativeops.CudaDevice;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/** The contract on {@code nccl}, with ranks that are processes, on all GPUs of the machine. */
+@Tag("gpu")
+@Timeout(300)
+class NcclProcessesTest {
+
+    @BeforeAll
+    static void requireGpus() {
+        NcclCases.require(2);
+    }
+
+    @Test
+    void contract() throws InterruptedException {
+        run(rank -> Map.of(), "lazy");
+    }
+
+    /** NCCL takes the halves of the GPUs for two hosts, which reach each other by sockets. */
+    @Test
+    void contractOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
+        int half = CudaDevice.count() / 2;
+        run(
+                rank -> {
+                    Map<String, String> environment = new HashMap<>();
+                    environment.put("NCCL_HOSTID", "host-" + rank / half);
+                    environment.put("NCCL_SOCKET_IFNAME", "lo");
+                    environment.put("NCCL_IB_DISABLE", "1");
+                    environment.put("NCCL_DEBUG", "INFO");
+                    environment.put("NCCL_DEBUG_FILE", logs.resolve("rank-" + rank).toString());
+                    return environment;
+                },
+                "eager");
+        String log = Files.readString(logs.resolve("rank-0"));
+        assertTrue(log.contains("via NET/Socket"), log);
+    }
+
+    private static void run(IntFunction<Map<String, String>> environment, String mode)
+            throws InterruptedException {
+        int worldSize = CudaDevice.count();
+        try (RankProcesses ranks =
+                new RankProcesses(worldSize, environment, NcclContractMain.class, mode)) {
+            assertEquals(
+                    Collections.nCopies(worldSize, 0),
+                    ranks.await(),
+                    () -> ranks.output(0) + ranks.output(1));
+            for (int rank = 0; rank < worldSize; rank++) {
+                String output = ranks.output(rank);
+                for (String name : NcclCases.cases(worldSize).keySet()) {
+                    assertTrue(output.contains("passed " + name + "\n"), output);
+                }
+            }
+        }
+    }
+}

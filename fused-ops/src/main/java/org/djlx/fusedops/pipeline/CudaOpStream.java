@@ -1,0 +1,108 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.pipeline;
+
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.cudap2p.CudaP2pBuffers;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.Torch;
+
+/**
+ * A stream on a GPU: the caller's current one, or the group's for what is sent beside it. Nothing
+ * here waits on the host: loading a kernel or taking memory from the driver behind a wait for
+ * another rank could deadlock, so kernels are loaded and arrays made before.
+ */
+final class CudaOpStream implements OpStream {
+
+    // One signal word a pair of ranks is enough: a rank raises it once an operation.
+    private static final int CHANNEL = 0;
+
+    private final CudaP2pBuffers buffers;
+    private final CudaStream stream;
+    private final boolean current;
+
+    private CudaOpStream(CudaP2pBuffers buffers, CudaStream stream, boolean current) {
+        this.buffers = buffers;
+        this.stream = stream;
+        this.current = current;
+    }
+
+    static CudaOpStream current(CudaP2pBuffers buffers) {
+        long handle = Torch.currentCudaStream(buffers.device().device());
+        return new CudaOpStream(buffers, CudaStream.wrap(buffers.device(), handle), true);
+    }
+
+    static CudaOpStream side(CudaP2pBuffers buffers) {
+        return new CudaOpStream(buffers, buffers.stream(), false);
+    }
+
+    private record StreamEvent(CudaEvent event) implements Event {}
+
+    @Override
+    public void copy(NDArray destination, NDArray source) {
+        long byteSize = source.getShape().size() * (long) Torch.scalarType(source).itemSize();
+        if (byteSize == 0) {
+            return;
+        }
+        stream.copyAsync(Torch.dataPointer(destination), Torch.dataPointer(source), byteSize);
+        if (!current) {
+            // DJL would give the memory of a closed array to the next one of the current stream.
+            stream.keepAlive(source);
+        }
+    }
+
+    @Override
+    public void signal(int rank, int epoch) {
+        buffers.signal(stream, rank, CHANNEL, epoch);
+    }
+
+    @Override
+    public void waitSignal(int rank, int epoch) {
+        buffers.awaitSignal(stream, rank, CHANNEL, epoch);
+    }
+
+    @Override
+    public void matmul(NDArray out, NDArray a, NDArray b) {
+        requireCurrent("matmul");
+        Torch.mmOut(out, a, b);
+    }
+
+    @Override
+    public void reduce(NDArray out, List<NDArray> parts, ReduceOp op) {
+        requireCurrent("reduce");
+        buffers.reducer().reduce(stream, out, parts, op);
+    }
+
+    /** libtorch's operators run on the thread's current stream, whatever stream this is. */
+    private void requireCurrent(String work) {
+        if (!current) {
+            throw new IllegalStateException(work + " is for the current stream");
+        }
+    }
+
+    @Override
+    public Event record() {
+        CudaEvent event = CudaEvent.create(buffers.device());
+        event.record(stream);
+        return new StreamEvent(event);
+    }
+
+    @Override
+    public void waitEvent(Event event) {
+        // An event that is closed is freed by the driver once what waits for it has gone on.
+        try (CudaEvent happened = ((StreamEvent) event).event()) {
+            stream.waitEvent(happened);
+        }
+    }
+
+    /** Does nothing: the group's stream lives on, and keeps what it still reads. */
+    @Override
+    public void close() {
+        stream.releasePassed();
+    }
+}

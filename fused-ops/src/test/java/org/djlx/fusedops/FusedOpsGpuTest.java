@@ -1,0 +1,193 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.function.Consumer;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.cudap2p.CudaP2pOptions;
+import org.djlx.collectives.nccl.NcclOptions;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Assumptions;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** The fused operators on all GPUs of the machine, with ranks that are threads. */
+@Tag("gpu")
+@Timeout(300)
+class FusedOpsGpuTest {
+
+    private static int worldSize;
+
+    @BeforeAll
+    static void requireGpus() {
+        for (NativeLibrary library :
+                List.of(
+                        NativeLibrary.CUDA,
+                        NativeLibrary.CUDA_PRESETS,
+                        NativeLibrary.NCCL,
+                        NativeLibrary.NVRTC)) {
+            Assumptions.assumeTrue(
+                    library.isAvailable(), () -> library + ": " + library.unavailabilityCause());
+        }
+        worldSize = Math.min(8, CudaDevice.count());
+        Assumptions.assumeTrue(worldSize > 1, "there is one GPU only");
+    }
+
+    private static void run(long bufferSize, Consumer<ProcessGroup> body) {
+        CudaP2pOptions options =
+                CudaP2pOptions.builder()
+                        .optBufferSize(bufferSize)
+                        .optNcclOptions(
+                                NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build())
+                        .build();
+        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        body.accept(group);
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void expect(
+            long bufferSize, long pipelined, long fallbacks, Consumer<ProcessGroup> body) {
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            run(bufferSize, body);
+            assertEquals(pipelined * worldSize, usage.pipelined());
+            assertEquals(fallbacks * worldSize, usage.fallbacks());
+        }
+    }
+
+    @Test
+    void allGatherMatmul() {
+        List<FusedCase> grid = FusedOpsTest.gatherGrid();
+        expect(8 << 20, 2L * grid.size(), 0, g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 2)));
+    }
+
+    @Test
+    void matmulReduceScatter() {
+        List<FusedCase> grid = FusedOpsTest.scatterGrid(worldSize);
+        expect(
+                8 << 20,
+                4L * grid.size(),
+                0,
+                group ->
+                        grid.forEach(
+                                c -> {
+                                    c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
+                                    c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
+                                }));
+    }
+
+    @Test
+    void fallbacks() {
+        FusedCase last =
+                new FusedCase(ScalarType.BFLOAT16, new Shape(6, 4), List.of(5), 1, false, 1);
+        FusedCase large =
+                new FusedCase(ScalarType.FLOAT32, new Shape(64, 64), List.of(64), 0, true, 1);
+        FusedCase wide =
+                new FusedCase(
+                        ScalarType.FLOAT32,
+                        new Shape(64L * worldSize, 64),
+                        List.of(64),
+                        0,
+                        true,
+                        1);
+        expect(
+                8 << 10,
+                0,
+                6,
+                group -> {
+                    last.checkAllGatherMatmul(group, 2);
+                    large.checkAllGatherMatmul(group, 2);
+                    wide.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
+                });
+        expect(0, 0, 1, group -> large.checkAllGatherMatmul(group, 1));
+    }
+
+    /** Sizes at which pushes and matmuls overlap for real, one operator right after the other. */
+    @Test
+    void manyInFlight() {
+        FusedCase gather =
+                new FusedCase(ScalarType.BFLOAT16, new Shape(256, 512), List.of(384), 0, false, 5);
+        FusedCase scatter =
+                new FusedCase(
+                        ScalarType.BFLOAT16,
+                        new Shape(256L * worldSize, 512),
+                        List.of(384),
+                        0,
+                        false,
+                        6);
+        expect(
+                64 << 20,
+                100,
+                0,
+                group ->
+                        IntStream.range(0, 10)
+                                .forEach(
+                                        i -> {
+                                            gather.checkAllGatherMatmul(group, 5);
+                                            scatter.checkMatmulReduceScatter(
+                                                    group, ReduceOp.SUM, 5);
+                                        }));
+    }
+
+    @Test
+    void randomCases() {
+        List<Consumer<ProcessGroup>> checks = new ArrayList<>();
+        Random random = new Random(7);
+        for (int i = 0; i < 60; i++) {
+            ScalarType type =
+                    Stream.of(
+                                    ScalarType.FLOAT32,
+                                    ScalarType.FLOAT64,
+                                    ScalarType.FLOAT16,
+                                    ScalarType.BFLOAT16)
+                            .toList()
+                            .get(random.nextInt(4));
+            long[] sizes = random.longs(2 + random.nextInt(3), 0, 40).toArray();
+            int dim = random.nextInt(sizes.length);
+            boolean strided = random.nextBoolean();
+            int n = random.nextInt(50);
+            if (random.nextBoolean()) {
+                FusedCase c =
+                        new FusedCase(type, new Shape(sizes), List.of(n, n / 2), dim, strided, i);
+                checks.add(group -> c.checkAllGatherMatmul(group, 1));
+            } else {
+                boolean last = dim == sizes.length - 1;
+                sizes[dim] *= last ? 1 : worldSize;
+                FusedCase c =
+                        new FusedCase(
+                                type,
+                                new Shape(sizes),
+                                List.of(last ? n * worldSize : n),
+                                dim,
+                                strided,
+                                i);
+                checks.add(group -> c.checkMatmulReduceScatter(group, ReduceOp.AVG, 1));
+            }
+        }
+        run(2 << 20, group -> checks.forEach(check -> check.accept(group)));
+    }
+}

@@ -1,0 +1,275 @@
+// All-reduce between the GPUs of a host that can write into each other's memory.
+//
+// Every rank has a region of memory that all can write. It begins with the block below; behind it lie two halves of
+// data, used in turn by one launch after the other:
+//
+//   one-shot, mesh   slot of rank 0 | slot of rank 1 | …                  a slot holds a whole tensor
+//   two-shot         slot of rank 0 | slot of rank 1 | … | result         a slot holds a part, the result all parts
+//
+// Data is pushed. A block writes its packs into the slots of the peers, then raises its flag on them; it waits for the
+// flags of the same block on the peers, which have written the same packs, and needs no other block. Flags are epochs,
+// which only grow, and the epoch is counted in memory, so that a launch can be replayed by a graph.
+//
+// A half is free when it is written again: its last readers were the kernels of two launches before; a peer's flag of
+// the launch between was raised after that peer's kernel before had ended.
+//
+// All ranks launch with the same count, blocks and threads. Sums are in float32 and in rank order (mesh: the lower
+// four ranks, the upper four, then the two sums), so that all ranks get the same bits.
+//
+// Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
+// the host who was missing and ends; what it has written into the tensor is worthless.
+#include "element.cuh"
+
+const int MAX_RANKS = 8;
+const int MAX_BLOCKS = 64;
+const int PHASES = 2;
+
+// At the beginning of a rank's region. The flags are raised by others.
+struct Control {
+  u32 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
+  u32 epoch;      // launches that have ended
+  u32 ended;      // blocks of this launch that have ended
+};
+
+// Pinned memory of the host; see P2pStatus in the host's code.
+struct Status {
+  volatile u32 stop;     // written by the host
+  volatile u32 missing;  // 1 + a rank that did not arrive; 0 if all did
+};
+
+struct Peers {
+  char* region[MAX_RANKS];  // of each rank, as this GPU addresses it
+};
+
+struct Launch {
+  Peers peers;
+  Status* status;
+  u64 timeout;     // ns
+  u64 half_bytes;
+  u64 slot_bytes;
+  u64 rank;
+  u64 ranks;
+};
+
+__device__ u64 now() {
+  u64 time;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+  return time;
+}
+
+__device__ void raise(u32* flag, u32 epoch) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(epoch) : "memory");
+}
+
+__device__ bool raised(const u32* flag, u32 epoch) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return (int)(value - epoch) >= 0;
+}
+
+__device__ bool wait(const u32* flag, u32 epoch, const Launch& launch, u32 peer) {
+  if (raised(flag, epoch)) return true;
+  u64 begin = now();
+  for (u32 i = 1;; i++) {
+    if (raised(flag, epoch)) return true;
+    // The host's memory is slow to read.
+    if (i % 1024 == 0 && (launch.status->stop != 0 || now() - begin > launch.timeout)) {
+      launch.status->missing = 1 + peer;
+      __threadfence_system();
+      return false;
+    }
+  }
+}
+
+__device__ Control* control(const Launch& launch, u32 rank) { return (Control*)launch.peers.region[rank]; }
+
+// This launch's half of a rank's data.
+__device__ char* half_of(const Launch& launch, u32 rank, u32 epoch) {
+  const u64 header = (sizeof(Control) + 4095) / 4096 * 4096;
+  return launch.peers.region[rank] + header + (epoch & 1) * launch.half_bytes;
+}
+
+__device__ uint4* slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
+  return (uint4*)(half_of(launch, rank, epoch) + source * launch.slot_bytes);
+}
+
+// Tells the ranks in `mask` that this block has written what they wait for, and waits until they have told this one.
+// Returns false, to all threads of the block, if one did not.
+__device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
+  __syncthreads();  // all threads' writes come before the flags
+  bool good = true;
+  u32 peer = threadIdx.x;
+  if (peer < launch.ranks && (mask >> peer & 1)) {
+    __threadfence_system();
+    raise(&control(launch, peer)->flags[phase][blockIdx.x][launch.rank], epoch);
+    good = wait(&control(launch, launch.rank)->flags[phase][blockIdx.x][peer], epoch, launch, peer);
+  }
+  return __syncthreads_and(good);
+}
+
+__device__ u32 begin_epoch(const Launch& launch) {
+  return *(volatile u32*)&control(launch, launch.rank)->epoch + 1;
+}
+
+// The last block to end counts the launch.
+__device__ void end_epoch(const Launch& launch, u32 epoch) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Control* own = control(launch, launch.rank);
+    __threadfence();
+    if (atomicAdd(&own->ended, 1) == gridDim.x - 1) {
+      own->ended = 0;
+      __threadfence();
+      *(volatile u32*)&own->epoch = epoch;
+    }
+  }
+}
+
+// Every rank sends everything to all; all sum.
+template <typename T>
+__device__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
+  u32 epoch = begin_epoch(launch);
+  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  u64 stride = (u64)gridDim.x * blockDim.x;
+  for (u64 i = first; i < packs; i += stride) {
+    uint4 value = load_pack<T>(tensor, count, i);
+    for (u32 step = 0; step < launch.ranks; step++) {
+      u32 peer = (launch.rank + step) % launch.ranks;
+      slot(launch, peer, epoch, launch.rank)[i] = value;
+    }
+  }
+  if (exchange(launch, 0, (1u << launch.ranks) - 1, epoch)) {
+    for (u64 i = first; i < packs; i += stride) {
+      Sum<T> sum;
+      sum.set(slot(launch, launch.rank, epoch, 0)[i]);
+      for (u32 rank = 1; rank < launch.ranks; rank++) sum.add(slot(launch, launch.rank, epoch, rank)[i]);
+      store_pack<T>(tensor, count, i, sum.result(divisor));
+    }
+  }
+  end_epoch(launch, epoch);
+}
+
+// Every rank sends part p to rank p, which sums it and sends the result to all.
+template <typename T>
+__device__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
+  u32 epoch = begin_epoch(launch);
+  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 part = (packs + launch.ranks - 1) / launch.ranks;
+  u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  u64 stride = (u64)gridDim.x * blockDim.x;
+  u32 all = (1u << launch.ranks) - 1;
+  for (u64 i = first; i < part; i += stride) {
+    for (u32 step = 0; step < launch.ranks; step++) {
+      u32 peer = (launch.rank + step) % launch.ranks;
+      u64 source = peer * part + i;
+      if (source < packs) slot(launch, peer, epoch, launch.rank)[i] = load_pack<T>(tensor, count, source);
+    }
+  }
+  bool good = exchange(launch, 0, all, epoch);
+  u64 result = launch.ranks;  // the slot behind those of the ranks
+  if (good) {
+    u64 begin = launch.rank * part;
+    for (u64 i = first; i < part && begin + i < packs; i += stride) {
+      Sum<T> sum;
+      sum.set(slot(launch, launch.rank, epoch, 0)[i]);
+      for (u32 rank = 1; rank < launch.ranks; rank++) sum.add(slot(launch, launch.rank, epoch, rank)[i]);
+      uint4 value = sum.result(divisor);
+      for (u32 step = 1; step < launch.ranks; step++) {
+        u32 peer = (launch.rank + step) % launch.ranks;
+        slot(launch, peer, epoch, result)[begin + i] = value;
+      }
+      store_pack<T>(tensor, count, begin + i, value);
+    }
+    good = exchange(launch, 1, all, epoch);
+  }
+  if (good) {
+    for (u64 i = first; i < part; i += stride) {
+      for (u32 step = 1; step < launch.ranks; step++) {
+        u64 place = (launch.rank + step) % launch.ranks * part + i;
+        if (place < packs) store_pack<T>(tensor, count, place, slot(launch, launch.rank, epoch, result)[place]);
+      }
+    }
+  }
+  end_epoch(launch, epoch);
+}
+
+// For eight GPUs that have a link to four neighbours each, as in a hybrid cube mesh: three form a group of four with
+// this one, the fourth, the relay, belongs to the other four. Every rank sums its four and swaps sums with its relay.
+// The relay's sum comes in float32, in the slots that the tensors of the other four would have.
+template <typename T>
+__device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 four, u32 relay, float divisor) {
+  u32 epoch = begin_epoch(launch);
+  const int words = Pack<T>::COUNT / 4;  // packs of floats for a pack of elements
+  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  u64 stride = (u64)gridDim.x * blockDim.x;
+  for (u64 i = first; i < packs; i += stride) {
+    uint4 value = load_pack<T>(tensor, count, i);
+    for (u32 peer = 0; peer < launch.ranks; peer++)
+      if (four >> peer & 1) slot(launch, peer, epoch, launch.rank)[i] = value;
+  }
+  bool good = exchange(launch, 0, four, epoch);
+  u32 relayed = __ffs(~four) - 1;  // the first slot that no tensor uses
+  u32 relayed_there = __ffs(four) - 1;
+  // Sums are kept in this rank's own slots of the other four until the relay's arrive beside them.
+  if (good) {
+    for (u64 i = first; i < packs; i += stride) {
+      Sum<T> sum;
+      bool begun = false;
+      for (u32 rank = 0; rank < launch.ranks; rank++) {
+        if (!(four >> rank & 1)) continue;
+        uint4 value = slot(launch, launch.rank, epoch, rank)[i];
+        if (begun) {
+          sum.add(value);
+        } else {
+          sum.set(value);
+          begun = true;
+        }
+      }
+      for (int k = 0; k < words; k++) {
+        uint4 floats = make_uint4(__float_as_uint(sum.values[4 * k]), __float_as_uint(sum.values[4 * k + 1]),
+                                  __float_as_uint(sum.values[4 * k + 2]), __float_as_uint(sum.values[4 * k + 3]));
+        slot(launch, relay, epoch, relayed_there)[words * i + k] = floats;
+        slot(launch, launch.rank, epoch, launch.ranks)[words * i + k] = floats;
+      }
+    }
+    good = exchange(launch, 1, 1u << relay, epoch);
+  }
+  if (good) {
+    bool lower = four & 1;
+    for (u64 i = first; i < packs; i += stride) {
+      Sum<T> total;
+      for (int k = 0; k < words; k++) {
+        uint4 own = slot(launch, launch.rank, epoch, launch.ranks)[words * i + k];
+        uint4 other = slot(launch, launch.rank, epoch, relayed)[words * i + k];
+        uint4 a = lower ? own : other;
+        uint4 b = lower ? other : own;
+        total.values[4 * k] = __uint_as_float(a.x) + __uint_as_float(b.x);
+        total.values[4 * k + 1] = __uint_as_float(a.y) + __uint_as_float(b.y);
+        total.values[4 * k + 2] = __uint_as_float(a.z) + __uint_as_float(b.z);
+        total.values[4 * k + 3] = __uint_as_float(a.w) + __uint_as_float(b.w);
+      }
+      store_pack<T>(tensor, count, i, total.result(divisor));
+    }
+  }
+  end_epoch(launch, epoch);
+}
+
+#define ALL_REDUCE(name, T)                                                                           \
+  extern "C" __global__ void __launch_bounds__(512)                                                   \
+      one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                     \
+    one_shot<T>(tensor, count, launch, divisor);                                                      \
+  }                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(512)                                                   \
+      two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                     \
+    two_shot<T>(tensor, count, launch, divisor);                                                      \
+  }                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(512)                                                   \
+      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) {    \
+    mesh<T>(tensor, count, launch, four, relay, divisor);                                             \
+  }
+
+ALL_REDUCE(float32, Float32)
+ALL_REDUCE(float16, Float16)
+ALL_REDUCE(bfloat16, Bfloat16)

@@ -1,0 +1,95 @@
+// How elements of each type are read, summed in float32, and written. No header of the CUDA toolkit is needed, so
+// that NVRTC alone compiles it.
+#pragma once
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct Float32 {
+  typedef u32 Bits;
+  static __device__ float load(Bits bits) { return __uint_as_float(bits); }
+  static __device__ Bits store(float value) { return __float_as_uint(value); }
+};
+
+struct Float16 {
+  typedef u16 Bits;
+  static __device__ float load(Bits bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+  }
+  static __device__ Bits store(float value) {
+    Bits bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+  }
+};
+
+struct Bfloat16 {
+  typedef u16 Bits;
+  static __device__ float load(Bits bits) { return __uint_as_float((u32)bits << 16); }
+  static __device__ Bits store(float value) {
+    Bits bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+  }
+};
+
+// 16 bytes of elements: what a thread moves at once.
+template <typename T>
+union Pack {
+  static const int COUNT = 16 / sizeof(typename T::Bits);
+  uint4 all;
+  typename T::Bits elements[COUNT];
+};
+
+// The sum of packs, in float32; add() in rank order, then the result with one rounding.
+template <typename T>
+struct Sum {
+  float values[Pack<T>::COUNT];
+
+  __device__ void set(const uint4& first) {
+    Pack<T> pack;
+    pack.all = first;
+#pragma unroll
+    for (int i = 0; i < Pack<T>::COUNT; i++) values[i] = T::load(pack.elements[i]);
+  }
+  __device__ void add(const uint4& next) {
+    Pack<T> pack;
+    pack.all = next;
+#pragma unroll
+    for (int i = 0; i < Pack<T>::COUNT; i++) values[i] += T::load(pack.elements[i]);
+  }
+  __device__ uint4 result(float divisor) const {
+    Pack<T> pack;
+#pragma unroll
+    for (int i = 0; i < Pack<T>::COUNT; i++) pack.elements[i] = T::store(values[i] / divisor);
+    return pack.all;
+  }
+};
+
+// Reads pack `i` of a tensor of `count` elements at any alignment; what lies behind the end reads as 0.
+template <typename T>
+__device__ uint4 load_pack(const typename T::Bits* tensor, u64 count, u64 i) {
+  u64 begin = i * Pack<T>::COUNT;
+  if (begin + Pack<T>::COUNT <= count && ((u64)tensor & 15) == 0) return ((const uint4*)tensor)[i];
+  Pack<T> pack;
+#pragma unroll
+  for (int k = 0; k < Pack<T>::COUNT; k++) pack.elements[k] = begin + k < count ? tensor[begin + k] : 0;
+  return pack.all;
+}
+
+template <typename T>
+__device__ void store_pack(typename T::Bits* tensor, u64 count, u64 i, const uint4& value) {
+  u64 begin = i * Pack<T>::COUNT;
+  if (begin + Pack<T>::COUNT <= count && ((u64)tensor & 15) == 0) {
+    ((uint4*)tensor)[i] = value;
+    return;
+  }
+  Pack<T> pack;
+  pack.all = value;
+#pragma unroll
+  for (int k = 0; k < Pack<T>::COUNT; k++)
+    if (begin + k < count) tensor[begin + k] = pack.elements[k];
+}

@@ -1,0 +1,25 @@
+// Reduces the parts of all ranks, which lie one behind the other in this GPU's memory, in rank order: in float32, with
+// one rounding. One thread a pack, no synchronisation with anybody.
+#include "element.cuh"
+
+// parts: rank r's part begins at parts + r * stride bytes, aligned to 16 bytes.
+template <typename T>
+__device__ void reduce(typename T::Bits* result, const char* parts, u64 stride, u64 count, int ranks, float divisor) {
+  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
+    Sum<T> sum;
+    sum.set(((const uint4*)parts)[i]);
+    for (int rank = 1; rank < ranks; rank++) sum.add(((const uint4*)(parts + rank * stride))[i]);
+    store_pack<T>(result, count, i, sum.result(divisor));
+  }
+}
+
+#define REDUCE(name, T)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(512)                                                         \
+      reduce_##name(T::Bits* result, const char* parts, u64 stride, u64 count, int ranks, float divisor) {  \
+    reduce<T>(result, parts, stride, count, ranks, divisor);                                                \
+  }
+
+REDUCE(float32, Float32)
+REDUCE(float16, Float16)
+REDUCE(bfloat16, Bfloat16)

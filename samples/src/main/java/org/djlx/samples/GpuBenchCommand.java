@@ -1,0 +1,199 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.PrintWriter;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.function.Supplier;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.cudap2p.CudaP2pOptions;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.Spec;
+
+/** {@code bench-gpu}: all-reduce and the fused operators on GPUs, beside NCCL. */
+@Command(
+        name = "bench-gpu",
+        description = {
+            "Times all-reduce and the fused operators in bfloat16 on GPUs of this host, a thread a"
+                    + " rank, beside the same by NCCL and libtorch's matmul.",
+            "Each figure is a median of microseconds between events of the GPU, of the slowest"
+                    + " rank, calls by the host included."
+        })
+final class GpuBenchCommand implements Callable<Integer> {
+
+    private static final int RUNS = 20;
+    private static final int WARM_UP = 5;
+    private static final int[][] SHAPES = {
+        {4096, 8192, 8192}, {8192, 8192, 8192}, {8192, 28672, 8192}, {16384, 28672, 8192}
+    };
+
+    @Spec private CommandSpec spec;
+
+    @Option(
+            names = "--ranks",
+            paramLabel = "N",
+            description = "Number of GPUs; all, at most 8, if not given.")
+    private int ranks;
+
+    @Override
+    public Integer call() {
+        Gpus.require(Math.max(1, ranks), NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        int worldSize = ranks > 0 ? ranks : Math.min(8, CudaDevice.count());
+        TextTable reductions = new TextTable("all-reduce, bytes", "nccl", "cuda_p2p", "ratio");
+        TextTable fused =
+                new TextTable("operator", "M, N, K", "matmul", "plain", "pipelined", "ratio");
+        List<ProcessGroup> nccl = ProcessGroups.local("nccl", worldSize, options().ncclOptions());
+        List<ProcessGroup> p2p = ProcessGroups.local("cuda_p2p", worldSize, options());
+        try {
+            for (long bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
+                double plain = allReduce(nccl, bytes);
+                double ours = allReduce(p2p, bytes);
+                reductions.add(bytes, micros(plain), micros(ours), ratio(plain, ours));
+            }
+            for (int[] shape : SHAPES) {
+                fused(fused, p2p, shape, true);
+                fused(fused, p2p, shape, false);
+            }
+        } finally {
+            p2p.forEach(ProcessGroup::destroy);
+            nccl.forEach(ProcessGroup::destroy);
+        }
+        PrintWriter out = spec.commandLine().getOut();
+        out.printf("%d GPUs, bfloat16, microseconds%n%n%s%n%s", worldSize, reductions, fused);
+        out.flush();
+        return 0;
+    }
+
+    private static CudaP2pOptions options() {
+        return CudaP2pOptions.builder().optBufferSize(2L << 30).build();
+    }
+
+    private static String micros(double value) {
+        return String.format("%.1f", value);
+    }
+
+    private static String ratio(double plain, double ours) {
+        return String.format("%.2f", plain / ours);
+    }
+
+    private static double allReduce(List<ProcessGroup> groups, long bytes) {
+        return slowest(
+                groups,
+                (group, manager) -> {
+                    NDArray tensor = random(manager, 1, (int) (bytes / 2));
+                    return () -> {
+                        group.allReduce(tensor, ReduceOp.AVG).blockCurrentStream();
+                        return null;
+                    };
+                });
+    }
+
+    private static void fused(
+            TextTable table, List<ProcessGroup> groups, int[] shape, boolean gather) {
+        int worldSize = groups.size();
+        int m = shape[0];
+        int n = shape[1];
+        int k = shape[2];
+        Body matmul =
+                (group, manager) -> {
+                    NDArray a = random(manager, m, gather ? k : k / worldSize);
+                    NDArray b =
+                            random(manager, gather ? k : k / worldSize, gather ? n / worldSize : n);
+                    return () -> a.matMul(b);
+                };
+        Body operator =
+                (group, manager) -> {
+                    if (gather) {
+                        NDArray a = random(manager, m / worldSize, k);
+                        List<NDArray> b = List.of(random(manager, k, n / worldSize));
+                        return () ->
+                                FusedOps.allGatherMatmul(a, b, 0, group, false).outputs().get(0);
+                    }
+                    NDArray a = random(manager, m, k / worldSize);
+                    NDArray b = random(manager, k / worldSize, n);
+                    return () -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+                };
+        double alone = slowest(groups, matmul);
+        double plain;
+        try (FusedOps.Scope forced = FusedOps.forceFallback()) {
+            plain = slowest(groups, operator);
+            forced.toString();
+        }
+        double pipelined = slowest(groups, operator);
+        table.add(
+                gather ? "allGatherMatmul" : "matmulReduceScatter",
+                m + ", " + n + ", " + k,
+                micros(alone),
+                micros(plain),
+                micros(pipelined),
+                ratio(plain, pipelined));
+    }
+
+    private static NDArray random(NDManager manager, int rows, int columns) {
+        try (NDArray floats = manager.randomNormal(new Shape(rows, columns))) {
+            return Torch.cast(floats, ScalarType.BFLOAT16);
+        }
+    }
+
+    /** Prepares what is timed. */
+    @FunctionalInterface
+    private interface Body {
+        Supplier<NDArray> prepare(ProcessGroup group, NDManager manager);
+    }
+
+    private static double slowest(List<ProcessGroup> groups, Body body) {
+        return ProcessGroups.run(groups, group -> time(group, body)).stream()
+                .mapToDouble(Double::doubleValue)
+                .max()
+                .orElseThrow();
+    }
+
+    private static double time(ProcessGroup group, Body body) {
+        List<Double> micros = new ArrayList<>();
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+                CudaDevice device = CudaDevice.open(group.device())) {
+            CudaStream stream = CudaStream.wrap(device, Torch.currentCudaStream(group.device()));
+            Supplier<NDArray> call = body.prepare(group, manager);
+            List<CudaEvent> events = new ArrayList<>();
+            group.barrier().await();
+            for (int run = -WARM_UP; run <= RUNS; run++) {
+                if (run >= 0) {
+                    CudaEvent event = CudaEvent.createTiming(device);
+                    event.record(stream);
+                    events.add(event);
+                }
+                NDArray result = call.get();
+                if (result != null) {
+                    result.close();
+                }
+            }
+            device.synchronize();
+            for (int i = 1; i < events.size(); i++) {
+                micros.add(1000.0 * events.get(i).elapsedMillisSince(events.get(i - 1)));
+            }
+            events.forEach(CudaEvent::close);
+        }
+        double[] sorted = micros.stream().mapToDouble(Double::doubleValue).toArray();
+        Arrays.sort(sorted);
+        return sorted[sorted.length / 2];
+    }
+}

@@ -1,0 +1,43 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples;
+
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+
+/** Tells users of samples for GPUs what they lack, before anything else fails for want of it. */
+final class Gpus {
+
+    private Gpus() {}
+
+    /**
+     * Does nothing if this process can use GPUs and libraries for them.
+     *
+     * @param count how many GPUs
+     * @param libraries the libraries, apart from CUDA
+     * @throws IllegalStateException if it cannot, with the cause
+     */
+    static void require(int count, NativeLibrary... libraries) {
+        requireAvailable(NativeLibrary.CUDA_PRESETS);
+        for (NativeLibrary library : libraries) {
+            requireAvailable(library);
+        }
+        if (CudaDevice.count() < count) {
+            throw new IllegalStateException(
+                    "each rank needs a GPU: there are "
+                            + CudaDevice.count()
+                            + " for "
+                            + count
+                            + " ranks on this host");
+        }
+    }
+
+    private static void requireAvailable(NativeLibrary library) {
+        Throwable cause = library.unavailabilityCause();
+        if (cause != null) {
+            throw new IllegalStateException("no GPU can be used: " + cause.getMessage(), cause);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples;
+
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.nativeops.NativeLibrary;
+
+/**
+ * The ranks that this process runs: in a process started by {@code launch} or torchrun one, the
+ * process's own; otherwise all, each on a thread.
+ */
+final class Ranks {
+
+    private static final BackendOptions OPTIONS =
+            new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+
+    private final boolean threads;
+    private final int worldSize;
+    private final int first;
+
+    private Ranks(boolean threads, int worldSize, int first) {
+        this.threads = threads;
+        this.worldSize = worldSize;
+        this.first = first;
+    }
+
+    /**
+     * Finds out which they are. To be called before libtorch is loaded: by default it would use all
+     * cores for each rank.
+     *
+     * @param requested the number of ranks that the user asked for; null if he did not
+     * @param otherwise the number of threads if he did not
+     * @return the ranks
+     * @throws IllegalArgumentException if the job that this process is part of has another number
+     */
+    static Ranks of(Integer requested, int otherwise) {
+        if (System.getenv("RANK") != null) {
+            Ranks ranks = new Ranks(false, environment("WORLD_SIZE"), environment("RANK"));
+            if (requested != null && requested != ranks.worldSize) {
+                throw new IllegalArgumentException(
+                        "--ranks is "
+                                + requested
+                                + ", but the job has "
+                                + ranks.worldSize
+                                + " ranks");
+            }
+            return ranks;
+        }
+        int worldSize = requested == null ? otherwise : requested;
+        ThreadsPerRank.limit(worldSize);
+        return new Ranks(true, worldSize, 0);
+    }
+
+    private static int environment(String name) {
+        String value = System.getenv(name);
+        try {
+            return Integer.parseInt(value);
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    "the environment variable " + name + " is not a number: " + value, e);
+        }
+    }
+
+    int worldSize() {
+        return worldSize;
+    }
+
+    /** Returns the ranks, ascending. */
+    List<Integer> here() {
+        return IntStream.range(first, first + (threads ? worldSize : 1)).boxed().toList();
+    }
+
+    /**
+     * Runs them as one group.
+     *
+     * @param backend the group's backend
+     * @param body the code for one rank
+     * @return what each rank returned, in the order of {@link #here}
+     * @throws IllegalStateException if the backend needs GPUs and there are not as many
+     */
+    <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
+        requireGpusFor(backend);
+        if (!threads) {
+            try (ProcessGroup group = ProcessGroups.init(backend)) {
+                return List.of(body.run(group));
+            }
+        }
+        List<ProcessGroup> groups = ProcessGroups.local(backend, worldSize, OPTIONS);
+        try {
+            return ProcessGroups.run(groups, body);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private void requireGpusFor(String backend) {
+        if (backend.equals("nccl")) {
+            Gpus.require(here().size(), NativeLibrary.NCCL);
+        } else if (backend.equals("cuda_p2p")) {
+            Gpus.require(here().size(), NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        }
+    }
+}
