@@ -63,17 +63,7 @@ final class CoalescedWork implements Work {
     @Override
     public void await() {
         // One after the other, as they run; they all end even if one has failed.
-        CollectiveException failure = null;
-        for (Part part : parts) {
-            try {
-                part.work().await();
-            } catch (CollectiveException e) {
-                failure = failure == null ? e : failure;
-            }
-        }
-        if (failure != null) {
-            throw failure;
-        }
+        parts.forEach(part -> await(part.work(), part.work()::await));
         try {
             future.join();
         } catch (CompletionException e) {
@@ -85,7 +75,8 @@ final class CoalescedWork implements Work {
     public void await(Duration timeout) {
         Deadline deadline = Deadline.after(timeout);
         for (Part part : parts) {
-            part.work().await(Duration.ofNanos(deadline.remainingNanos()));
+            Duration left = Duration.ofNanos(deadline.remainingNanos());
+            await(part.work(), () -> part.work().await(left));
         }
         try {
             future.get(deadline.remainingNanos(), TimeUnit.NANOSECONDS);
@@ -97,6 +88,17 @@ final class CoalescedWork implements Work {
         } catch (TimeoutException e) {
             throw new CollectiveTimeoutException(
                     this + " was still under way after " + timeout, List.of(), e);
+        }
+    }
+
+    /** Throws if the wait failed; that the operation did is for {@link #future} to tell. */
+    private static void await(Work work, Runnable wait) {
+        try {
+            wait.run();
+        } catch (CollectiveException e) {
+            if (!work.isCompleted()) {
+                throw e;
+            }
         }
     }
 

@@ -12,8 +12,10 @@ import org.djlx.nativeops.ScalarType;
  * How the tensors of all ranks are combined, element by element; the counterpart of {@code
  * torch.distributed.ReduceOp}.
  *
- * <p>Whatever the backend, a rank's contribution counts in rank order. 16-bit floating-point types
- * are accumulated in float32 and rounded once, other types in their own precision.
+ * <p>What this project reduces itself (all of {@code shm}, and what {@code cuda_p2p} does not leave
+ * to NCCL) is reduced in rank order, 16-bit floating-point types in float32 and rounded once, other
+ * types in their own precision. The order of NCCL depends on the size and on how the GPUs are
+ * linked, and it may round 16-bit types after every rank.
  */
 public final class ReduceOp {
 

@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import java.time.Duration;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+class CoalescedWorkTest {
+
+    /** An operation that ended, or a wait that did. */
+    private record Failed(CollectiveException reason, boolean isCompleted) implements Work {
+
+        @Override
+        public Optional<Throwable> exception() {
+            return isCompleted ? Optional.of(reason) : Optional.empty();
+        }
+
+        @Override
+        public void await() {
+            throw reason;
+        }
+
+        @Override
+        public void await(Duration timeout) {
+            throw reason;
+        }
+
+        @Override
+        public List<NDArray> result() {
+            return List.of();
+        }
+
+        @Override
+        public CompletionStage<List<NDArray>> getFuture() {
+            return isCompleted ? CompletableFuture.failedFuture(reason) : new CompletableFuture<>();
+        }
+    }
+
+    /** The thread that ends an operation has still to tell the one who waits for several. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void whoHasWaitedFindsTheFailure(boolean withTimeout) {
+        CollectiveException reason = new CollectiveException("on purpose");
+        CompletableFuture<Void> end =
+                new CompletableFuture<Void>().completeOnTimeout(null, 200, TimeUnit.MILLISECONDS);
+        Work work =
+                new CoalescedWork(
+                        List.of(new CoalescedWork.Part(new Failed(reason, true), end)), List.of());
+        Consumer<Work> await = withTimeout ? w -> w.await(Duration.ofMinutes(1)) : Work::await;
+        assertSame(reason, assertThrows(CollectiveException.class, () -> await.accept(work)));
+        assertTrue(work.isCompleted());
+        assertEquals(Optional.of(reason), work.exception());
+    }
+
+    @Test
+    void aWaitThatIsInterruptedLeavesTheOperationRunning() {
+        CollectiveException reason = new CollectiveException("interrupted");
+        Work work =
+                new CoalescedWork(
+                        List.of(
+                                new CoalescedWork.Part(
+                                        new Failed(reason, false), new CompletableFuture<>())),
+                        List.of());
+        assertSame(reason, assertThrows(CollectiveException.class, work::await));
+        assertFalse(work.isCompleted());
+    }
+}
