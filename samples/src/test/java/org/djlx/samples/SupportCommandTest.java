@@ -48,11 +48,11 @@ class SupportCommandTest {
         String no = " - |";
         assertEquals(
                 "| allReduce AVG, PREMUL_SUM | shm |" + yes.repeat(4) + no.repeat(5) + no,
-                line(lines, "| allReduce AVG"));
+                line(lines, "| allReduce AVG, PREMUL_SUM | shm"));
         assertEquals(
                 "| allReduce BAND, BOR, BXOR | shm |" + no.repeat(4) + yes.repeat(5) + " int16 |",
-                line(lines, "| allReduce BAND"));
-        assertEquals("| send | shm |" + yes.repeat(9) + " all |", line(lines, "| send"));
+                line(lines, "| allReduce BAND, BOR, BXOR | shm"));
+        assertEquals("| send | shm |" + yes.repeat(9) + " all |", line(lines, "| send | shm"));
     }
 
     private static String line(List<String> lines, String start) {
