@@ -23,6 +23,7 @@ import picocli.CommandLine.ParameterException;
         synopsisSubcommandLabel = "COMMAND",
         subcommands = {
             MlpCommand.class,
+            OpCommand.class,
             BenchCommand.class,
             BenchCompareCommand.class,
             LaunchCommand.class,

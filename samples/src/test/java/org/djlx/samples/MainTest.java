@@ -39,7 +39,7 @@ class MainTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"--help", "launch --help", "flight --help"})
+    @ValueSource(strings = {"--help", "launch --help", "flight --help", "op --help"})
     void helpIsNoError(String args) {
         assertEquals(0, run(args.split(" ")));
         assertTrue(out.toString().startsWith("Usage: samples/run.sh"), out::toString);

@@ -10,7 +10,6 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Reductions;
-import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -20,13 +19,22 @@ import org.djlx.nativeops.Torch;
  * are accumulated in float32 and rounded once. So the result has the same bits whichever rank
  * computes it.
  */
-final class Reducer {
+final class Reducer implements AutoCloseable {
 
     private final NDManager manager;
+    private final NDManager kept;
+    // One for each of the arrays that are in use at the same time.
+    private final ViewCache results;
+    private final ViewCache firsts;
+    private final ViewCache others;
     private final JavaSums javaSums = new JavaSums();
 
     Reducer(NDManager manager) {
         this.manager = manager;
+        kept = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        results = new ViewCache(kept);
+        firsts = new ViewCache(kept);
+        others = new ViewCache(kept);
     }
 
     /**
@@ -50,17 +58,15 @@ final class Reducer {
         boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;
         if (type.isReducedFloatingPoint() || scaled) {
             ScalarType wide = type == ScalarType.FLOAT64 ? type : ScalarType.FLOAT32;
-            try (NDArray sum = Torch.empty(manager, new Shape(count), wide);
-                    NDArray out = view(result, count, type)) {
+            try (NDArray sum = Torch.empty(manager, new Shape(count), wide)) {
                 accumulate(sum, parts, count, type, op);
                 finish(sum, parts.length, op);
-                Torch.copy(out, sum);
+                Torch.copy(results.get(result, count, type), sum);
             }
         } else {
-            try (NDArray out = view(result, count, type)) {
-                accumulateInPlace(out, result, parts, count, type, op);
-                finish(out, parts.length, op);
-            }
+            NDArray out = results.get(result, count, type);
+            accumulateInPlace(out, result, parts, count, type, op);
+            finish(out, parts.length, op);
         }
     }
 
@@ -70,18 +76,16 @@ final class Reducer {
         try (NDArray product =
                 Torch.empty(manager, new Shape(scaled ? count : 0), Torch.scalarType(sum))) {
             for (int rank = 0; rank < parts.length; rank++) {
-                try (NDArray part = view(parts[rank], count, type)) {
-                    NDArray term = part;
-                    if (scaled) {
-                        Torch.copy(product, part);
-                        Torch.mulInPlace(product, op.factor());
-                        term = product;
-                    }
-                    if (rank == 0) {
-                        Torch.copy(sum, term);
-                    } else {
-                        Reductions.combine(sum, term, op);
-                    }
+                NDArray term = others.get(parts[rank], count, type);
+                if (scaled) {
+                    Torch.copy(product, term);
+                    Torch.mulInPlace(product, op.factor());
+                    term = product;
+                }
+                if (rank == 0) {
+                    Torch.copy(sum, term);
+                } else {
+                    Reductions.combine(sum, term, op);
                 }
             }
         }
@@ -100,14 +104,11 @@ final class Reducer {
         }
         int next = 1;
         if (own == parts.length) {
-            try (NDArray first = view(parts[0], count, type)) {
-                Torch.copy(out, first);
-            }
+            Torch.copy(out, firsts.get(parts[0], count, type));
         } else if (own > 0) {
-            try (NDArray first = view(parts[0], count, type)) {
-                combineAll(first, parts, 1, own, count, type, op);
-                Reductions.combine(out, first, op);
-            }
+            NDArray first = firsts.get(parts[0], count, type);
+            combineAll(first, parts, 1, own, count, type, op);
+            Reductions.combine(out, first, op);
             next = own + 1;
         }
         combineAll(out, parts, next, parts.length, count, type, op);
@@ -116,9 +117,7 @@ final class Reducer {
     private void combineAll(
             NDArray sum, long[] parts, int from, int to, long count, ScalarType type, ReduceOp op) {
         for (int rank = from; rank < to; rank++) {
-            try (NDArray part = view(parts[rank], count, type)) {
-                Reductions.combine(sum, part, op);
-            }
+            Reductions.combine(sum, others.get(parts[rank], count, type), op);
         }
     }
 
@@ -128,9 +127,8 @@ final class Reducer {
         }
     }
 
-    private NDArray view(long address, long count, ScalarType type) {
-        long bytes = count * type.itemSize();
-        NativeMemory memory = new NativeMemory(address, bytes, Device.cpu(), () -> {});
-        return Torch.view(manager, memory, 0, new Shape(count), type);
+    @Override
+    public void close() {
+        kept.close();
     }
 }

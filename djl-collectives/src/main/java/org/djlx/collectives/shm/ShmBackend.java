@@ -73,6 +73,7 @@ final class ShmBackend extends Backend {
     private final RankSync sync;
     private final OpQueue queue;
     private final Copies copies = new Copies();
+    private final Reducer reducer;
     private final ShmReductions reductions;
     private final ShmMoves moves;
     private final Messages messages;
@@ -97,7 +98,7 @@ final class ShmBackend extends Backend {
         ControlBlock control = new ControlBlock(segment.memory(), worldSize);
         sync = new RankSync(control, context.name(), rank, worldSize);
         queue = new OpQueue("shm-" + context.name() + "-rank-" + rank);
-        Reducer reducer = new Reducer(manager);
+        reducer = new Reducer(manager);
         reductions = new ShmReductions(segment, sync, reducer, copies, rank, worldSize);
         moves = new ShmMoves(segment, sync, copies, rank, worldSize);
         messages = new Messages(segment, control, sync, context.name(), rank);
@@ -427,6 +428,7 @@ final class ShmBackend extends Backend {
         buffers.close();
         sync.leave();
         gone = true;
+        reducer.close();
         manager.close();
         segment.close();
     }
