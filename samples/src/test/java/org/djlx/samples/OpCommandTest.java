@@ -148,7 +148,7 @@ class OpCommandTest extends OpCases {
                 "allReduce --input in.npz --ranks 0",
                 "allReduce --input in.npz --backend none",
                 "allReduce --input in.npz --dtype float8",
-                "allReduce --input in.npz --reduce sum",
+                "allReduce --input in.npz --reduce TOTAL",
                 "allReduce --input in.npz --reduce PREMUL_SUM",
                 "allReduce --input in.npz --factor 2",
                 "allReduce --input in.npz --root 1",
