@@ -125,12 +125,13 @@ final class Lane implements Watchdog.Line {
     /** Launches an operation, or leaves that to the helper. Does not wait. */
     synchronized void issue(NcclWork work) {
         checkUsable(work.operation());
-        boolean owned = owner != null && owner != Thread.currentThread();
+        boolean mine = owner == null || owner == Thread.currentThread();
         boolean first = connected.add(kind(work.operation()));
-        if (first || verifier != null || helper != null || communicator == null || owned) {
+        boolean direct = communicator != null && verifier == null && helper == null && mine;
+        if (first || !direct || !waiting.isEmpty()) {
             waiting.add(work);
-            if (!owned) {
-                ensureHelper();
+            if (owner == null) {
+                ensureHelper(); // Otherwise when the owner is done.
             }
             return;
         }
