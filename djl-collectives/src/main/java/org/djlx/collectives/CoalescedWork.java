@@ -62,17 +62,7 @@ final class CoalescedWork implements Work {
     @Override
     public void await() {
         // One after the other, as they run; they all end even if one has failed.
-        CollectiveException failure = null;
-        for (Part part : parts) {
-            try {
-                part.work().await();
-            } catch (CollectiveException e) {
-                failure = failure == null ? e : failure;
-            }
-        }
-        if (failure != null) {
-            throw failure;
-        }
+        parts.forEach(part -> awaitEnd(part.work(), part.work()::await));
         try {
             future.join();
         } catch (CompletionException e) {
@@ -84,7 +74,8 @@ final class CoalescedWork implements Work {
     public void await(Duration timeout) {
         long end = System.nanoTime() + timeout.toNanos();
         for (Part part : parts) {
-            part.work().await(Duration.ofNanos(Math.max(0, end - System.nanoTime())));
+            Duration left = Duration.ofNanos(Math.max(0, end - System.nanoTime()));
+            awaitEnd(part.work(), () -> part.work().await(left));
         }
         try {
             future.get(Math.max(0, end - System.nanoTime()), TimeUnit.NANOSECONDS);
@@ -96,6 +87,17 @@ final class CoalescedWork implements Work {
         } catch (TimeoutException e) {
             throw new CollectiveTimeoutException(
                     this + " was still under way after " + timeout, List.of(), e);
+        }
+    }
+
+    /** Waits; if the work has failed, the future tells, when it knows of it too. */
+    private static void awaitEnd(Work work, Runnable await) {
+        try {
+            await.run();
+        } catch (CollectiveException e) {
+            if (!work.isCompleted()) {
+                throw e;
+            }
         }
     }
 
