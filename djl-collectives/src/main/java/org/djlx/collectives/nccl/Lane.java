@@ -8,6 +8,7 @@ import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicReference;
@@ -21,6 +22,7 @@ import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NcclCommunicator;
 import org.djlx.nativeops.NcclConfig;
+import org.djlx.nativeops.NcclGroup;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -74,10 +76,9 @@ final class Lane implements Watchdog.Line {
     private volatile Thread helper; // changed under the lock
 
     // Guarded by this.
-    private final Deque<NcclWork> waiting = new ArrayDeque<>(); // to be launched by the helper
-    private final Deque<NcclWork> batched = new ArrayDeque<>(); // launched when the batch ends
+    private final Deque<List<NcclWork>> waiting = new ArrayDeque<>(); // for the helper
     private final Set<Long> connected = new HashSet<>(); // the operations that had their first
-    private Thread owner; // who has a batch open on this lane, or splits it
+    private Thread owner; // who launches a batch on this lane, or splits it
 
     /**
      * Creates a lane.
@@ -122,26 +123,67 @@ final class Lane implements Watchdog.Line {
         }
     }
 
-    /** Launches an operation, or leaves that to the helper. Does not wait. */
-    synchronized void issue(NcclWork work) {
+    /** Launches an operation, now or with its batch, or leaves that to the helper. */
+    void issue(NcclWork work) {
         checkUsable(work.operation());
-        boolean owned = owner != null && owner != Thread.currentThread();
-        boolean first = connected.add(kind(work.operation()));
-        if (first || verifier != null || helper != null || communicator == null || owned) {
-            waiting.add(work);
-            if (!owned) {
-                ensureHelper();
-            }
+        NcclBatch batch = NcclBatch.current();
+        if (batch != null) {
+            batch.add(this, work);
             return;
         }
-        work.launch(communicator, stream);
-        NcclBatch batch = NcclBatch.current();
-        if (batch == null) {
-            work.launched(stream);
-        } else {
-            batched.add(work);
+        List<NcclWork> unit = List.of(work);
+        synchronized (this) {
+            if (own(unit)) {
+                boolean launched = false;
+                try {
+                    work.launch(communicator, stream);
+                    launched = true;
+                } finally {
+                    release(launched ? unit : List.of());
+                }
+            }
+        }
+    }
+
+    /**
+     * Takes the lane for launching operations, or leaves them to the helper. All ranks must launch
+     * the same operations in one group of NCCL, which runs them in an order of its own; who
+     * launches them makes no difference.
+     *
+     * @param unit the operations to be launched together
+     * @return whether the calling thread is to {@link #launch} and then {@link #release} them
+     */
+    synchronized boolean own(List<NcclWork> unit) {
+        boolean direct = communicator != null && verifier == null && waiting.isEmpty();
+        for (NcclWork work : unit) {
+            direct &= !connected.add(kind(work.operation()));
+        }
+        if (direct && helper == null && owner == null) {
             owner = Thread.currentThread();
-            batch.add(this);
+            return true;
+        }
+        waiting.add(unit);
+        if (owner == null) {
+            ensureHelper(); // Otherwise when the owner is done.
+        }
+        return false;
+    }
+
+    /** Calls NCCL for operations. */
+    void launch(List<NcclWork> unit) {
+        for (NcclWork work : unit) {
+            work.launch(communicator, stream);
+        }
+    }
+
+    /** Gives up the lane, when NCCL has the operations in the stream. */
+    synchronized void release(List<NcclWork> unit) {
+        owner = null;
+        if (broken.get() == null) {
+            unit.forEach(work -> work.launched(stream));
+            if (!waiting.isEmpty()) {
+                ensureHelper();
+            }
         }
     }
 
@@ -166,17 +208,6 @@ final class Lane implements Watchdog.Line {
         }
     }
 
-    /** Goes on when the thread that had the lane for itself is done. */
-    synchronized void release() {
-        owner = null;
-        while (!batched.isEmpty()) {
-            batched.remove().launched(stream);
-        }
-        if (!waiting.isEmpty() && broken.get() == null) {
-            ensureHelper();
-        }
-    }
-
     void fail(CollectiveException reason) {
         listener.failed(this, reason);
     }
@@ -192,11 +223,14 @@ final class Lane implements Watchdog.Line {
     private void help() {
         try {
             connect();
-            for (NcclWork work = next(); work != null; work = next()) {
-                if (isVerified(work)) {
-                    work.launch(communicator, stream);
-                    work.launched(stream);
+            for (List<NcclWork> unit = next(); unit != null; unit = next()) {
+                List<NcclWork> fitting = unit.stream().filter(this::isVerified).toList();
+                if (fitting.size() == 1) {
+                    launch(fitting);
+                } else {
+                    NcclGroup.run(() -> launch(fitting));
                 }
+                fitting.forEach(work -> work.launched(stream));
             }
         } catch (RuntimeException | Error e) {
             endHelper();
@@ -211,12 +245,12 @@ final class Lane implements Watchdog.Line {
     /**
      * Returns what to launch, now that all before is in the stream; without any the helper ends.
      */
-    private synchronized NcclWork next() {
-        NcclWork work = waiting.poll();
-        if (work == null) {
+    private synchronized List<NcclWork> next() {
+        List<NcclWork> unit = waiting.poll();
+        if (unit == null) {
             endHelper();
         }
-        return work;
+        return unit;
     }
 
     private synchronized void endHelper() {
@@ -260,7 +294,7 @@ final class Lane implements Watchdog.Line {
             listener.failed(this, e); // The abort ends it.
             throw e;
         } finally {
-            release();
+            release(List.of());
         }
     }
 

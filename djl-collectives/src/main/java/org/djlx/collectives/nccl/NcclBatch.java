@@ -4,15 +4,18 @@
  */
 package org.djlx.collectives.nccl;
 
-import java.util.LinkedHashSet;
-import java.util.Set;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.nativeops.NcclException;
 import org.djlx.nativeops.NcclGroup;
 
 /**
  * Operations of {@code nccl} groups that one thread issues and NCCL starts together: the way for
- * one thread to drive all GPUs, issuing each operation for one rank after the other.
+ * one thread to drive all GPUs, issuing each operation for one rank after the other. All ranks of a
+ * group put the same operations into a batch.
  *
  * <pre>{@code
  * List<Work> works = new ArrayList<>();
@@ -31,7 +34,7 @@ public final class NcclBatch {
 
     private static final ThreadLocal<NcclBatch> CURRENT = new ThreadLocal<>();
 
-    private final Set<Lane> lanes = new LinkedHashSet<>();
+    private final Map<Lane, List<NcclWork>> works = new LinkedHashMap<>();
     private int depth;
 
     private NcclBatch() {}
@@ -57,7 +60,6 @@ public final class NcclBatch {
     }
 
     static void begin() {
-        NcclGroup.begin();
         NcclBatch batch = CURRENT.get();
         if (batch == null) {
             batch = new NcclBatch();
@@ -66,29 +68,34 @@ public final class NcclBatch {
         batch.depth++;
     }
 
-    /** Adds a lane on which an operation was issued, and which this thread has for itself. */
-    void add(Lane lane) {
-        lanes.add(lane);
+    /** Adds an operation, which the end of the batch launches. */
+    void add(Lane lane, NcclWork work) {
+        works.computeIfAbsent(lane, key -> new ArrayList<>()).add(work);
     }
 
     static void end() {
         NcclBatch batch = CURRENT.get();
         batch.depth--;
-        boolean last = batch.depth == 0;
-        if (last) {
+        if (batch.depth == 0) {
             CURRENT.remove();
+            batch.launch();
+        }
+    }
+
+    private void launch() {
+        works.entrySet().removeIf(entry -> !entry.getKey().own(entry.getValue()));
+        if (works.isEmpty()) {
+            return;
         }
         try {
-            NcclGroup.end();
-        } catch (NcclException e) {
+            NcclGroup.run(() -> works.forEach(Lane::launch));
+        } catch (NcclException | IllegalStateException e) {
             CollectiveException reason =
                     new CollectiveException("a batch could not be started: " + e.getMessage(), e);
-            batch.lanes.forEach(lane -> lane.fail(reason));
+            works.keySet().forEach(lane -> lane.fail(reason));
             throw reason;
         } finally {
-            if (last) {
-                batch.lanes.forEach(Lane::release);
-            }
+            works.forEach(Lane::release);
         }
     }
 }
