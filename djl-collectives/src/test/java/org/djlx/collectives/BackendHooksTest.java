@@ -96,6 +96,11 @@ class BackendHooksTest {
         }
 
         @Override
+        public Work barrier(Operation operation) {
+            return shm.barrier(operation);
+        }
+
+        @Override
         public void close() {
             shm.close();
         }
