@@ -69,6 +69,7 @@ public final class ProcessGroups {
                         .setHost(host)
                         .setPort(port)
                         .optServer(rank == 0 && !agentStore)
+                        .optBindAddress(host)
                         .optTimeout(options.timeout())
                         .build();
         try {

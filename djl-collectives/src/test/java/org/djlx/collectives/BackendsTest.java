@@ -12,6 +12,8 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.net.ServerSocket;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
@@ -222,6 +224,26 @@ class BackendsTest {
                                 .mapToObj(i -> "/worker/attempt_3/default" + i + "/segment/0")
                                 .anyMatch(key -> store.check(List.of(key))));
             }
+        }
+    }
+
+    @Test
+    void rankZeroServesTheStoreAtTheMasterAddress() throws IOException {
+        int port;
+        try (ServerSocket socket = new ServerSocket(0)) {
+            port = socket.getLocalPort();
+        }
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(30));
+        Map<String, String> environment =
+                Map.of(
+                        "RANK", "0",
+                        "WORLD_SIZE", "1",
+                        "MASTER_ADDR", "127.0.0.2",
+                        "MASTER_PORT", Integer.toString(port));
+        try (ProcessGroup group = ProcessGroups.init("shm", options, environment);
+                TcpStore client = TcpStore.builder().setHost("127.0.0.2").setPort(port).build()) {
+            group.barrier().await();
+            assertTrue(client.numKeys() > 0);
         }
     }
 }

@@ -243,6 +243,8 @@ class FusedOpsErrorsTest {
                         for (int i = 0; i < 20; i++) {
                             assertEquals(4.0 * i, TestArrays.values(sums.get(i))[299]);
                         }
+                        String record = group.flightRecorder().dump().toJson();
+                        assertTrue(record.contains("\"algorithm\": \"pipelined\""), record);
                     }
                 });
     }

@@ -46,6 +46,7 @@ public final class Pipeline {
     public Pipeline(ProcessGroup group, Operation operation, NDManager manager) {
         this.buffers = group.p2pBuffers().orElseThrow();
         this.operation = operation;
+        operation.setAlgorithm("pipelined");
         this.manager = manager;
         this.rank = group.rank();
         this.worldSize = group.worldSize();
