@@ -58,8 +58,12 @@ public abstract class Backend implements AutoCloseable {
      * @throws IllegalArgumentException if it cannot do it with this tensor, with what it can
      */
     final void check(OpType type, NDArray tensor, ReduceOp op) {
+        check(type, tensor, Torch.scalarType(tensor), op);
+    }
+
+    /** As above, for a tensor whose element type is known. */
+    final void check(OpType type, NDArray tensor, ScalarType element, ReduceOp op) {
         checkSupported(type);
-        ScalarType element = Torch.scalarType(tensor);
         Device actual = tensor.getDevice(); // Kept by the array, where Torch.device asks libtorch.
         if (!actual.equals(device())) {
             throw new IllegalArgumentException(

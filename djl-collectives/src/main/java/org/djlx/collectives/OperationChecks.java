@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.Objects;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /** Checks what a rank passes to the operations of its group, before anything is sent. */
@@ -26,7 +27,22 @@ final class OperationChecks {
     }
 
     static Agreed agreed(NDArray tensor, ReduceOp op, int index) {
-        return new Agreed(Torch.scalarType(tensor), Torch.sizes(tensor), op, index);
+        return agreed(Torch.info(tensor), op, index);
+    }
+
+    static Agreed agreed(TensorInfo tensor, ReduceOp op, int index) {
+        return new Agreed(tensor.type(), tensor.sizes(), op, index);
+    }
+
+    /** Checks a tensor that is reduced in place, and returns what is known of it then. */
+    TensorInfo reducedInPlace(OpType type, NDArray tensor, ReduceOp op) {
+        if (tensor == null) {
+            throw new IllegalArgumentException(type + ": tensor is null");
+        }
+        TensorInfo info = Torch.info(tensor);
+        backend.check(type, tensor, info.type(), Objects.requireNonNull(op, "op"));
+        written(type, "tensor", info);
+        return info;
     }
 
     static long count(long[] sizes) {
@@ -50,8 +66,12 @@ final class OperationChecks {
 
     /** Checks that each element of a tensor that is to be written has a place of its own. */
     void written(OpType type, String role, NDArray tensor) {
-        long[] sizes = Torch.sizes(tensor);
-        long[] strides = Torch.strides(tensor);
+        written(type, role, Torch.info(tensor));
+    }
+
+    private static void written(OpType type, String role, TensorInfo tensor) {
+        long[] sizes = tensor.sizes();
+        long[] strides = tensor.strides();
         for (int i = 0; i < sizes.length; i++) {
             if (sizes[i] > 1 && strides[i] == 0) {
                 throw new IllegalArgumentException(

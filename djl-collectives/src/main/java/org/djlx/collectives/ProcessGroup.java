@@ -14,6 +14,7 @@ import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import org.djlx.collectives.Operation.Agreed;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -178,11 +179,10 @@ public final class ProcessGroup implements AutoCloseable {
     /** All-reduces under another name, with a number on which all ranks must agree. */
     Work allReduce(OpType name, NDArray tensor, ReduceOp op, int index) {
         state.checkUsable();
-        checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
-        checks.written(OpType.ALL_REDUCE, "tensor", tensor);
+        TensorInfo info = checks.reducedInPlace(OpType.ALL_REDUCE, tensor, op);
         return issue(
                 name,
-                OperationChecks.agreed(tensor, op, index),
+                OperationChecks.agreed(info, op, index),
                 operation -> backend.allReduce(operation, tensor, op));
     }
 
@@ -602,8 +602,7 @@ public final class ProcessGroup implements AutoCloseable {
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
         for (NDArray tensor : tensors) {
             state.checkUsable();
-            checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
-            checks.written(OpType.ALL_REDUCE, "tensor", tensor);
+            checks.reducedInPlace(OpType.ALL_REDUCE, tensor, op);
         }
         return Coalescing.allReduce(this, List.copyOf(tensors), op);
     }

@@ -32,8 +32,23 @@ final class Tensors {
     private static long[] readDimensions(long tensor, long address) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
-        int dimensions = (int) scratch.getLong(0);
+        return read(address, (int) scratch.getLong(0));
+    }
+
+    private static long[] read(long address, int dimensions) {
         return dimensions == 0 ? new long[0] : new Pointer(address).getLongArray(0, dimensions);
+    }
+
+    /** Returns all of a tensor's properties that can be asked for one by one above and below. */
+    static TensorInfo info(long tensor) {
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(1)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(2)), "Torch.info");
+        int dimensions = (int) scratch.getLong(0);
+        long[] sizes = read(scratch.getLong(1), dimensions);
+        long[] strides = read(scratch.getLong(2), dimensions);
+        return new TensorInfo(scalarType(tensor), sizes, strides);
     }
 
     /** Returns the element type; fails if the tensor is quantized. */

@@ -88,6 +88,17 @@ public final class Torch {
     }
 
     /**
+     * Returns an array's element type, sizes and strides at once.
+     *
+     * @param array the array
+     * @return what {@link #scalarType}, {@link #sizes} and {@link #strides} return
+     * @throws IllegalArgumentException also if the array is quantized
+     */
+    public static TensorInfo info(NDArray array) {
+        return Tensors.info(Arguments.tensor(array, "the array"));
+    }
+
+    /**
      * Returns the device on which an array is.
      *
      * @param array the array

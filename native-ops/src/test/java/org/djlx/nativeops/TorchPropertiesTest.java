@@ -179,4 +179,21 @@ class TorchPropertiesTest {
                 Proxy.newProxyInstance(
                         type.getClassLoader(), new Class<?>[] {type}, (p, method, args) -> null));
     }
+
+    @Test
+    void infoIsWhatTheOthersSay() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray scalar = Torch.empty(manager, new Shape(), ScalarType.BFLOAT16);
+            NDArray matrix = manager.ones(new Shape(2, 3));
+            NDArray view = manager.arange(12f).reshape(3, 4).transpose().get(":, 1:");
+            for (NDArray array : new NDArray[] {scalar, matrix, view}) {
+                TensorInfo info = Torch.info(array);
+                assertEquals(Torch.scalarType(array), info.type());
+                assertArrayEquals(Torch.sizes(array), info.sizes());
+                assertArrayEquals(Torch.strides(array), info.strides());
+            }
+            matrix.close();
+            assertThrows(IllegalArgumentException.class, () -> Torch.info(matrix));
+        }
+    }
 }
