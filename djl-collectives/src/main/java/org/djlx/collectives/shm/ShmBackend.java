@@ -395,8 +395,11 @@ final class ShmBackend extends Backend {
     }
 
     private void run(Operation operation, Runnable body) {
+        // Each of these calls takes as long as copying 1 KB.
         boolean gradients = JniUtils.isGradMode();
-        JniUtils.setGradMode(false);
+        if (gradients) {
+            JniUtils.setGradMode(false);
+        }
         try {
             body.run();
         } catch (CollectiveMismatchException e) {
@@ -412,7 +415,9 @@ final class ShmBackend extends Backend {
             }
             throw reason;
         } finally {
-            JniUtils.setGradMode(gradients);
+            if (gradients) {
+                JniUtils.setGradMode(true);
+            }
         }
     }
 
