@@ -14,6 +14,7 @@ import java.util.Random;
 import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -22,7 +23,6 @@ import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
-import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -37,17 +37,8 @@ class FusedOpsGpuTest {
 
     @BeforeAll
     static void requireGpus() {
-        for (NativeLibrary library :
-                List.of(
-                        NativeLibrary.CUDA,
-                        NativeLibrary.CUDA_PRESETS,
-                        NativeLibrary.NCCL,
-                        NativeLibrary.NVRTC)) {
-            Assumptions.assumeTrue(
-                    library.isAvailable(), () -> library + ": " + library.unavailabilityCause());
-        }
+        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         worldSize = Math.min(8, CudaDevice.count());
-        Assumptions.assumeTrue(worldSize > 1, "there is one GPU only");
     }
 
     private static void run(long bufferSize, Consumer<ProcessGroup> body) {

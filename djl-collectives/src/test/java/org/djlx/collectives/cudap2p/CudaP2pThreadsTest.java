@@ -16,6 +16,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.function.BiConsumer;
+import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -46,17 +47,8 @@ class CudaP2pThreadsTest {
 
     @BeforeAll
     static void requireGpus() {
-        for (NativeLibrary library :
-                List.of(
-                        NativeLibrary.CUDA,
-                        NativeLibrary.CUDA_PRESETS,
-                        NativeLibrary.NCCL,
-                        NativeLibrary.NVRTC)) {
-            Assumptions.assumeTrue(
-                    library.isAvailable(), () -> library + ": " + library.unavailabilityCause());
-        }
+        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         worldSize = Math.min(8, CudaDevice.count());
-        Assumptions.assumeTrue(worldSize > 1, "there is one GPU only");
     }
 
     private static void run(

@@ -5,13 +5,11 @@
 package org.djlx.collectives.nccl;
 
 import java.util.LinkedHashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.djlx.collectives.ContractCases;
-import org.djlx.nativeops.CudaDevice;
+import org.djlx.collectives.GpuTests;
 import org.djlx.nativeops.NativeLibrary;
-import org.junit.jupiter.api.Assumptions;
 
 /** What the tests of {@code nccl} share: the part of the contract that NCCL can keep. */
 final class NcclCases {
@@ -62,13 +60,6 @@ final class NcclCases {
 
     /** Skips the test, with the cause, unless there are as many GPUs and NCCL. */
     static void require(int gpus) {
-        for (NativeLibrary library :
-                List.of(NativeLibrary.CUDA, NativeLibrary.CUDA_PRESETS, NativeLibrary.NCCL)) {
-            Assumptions.assumeTrue(
-                    library.isAvailable(), () -> library + ": " + library.unavailabilityCause());
-        }
-        Assumptions.assumeTrue(
-                CudaDevice.count() >= gpus,
-                () -> "needs " + gpus + " GPUs, has " + CudaDevice.count());
+        GpuTests.require(gpus, NativeLibrary.NCCL);
     }
 }
