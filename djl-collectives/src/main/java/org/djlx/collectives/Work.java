@@ -44,9 +44,14 @@ public interface Work {
     Optional<Throwable> exception();
 
     /**
-     * Waits until the operation has ended; the group's timeout bounds the wait.
+     * Waits until the operation has ended; the group's timeout bounds the wait. On GPUs it is, as
+     * in c10d, the current stream that waits ({@link #blockCurrentStream()}) and not the host,
+     * unless the backend's options ask for that.
      *
-     * @throws CollectiveException if the operation failed
+     * <p>On the CPU the waiting thread may run the operation itself. If it is interrupted then, the
+     * operation fails and the group is broken, on all ranks.
+     *
+     * @throws CollectiveException if the operation failed; on GPUs, if that is known already
      */
     void await();
 
