@@ -244,7 +244,8 @@ final class Messages implements MessageDriver.Engine {
                                     transfer.operation()
                                             + " cannot complete: rank "
                                             + source
-                                            + " gave up sending"));
+                                            + " gave up sending: its call timed out, or it has"
+                                            + " destroyed the group"));
                 }
             }
         }
@@ -320,13 +321,13 @@ final class Messages implements MessageDriver.Engine {
     }
 
     private void locked(Runnable action) {
-        List<Ended> completed;
+        List<Ended> completed = List.of();
         lock.lock();
         try {
             action.run();
         } finally {
-            completed = ended;
-            if (!completed.isEmpty()) {
+            if (!ended.isEmpty()) {
+                completed = ended;
                 ended = new ArrayList<>();
             }
             lock.unlock();

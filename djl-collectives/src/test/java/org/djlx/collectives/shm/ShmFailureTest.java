@@ -267,7 +267,7 @@ class ShmFailureTest {
     @Test
     void destroyMayMeetAnything() throws InterruptedException {
         Queue<Throwable> unexpected = new ConcurrentLinkedQueue<>();
-        for (int round = 0; round < 60; round++) {
+        for (int round = 0; round < 150; round++) {
             List<ProcessGroup> groups = groups(2, Duration.ofSeconds(60));
             List<Thread> threads = new ArrayList<>();
             for (ProcessGroup group : groups) {
