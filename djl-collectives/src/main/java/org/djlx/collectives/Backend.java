@@ -11,7 +11,6 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeSet;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
 
 /**
  * What moves the data of a {@link ProcessGroup}, on one rank.
@@ -53,15 +52,11 @@ public abstract class Backend implements AutoCloseable {
      *
      * @param type the kind of operation
      * @param tensor a tensor of this operation
+     * @param element its element type
      * @param op the reduce op, or null if the operation does not reduce
      * @throws UnsupportedOperationException if the backend lacks the operation
      * @throws IllegalArgumentException if it cannot do it with this tensor, with what it can
      */
-    final void check(OpType type, NDArray tensor, ReduceOp op) {
-        check(type, tensor, Torch.scalarType(tensor), op);
-    }
-
-    /** As above, for a tensor whose element type is known. */
     final void check(OpType type, NDArray tensor, ScalarType element, ReduceOp op) {
         checkSupported(type);
         Device actual = tensor.getDevice(); // Kept by the array, where Torch.device asks libtorch.

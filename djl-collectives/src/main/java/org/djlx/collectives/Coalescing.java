@@ -7,7 +7,6 @@ package org.djlx.collectives;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
@@ -17,6 +16,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.function.IntFunction;
 import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -205,38 +205,32 @@ final class Coalescing {
         }
 
         void copyIn(List<NDArray> tensors, int copies) {
-            copy(tensors, copies, true);
+            NoGradient.run(() -> copy(tensors, copies, true));
         }
 
         void copyOut(int copies) {
-            copy(results, copies, false);
+            NoGradient.run(() -> copy(results, copies, false));
         }
 
         private void copy(List<NDArray> tensors, int copies, boolean in) {
-            boolean gradients = JniUtils.isGradMode();
-            JniUtils.setGradMode(false);
-            try {
-                long offset = 0;
-                for (NDArray tensor : tensors) {
-                    long[] sizes = Torch.sizes(tensor);
-                    long count = OperationChecks.count(sizes) / copies;
-                    // One tensor's parts: a column of the buffer.
-                    try (NDManager scope = manager.newSubManager();
-                            NDArray column = column(scope, offset, copies, count)) {
-                        if (in) {
-                            Torch.copy(column, rows(scope, contiguous(scope, tensor), copies));
-                        } else if (Torch.isContiguous(tensor)) {
-                            Torch.copy(rows(scope, tensor, copies), column);
-                        } else {
-                            NDArray straight = Torch.empty(scope, new Shape(sizes), bucket.type);
-                            Torch.copy(rows(scope, straight, copies), column);
-                            Torch.copy(tensor, straight);
-                        }
+            long offset = 0;
+            for (NDArray tensor : tensors) {
+                long[] sizes = Torch.sizes(tensor);
+                long count = OperationChecks.count(sizes) / copies;
+                // One tensor's parts: a column of the buffer.
+                try (NDManager scope = manager.newSubManager();
+                        NDArray column = column(scope, offset, copies, count)) {
+                    if (in) {
+                        Torch.copy(column, rows(scope, contiguous(scope, tensor), copies));
+                    } else if (Torch.isContiguous(tensor)) {
+                        Torch.copy(rows(scope, tensor, copies), column);
+                    } else {
+                        NDArray straight = Torch.empty(scope, new Shape(sizes), bucket.type);
+                        Torch.copy(rows(scope, straight, copies), column);
+                        Torch.copy(tensor, straight);
                     }
-                    offset += count;
                 }
-            } finally {
-                JniUtils.setGradMode(gradients);
+                offset += count;
             }
         }
 

@@ -8,6 +8,7 @@ import java.time.Duration;
 import java.util.Arrays;
 import java.util.Objects;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 
 /**
  * One operation of a group, as issued by one rank: what it is, its number, and the part of its
@@ -47,6 +48,7 @@ public final class Operation {
     private final Duration timeout;
     private final long[] signature;
     private final long byteSize;
+    private TensorInfo tensor; // set when the operation is issued, before anybody else sees it
 
     // The recorder's: set when the operation is issued, before anybody else sees it.
     FlightRecorder recorder;
@@ -170,6 +172,20 @@ public final class Operation {
      */
     public long byteSize() {
         return byteSize;
+    }
+
+    /**
+     * Returns what is known of the tensor whose type and shape all ranks agree on, so that it need
+     * not be asked again.
+     *
+     * @return what is known; null if the operation has no such tensor
+     */
+    public TensorInfo tensor() {
+        return tensor;
+    }
+
+    void setTensor(TensorInfo info) {
+        tensor = info;
     }
 
     /**

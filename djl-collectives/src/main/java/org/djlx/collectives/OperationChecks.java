@@ -5,11 +5,11 @@
 package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Objects;
 import org.djlx.collectives.Operation.Agreed;
-import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
@@ -26,50 +26,35 @@ final class OperationChecks {
         this.worldSize = worldSize;
     }
 
-    static Agreed agreed(NDArray tensor, ReduceOp op, int index) {
-        return agreed(Torch.info(tensor), op, index);
-    }
-
     static Agreed agreed(TensorInfo tensor, ReduceOp op, int index) {
         return new Agreed(tensor.type(), tensor.sizes(), op, index);
-    }
-
-    /** Checks a tensor that is reduced in place, and returns what is known of it then. */
-    TensorInfo reducedInPlace(OpType type, NDArray tensor, ReduceOp op) {
-        if (tensor == null) {
-            throw new IllegalArgumentException(type + ": tensor is null");
-        }
-        TensorInfo info = Torch.info(tensor);
-        backend.check(type, tensor, info.type(), Objects.requireNonNull(op, "op"));
-        written(type, "tensor", info);
-        return info;
     }
 
     static long count(long[] sizes) {
         return Arrays.stream(sizes).reduce(1, Math::multiplyExact);
     }
 
-    void tensor(OpType type, String role, NDArray tensor, ReduceOp op) {
+    /** Checks that the backend can move a tensor, and returns what is known of it then. */
+    TensorInfo moved(OpType type, String role, NDArray tensor) {
+        return tensor(type, role, tensor, null);
+    }
+
+    /** Checks that the backend can reduce a tensor, and returns what is known of it then. */
+    TensorInfo reduced(OpType type, String role, NDArray tensor, ReduceOp op) {
+        return tensor(type, role, tensor, Objects.requireNonNull(op, "op"));
+    }
+
+    private TensorInfo tensor(OpType type, String role, NDArray tensor, ReduceOp op) {
         if (tensor == null) {
             throw new IllegalArgumentException(type + ": " + role + " is null");
         }
-        backend.check(type, tensor, op);
-    }
-
-    void moved(OpType type, String role, NDArray tensor) {
-        tensor(type, role, tensor, null);
-    }
-
-    void reduced(OpType type, String role, NDArray tensor, ReduceOp op) {
-        tensor(type, role, tensor, Objects.requireNonNull(op, "op"));
+        TensorInfo info = Torch.info(tensor);
+        backend.check(type, tensor, info.type(), op);
+        return info;
     }
 
     /** Checks that each element of a tensor that is to be written has a place of its own. */
-    void written(OpType type, String role, NDArray tensor) {
-        written(type, role, Torch.info(tensor));
-    }
-
-    private static void written(OpType type, String role, TensorInfo tensor) {
+    void written(OpType type, String role, TensorInfo tensor) {
         long[] sizes = tensor.sizes();
         long[] strides = tensor.strides();
         for (int i = 0; i < sizes.length; i++) {
@@ -120,21 +105,25 @@ final class OperationChecks {
     }
 
     /** Checks a list with a tensor for each rank, each as {@code like}. */
-    void alike(OpType type, String role, List<NDArray> tensors, NDArray like, ReduceOp op) {
+    List<TensorInfo> alike(
+            OpType type, String role, List<NDArray> tensors, TensorInfo like, ReduceOp op) {
         onePerRank(type, role, tensors);
+        List<TensorInfo> infos = new ArrayList<>();
         for (NDArray tensor : tensors) {
-            tensor(type, role, tensor, op);
-            sameType(type, role, tensor, like);
-            if (!Arrays.equals(Torch.sizes(tensor), Torch.sizes(like))) {
+            TensorInfo info = tensor(type, role, tensor, op);
+            sameType(type, role, info, like);
+            if (!Arrays.equals(info.sizes(), like.sizes())) {
                 throw new IllegalArgumentException(
                         String.format(
                                 "%s: the shapes of %s must be %s, not %s",
                                 type,
                                 role,
-                                Arrays.toString(Torch.sizes(like)),
-                                Arrays.toString(Torch.sizes(tensor))));
+                                Arrays.toString(like.sizes()),
+                                Arrays.toString(info.sizes())));
             }
+            infos.add(info);
         }
+        return infos;
     }
 
     private void onePerRank(OpType type, String role, List<NDArray> tensors) {
@@ -147,58 +136,71 @@ final class OperationChecks {
     }
 
     /** Checks a list that only the root passes. */
-    void onRoot(OpType type, String role, List<NDArray> tensors, NDArray like, int root) {
+    List<TensorInfo> onRoot(
+            OpType type, String role, List<NDArray> tensors, TensorInfo like, int root) {
         if (rank == root) {
-            alike(type, role, tensors, like, null);
-        } else if (tensors != null && !tensors.isEmpty()) {
+            return alike(type, role, tensors, like, null);
+        }
+        if (tensors != null && !tensors.isEmpty()) {
             throw new IllegalArgumentException(
                     String.format(
                             "%s: %s are for the root, rank %d; pass null on rank %d",
                             type, role, root, rank));
         }
+        return List.of();
     }
 
-    /** Checks lists with a tensor for each rank of any shape, all of one type. */
-    void exchanged(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
+    /**
+     * Checks lists with a tensor for each rank of any shape, all of one type.
+     *
+     * @return what is known of the first input
+     */
+    TensorInfo exchanged(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
         onePerRank(type, "outputs", outputs);
         onePerRank(type, "inputs", inputs);
+        List<TensorInfo> out = new ArrayList<>();
+        List<TensorInfo> in = new ArrayList<>();
         for (int peer = 0; peer < worldSize; peer++) {
-            moved(type, "inputs", inputs.get(peer));
-            moved(type, "outputs", outputs.get(peer));
-            written(type, "outputs", outputs.get(peer));
-            sameType(type, "inputs", inputs.get(peer), inputs.get(0));
-            sameType(type, "outputs", outputs.get(peer), inputs.get(0));
+            in.add(moved(type, "inputs", inputs.get(peer)));
+            out.add(moved(type, "outputs", outputs.get(peer)));
+            written(type, "outputs", out.get(peer));
+            sameType(type, "inputs", in.get(peer), in.get(0));
+            sameType(type, "outputs", out.get(peer), in.get(0));
         }
-        long sent = count(Torch.sizes(inputs.get(rank)));
-        long received = count(Torch.sizes(outputs.get(rank)));
-        if (sent != received) {
+        if (in.get(rank).count() != out.get(rank).count()) {
             throw new IllegalArgumentException(
                     String.format(
                             "%s: inputs has %d elements for this rank, outputs %d",
-                            type, sent, received));
+                            type, in.get(rank).count(), out.get(rank).count()));
         }
+        for (int i = 0; i < worldSize; i++) {
+            for (int j = 0; j < worldSize; j++) {
+                overlap(type, out.get(i), in.get(j), i == j && i == rank ? 0 : -1);
+            }
+        }
+        return in.get(0);
     }
 
     /** Checks a tensor that holds a part for each rank. */
-    void whole(OpType type, String wholeRole, NDArray whole, String partRole, NDArray part) {
+    void whole(OpType type, String wholeRole, TensorInfo whole, String partRole, TensorInfo part) {
         sameType(type, wholeRole, whole, part);
-        if (count(Torch.sizes(whole)) != worldSize * count(Torch.sizes(part))) {
+        if (whole.count() != worldSize * part.count()) {
             throw new IllegalArgumentException(
                     String.format(
                             "%s: %s %s must have %d (the world size) times as many elements as %s"
                                     + " %s",
                             type,
                             wholeRole,
-                            Arrays.toString(Torch.sizes(whole)),
+                            Arrays.toString(whole.sizes()),
                             worldSize,
                             partRole,
-                            Arrays.toString(Torch.sizes(part))));
+                            Arrays.toString(part.sizes())));
         }
     }
 
     /** Returns the number of elements for each rank, from splits of the first dimension. */
-    long[] splits(OpType type, String role, NDArray tensor, long[] splits) {
-        long[] sizes = Torch.sizes(tensor);
+    long[] splits(OpType type, String role, TensorInfo tensor, long[] splits) {
+        long[] sizes = tensor.sizes();
         if (sizes.length == 0) {
             throw new IllegalArgumentException(
                     type + ": " + role + " must have a first dimension to split");
@@ -229,10 +231,10 @@ final class OperationChecks {
     }
 
     /** Returns the shape of a row, on which all ranks agree in an exchange with splits. */
-    static long[] rowShape(OpType type, NDArray output, NDArray input) {
-        long[] in = Torch.sizes(input);
+    static long[] rowShape(OpType type, TensorInfo output, TensorInfo input) {
+        long[] in = input.sizes();
         long[] row = Arrays.copyOfRange(in, 1, in.length);
-        long[] out = Torch.sizes(output);
+        long[] out = output.sizes();
         if (!Arrays.equals(row, Arrays.copyOfRange(out, 1, out.length))) {
             throw new IllegalArgumentException(
                     String.format(
@@ -243,12 +245,10 @@ final class OperationChecks {
         return row;
     }
 
-    void sameType(OpType type, String role, NDArray tensor, NDArray like) {
-        ScalarType actual = Torch.scalarType(tensor);
-        ScalarType expected = Torch.scalarType(like);
-        if (actual != expected) {
+    void sameType(OpType type, String role, TensorInfo tensor, TensorInfo like) {
+        if (tensor.type() != like.type()) {
             throw new IllegalArgumentException(
-                    type + ": " + role + " must be " + expected + ", not " + actual);
+                    type + ": " + role + " must be " + like.type() + ", not " + tensor.type());
         }
     }
 
@@ -259,15 +259,15 @@ final class OperationChecks {
      * @param part the tensor that may be this rank's part of {@code whole}
      * @param place where in {@code whole} that is, in elements; -1 if it may not be
      */
-    void overlap(OpType type, NDArray whole, NDArray part, long place) {
-        if (!Torch.isContiguous(whole) || !Torch.isContiguous(part)) {
+    void overlap(OpType type, TensorInfo whole, TensorInfo part, long place) {
+        if (!whole.isContiguous() || !part.isContiguous()) {
             return; // Copied before the operation and after it.
         }
-        int itemSize = Torch.scalarType(whole).itemSize();
-        long wholeBegin = Torch.dataPointer(whole);
-        long wholeEnd = wholeBegin + count(Torch.sizes(whole)) * itemSize;
-        long partBegin = Torch.dataPointer(part);
-        long partEnd = partBegin + count(Torch.sizes(part)) * itemSize;
+        int itemSize = whole.type().itemSize();
+        long wholeBegin = whole.address();
+        long wholeEnd = wholeBegin + whole.byteSize();
+        long partBegin = part.address();
+        long partEnd = partBegin + part.byteSize();
         boolean apart = partEnd <= wholeBegin || wholeEnd <= partBegin;
         boolean empty = partBegin == partEnd || wholeBegin == wholeEnd;
         boolean inPlace = place >= 0 && partBegin == wholeBegin + place * itemSize;

@@ -179,11 +179,9 @@ public final class ProcessGroup implements AutoCloseable {
     /** All-reduces under another name, with a number on which all ranks must agree. */
     Work allReduce(OpType name, NDArray tensor, ReduceOp op, int index) {
         state.checkUsable();
-        TensorInfo info = checks.reducedInPlace(OpType.ALL_REDUCE, tensor, op);
-        return issue(
-                name,
-                OperationChecks.agreed(info, op, index),
-                operation -> backend.allReduce(operation, tensor, op));
+        TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+        checks.written(OpType.ALL_REDUCE, "tensor", info);
+        return issue(name, info, op, index, operation -> backend.allReduce(operation, tensor, op));
     }
 
     /**
@@ -198,14 +196,16 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work reduce(NDArray tensor, int root, ReduceOp op) {
         state.checkUsable();
-        checks.reduced(OpType.REDUCE, "tensor", tensor, op);
+        TensorInfo info = checks.reduced(OpType.REDUCE, "tensor", tensor, op);
         checks.root(OpType.REDUCE, root);
         if (rank() == root) {
-            checks.written(OpType.REDUCE, "tensor", tensor);
+            checks.written(OpType.REDUCE, "tensor", info);
         }
         return issue(
                 OpType.REDUCE,
-                OperationChecks.agreed(tensor, op, root),
+                info,
+                op,
+                root,
                 operation -> backend.reduce(operation, tensor, root, op));
     }
 
@@ -218,14 +218,16 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work broadcast(NDArray tensor, int root) {
         state.checkUsable();
-        checks.moved(OpType.BROADCAST, "tensor", tensor);
+        TensorInfo info = checks.moved(OpType.BROADCAST, "tensor", tensor);
         checks.root(OpType.BROADCAST, root);
         if (rank() != root) {
-            checks.written(OpType.BROADCAST, "tensor", tensor);
+            checks.written(OpType.BROADCAST, "tensor", info);
         }
         return issue(
                 OpType.BROADCAST,
-                OperationChecks.agreed(tensor, null, root),
+                info,
+                null,
+                root,
                 operation -> backend.broadcast(operation, tensor, root));
     }
 
@@ -239,17 +241,14 @@ public final class ProcessGroup implements AutoCloseable {
     public Work allGather(List<NDArray> outputs, NDArray input) {
         OpType type = OpType.ALL_GATHER;
         state.checkUsable();
-        checks.moved(type, "input", input);
-        checks.alike(type, "outputs", outputs, input, null);
+        TensorInfo in = checks.moved(type, "input", input);
+        List<TensorInfo> out = checks.alike(type, "outputs", outputs, in, null);
         List<NDArray> tensors = List.copyOf(outputs);
         for (int peer = 0; peer < worldSize(); peer++) {
-            checks.written(type, "outputs", tensors.get(peer));
-            checks.overlap(type, tensors.get(peer), input, peer == rank() ? 0 : -1);
+            checks.written(type, "outputs", out.get(peer));
+            checks.overlap(type, out.get(peer), in, peer == rank() ? 0 : -1);
         }
-        return issue(
-                type,
-                OperationChecks.agreed(input, null, 0),
-                operation -> backend.allGather(operation, tensors, input));
+        return issue(type, in, null, 0, operation -> backend.allGather(operation, tensors, input));
     }
 
     /**
@@ -268,14 +267,16 @@ public final class ProcessGroup implements AutoCloseable {
     Work allGatherIntoTensor(OpType name, NDArray output, NDArray input, int index) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
         state.checkUsable();
-        checks.moved(type, "input", input);
-        checks.moved(type, "output", output);
-        checks.whole(type, "output", output, "input", input);
-        checks.written(type, "output", output);
-        checks.overlap(type, output, input, rank() * OperationChecks.count(Torch.sizes(input)));
+        TensorInfo in = checks.moved(type, "input", input);
+        TensorInfo out = checks.moved(type, "output", output);
+        checks.whole(type, "output", out, "input", in);
+        checks.written(type, "output", out);
+        checks.overlap(type, out, in, rank() * in.count());
         return issue(
                 name,
-                OperationChecks.agreed(input, null, index),
+                in,
+                null,
+                index,
                 operation -> backend.allGather(operation, List.of(output), input));
     }
 
@@ -291,18 +292,16 @@ public final class ProcessGroup implements AutoCloseable {
     public Work gather(List<NDArray> outputs, NDArray input, int root) {
         OpType type = OpType.GATHER;
         state.checkUsable();
-        checks.moved(type, "input", input);
+        TensorInfo in = checks.moved(type, "input", input);
         checks.root(type, root);
-        checks.onRoot(type, "outputs", outputs, input, root);
+        List<TensorInfo> out = checks.onRoot(type, "outputs", outputs, in, root);
         List<NDArray> tensors = outputs == null ? List.of() : List.copyOf(outputs);
-        for (int peer = 0; peer < tensors.size(); peer++) {
-            checks.written(type, "outputs", tensors.get(peer));
-            checks.overlap(type, tensors.get(peer), input, peer == root ? 0 : -1);
+        for (int peer = 0; peer < out.size(); peer++) {
+            checks.written(type, "outputs", out.get(peer));
+            checks.overlap(type, out.get(peer), in, peer == root ? 0 : -1);
         }
         return issue(
-                type,
-                OperationChecks.agreed(input, null, root),
-                operation -> backend.gather(operation, tensors, input, root));
+                type, in, null, root, operation -> backend.gather(operation, tensors, input, root));
     }
 
     /**
@@ -316,17 +315,19 @@ public final class ProcessGroup implements AutoCloseable {
     public Work scatter(NDArray output, List<NDArray> inputs, int root) {
         OpType type = OpType.SCATTER;
         state.checkUsable();
-        checks.moved(type, "output", output);
+        TensorInfo out = checks.moved(type, "output", output);
         checks.root(type, root);
-        checks.onRoot(type, "inputs", inputs, output, root);
-        checks.written(type, "output", output);
+        List<TensorInfo> in = checks.onRoot(type, "inputs", inputs, out, root);
+        checks.written(type, "output", out);
         List<NDArray> tensors = inputs == null ? List.of() : List.copyOf(inputs);
-        for (int peer = 0; peer < tensors.size(); peer++) {
-            checks.overlap(type, tensors.get(peer), output, peer == root ? 0 : -1);
+        for (int peer = 0; peer < in.size(); peer++) {
+            checks.overlap(type, in.get(peer), out, peer == root ? 0 : -1);
         }
         return issue(
                 type,
-                OperationChecks.agreed(output, null, root),
+                out,
+                null,
+                root,
                 operation -> backend.scatter(operation, output, tensors, root));
     }
 
@@ -341,16 +342,18 @@ public final class ProcessGroup implements AutoCloseable {
     public Work reduceScatter(NDArray output, List<NDArray> inputs, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER;
         state.checkUsable();
-        checks.reduced(type, "output", output, op);
-        checks.alike(type, "inputs", inputs, output, op);
-        checks.written(type, "output", output);
+        TensorInfo out = checks.reduced(type, "output", output, op);
+        List<TensorInfo> in = checks.alike(type, "inputs", inputs, out, op);
+        checks.written(type, "output", out);
         List<NDArray> tensors = List.copyOf(inputs);
         for (int peer = 0; peer < worldSize(); peer++) {
-            checks.overlap(type, tensors.get(peer), output, peer == rank() ? 0 : -1);
+            checks.overlap(type, in.get(peer), out, peer == rank() ? 0 : -1);
         }
         return issue(
                 type,
-                OperationChecks.agreed(output, op, 0),
+                out,
+                op,
+                0,
                 operation -> backend.reduceScatter(operation, output, tensors, op));
     }
 
@@ -371,14 +374,16 @@ public final class ProcessGroup implements AutoCloseable {
     Work reduceScatterTensor(OpType name, NDArray output, NDArray input, ReduceOp op, int index) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
         state.checkUsable();
-        checks.reduced(type, "output", output, op);
-        checks.reduced(type, "input", input, op);
-        checks.whole(type, "input", input, "output", output);
-        checks.written(type, "output", output);
-        checks.overlap(type, input, output, rank() * OperationChecks.count(Torch.sizes(output)));
+        TensorInfo out = checks.reduced(type, "output", output, op);
+        TensorInfo in = checks.reduced(type, "input", input, op);
+        checks.whole(type, "input", in, "output", out);
+        checks.written(type, "output", out);
+        checks.overlap(type, in, out, rank() * out.count());
         return issue(
                 name,
-                OperationChecks.agreed(output, op, index),
+                out,
+                op,
+                index,
                 operation -> backend.reduceScatter(operation, output, List.of(input), op));
     }
 
@@ -393,17 +398,12 @@ public final class ProcessGroup implements AutoCloseable {
     public Work allToAll(List<NDArray> outputs, List<NDArray> inputs) {
         OpType type = OpType.ALL_TO_ALL;
         state.checkUsable();
-        checks.exchanged(type, outputs, inputs);
+        TensorInfo first = checks.exchanged(type, outputs, inputs);
         List<NDArray> to = List.copyOf(outputs);
         List<NDArray> from = List.copyOf(inputs);
-        for (int i = 0; i < to.size(); i++) {
-            for (int j = 0; j < from.size(); j++) {
-                checks.overlap(type, to.get(i), from.get(j), i == j && i == rank() ? 0 : -1);
-            }
-        }
         return issue(
                 type,
-                new Agreed(Torch.scalarType(from.get(0)), new long[0], null, 0),
+                new Agreed(first.type(), new long[0], null, 0),
                 operation -> backend.allToAll(operation, to, from));
     }
 
@@ -436,13 +436,13 @@ public final class ProcessGroup implements AutoCloseable {
             NDArray output, NDArray input, long[] outputSplits, long[] inputSplits) {
         OpType type = OpType.ALL_TO_ALL_SINGLE;
         state.checkUsable();
-        checks.moved(type, "input", input);
-        checks.moved(type, "output", output);
-        checks.written(type, "output", output);
-        checks.sameType(type, "output", output, input);
-        long[] outputCounts = checks.splits(type, "output", output, outputSplits);
-        long[] inputCounts = checks.splits(type, "input", input, inputSplits);
-        long[] row = OperationChecks.rowShape(type, output, input);
+        TensorInfo in = checks.moved(type, "input", input);
+        TensorInfo out = checks.moved(type, "output", output);
+        checks.written(type, "output", out);
+        checks.sameType(type, "output", out, in);
+        long[] outputCounts = checks.splits(type, "output", out, outputSplits);
+        long[] inputCounts = checks.splits(type, "input", in, inputSplits);
+        long[] row = OperationChecks.rowShape(type, out, in);
         if (outputCounts[rank()] != inputCounts[rank()]) {
             throw new IllegalArgumentException(
                     String.format(
@@ -450,10 +450,10 @@ public final class ProcessGroup implements AutoCloseable {
                                     + " has room for %d",
                             type, inputCounts[rank()], rank(), outputCounts[rank()]));
         }
-        checks.overlap(type, output, input, -1);
+        checks.overlap(type, out, in, -1);
         return issue(
                 type,
-                new Agreed(Torch.scalarType(input), row, null, 0),
+                new Agreed(in.type(), row, null, 0),
                 operation ->
                         backend.allToAllSingle(
                                 operation, output, input, outputCounts, inputCounts));
@@ -476,8 +476,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work send(NDArray tensor, int destination, int tag) {
-        checkMessage(P2pOp.send(tensor, destination, tag));
-        return issueMessage(OpType.SEND, tensor, destination, tag);
+        return message(P2pOp.send(tensor, destination, tag));
     }
 
     /**
@@ -491,8 +490,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @see #send
      */
     public Work recv(NDArray tensor, int source, int tag) {
-        checkMessage(P2pOp.recv(tensor, source, tag));
-        return issueMessage(OpType.RECV, tensor, source, tag);
+        return message(P2pOp.recv(tensor, source, tag));
     }
 
     /**
@@ -504,8 +502,11 @@ public final class ProcessGroup implements AutoCloseable {
      * @see #send
      */
     public Work recvAnySource(NDArray tensor, int tag) {
-        checkMessage(P2pOp.recvAnySource(tensor, tag));
-        return issueMessage(OpType.RECV_ANY_SOURCE, tensor, -1, tag);
+        return message(P2pOp.recvAnySource(tensor, tag));
+    }
+
+    private Work message(P2pOp op) {
+        return issueMessage(op.type(), op.tensor(), checkMessage(op), op.peer(), op.tag());
     }
 
     /**
@@ -518,14 +519,17 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public List<Work> batchIsendIrecv(List<P2pOp> ops) {
         List<P2pOp> batch = List.copyOf(ops);
-        batch.forEach(this::checkMessage);
+        List<TensorInfo> infos = batch.stream().map(this::checkMessage).toList();
         List<Work> works = new ArrayList<>();
         synchronized (state.issueLock()) {
             state.checkUsable();
             backend.startBatch();
             try {
-                for (P2pOp op : batch) {
-                    works.add(issueMessage(op.type(), op.tensor(), op.peer(), op.tag()));
+                for (int i = 0; i < batch.size(); i++) {
+                    P2pOp op = batch.get(i);
+                    works.add(
+                            issueMessage(
+                                    op.type(), op.tensor(), infos.get(i), op.peer(), op.tag()));
                 }
             } finally {
                 backend.endBatch();
@@ -534,11 +538,11 @@ public final class ProcessGroup implements AutoCloseable {
         return works;
     }
 
-    private void checkMessage(P2pOp op) {
+    private TensorInfo checkMessage(P2pOp op) {
         state.checkUsable();
-        checks.moved(op.type(), "tensor", op.tensor());
+        TensorInfo info = checks.moved(op.type(), "tensor", op.tensor());
         if (op.type() != OpType.SEND) {
-            checks.written(op.type(), "tensor", op.tensor());
+            checks.written(op.type(), "tensor", info);
         }
         checks.tag(op.type(), op.tag());
         if (op.type() == OpType.RECV_ANY_SOURCE) {
@@ -546,13 +550,19 @@ public final class ProcessGroup implements AutoCloseable {
         } else {
             checks.peer(op.type(), op.type() == OpType.SEND ? "destination" : "source", op.peer());
         }
+        return info;
     }
 
-    /** Issues a message; negative tags are for the group's own. */
+    /** Issues a message of the group's own, whose tag is negative. */
     Work issueMessage(OpType type, NDArray tensor, int peer, int tag) {
+        return issueMessage(type, tensor, Torch.info(tensor), peer, tag);
+    }
+
+    private Work issueMessage(OpType type, NDArray tensor, TensorInfo info, int peer, int tag) {
         return issue(
                 type,
-                OperationChecks.agreed(tensor, null, peer),
+                OperationChecks.agreed(info, null, peer),
+                info,
                 tag,
                 operation ->
                         type == OpType.SEND
@@ -602,7 +612,8 @@ public final class ProcessGroup implements AutoCloseable {
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
         for (NDArray tensor : tensors) {
             state.checkUsable();
-            checks.reducedInPlace(OpType.ALL_REDUCE, tensor, op);
+            TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+            checks.written(OpType.ALL_REDUCE, "tensor", info);
         }
         return Coalescing.allReduce(this, List.copyOf(tensors), op);
     }
@@ -620,10 +631,10 @@ public final class ProcessGroup implements AutoCloseable {
         checkPairs(type, outputs, inputs);
         for (int i = 0; i < inputs.size(); i++) {
             state.checkUsable();
-            checks.moved(type, "input", inputs.get(i));
-            checks.moved(type, "output", outputs.get(i));
-            checks.whole(type, "output", outputs.get(i), "input", inputs.get(i));
-            checks.written(type, "output", outputs.get(i));
+            TensorInfo in = checks.moved(type, "input", inputs.get(i));
+            TensorInfo out = checks.moved(type, "output", outputs.get(i));
+            checks.whole(type, "output", out, "input", in);
+            checks.written(type, "output", out);
         }
         return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs));
     }
@@ -642,10 +653,10 @@ public final class ProcessGroup implements AutoCloseable {
         checkPairs(type, outputs, inputs);
         for (int i = 0; i < inputs.size(); i++) {
             state.checkUsable();
-            checks.reduced(type, "output", outputs.get(i), op);
-            checks.reduced(type, "input", inputs.get(i), op);
-            checks.whole(type, "input", inputs.get(i), "output", outputs.get(i));
-            checks.written(type, "output", outputs.get(i));
+            TensorInfo out = checks.reduced(type, "output", outputs.get(i), op);
+            TensorInfo in = checks.reduced(type, "input", inputs.get(i), op);
+            checks.whole(type, "input", in, "output", out);
+            checks.written(type, "output", out);
         }
         return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), op);
     }
@@ -755,15 +766,31 @@ public final class ProcessGroup implements AutoCloseable {
                 + ")";
     }
 
+    /** Issues an operation on whose tensor all ranks agree. */
+    private Work issue(
+            OpType type,
+            TensorInfo tensor,
+            ReduceOp op,
+            int index,
+            Function<Operation, Work> call) {
+        return issue(type, OperationChecks.agreed(tensor, op, index), tensor, 0, call);
+    }
+
     private Work issue(OpType type, Agreed agreed, Function<Operation, Work> call) {
-        return issue(type, agreed, 0, call);
+        return issue(type, agreed, null, 0, call);
     }
 
     /** Issues an operation; the only way to the backend's operations. */
-    private Work issue(OpType type, Agreed agreed, int tag, Function<Operation, Work> call) {
+    private Work issue(
+            OpType type,
+            Agreed agreed,
+            TensorInfo tensor,
+            int tag,
+            Function<Operation, Work> call) {
         synchronized (state.issueLock()) {
             state.checkUsable();
             Operation operation = state.nextOperation(type, timeout, agreed, tag);
+            operation.setTensor(tensor);
             state.recorder().scheduled(operation);
             try {
                 Work work = call.apply(operation);

@@ -17,6 +17,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.EnumSet;
 import java.util.Set;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
 
 /** What a backend declares, and the errors that come from it. */
@@ -76,24 +77,28 @@ class SupportTest {
                 Backend backend = new Declaring()) {
             NDArray floats = manager.ones(new Shape(1));
             NDArray ints = TestArrays.of(manager, ScalarType.INT32, new Shape(1), 1);
-            backend.check(OpType.ALL_REDUCE, floats, ReduceOp.AVG);
+            backend.check(OpType.ALL_REDUCE, floats, Torch.scalarType(floats), ReduceOp.AVG);
             assertMessage(
                     IllegalArgumentException.class,
-                    () -> backend.check(OpType.BROADCAST, ints, null),
+                    () -> backend.check(OpType.BROADCAST, ints, Torch.scalarType(ints), null),
                     "broadcast: backend 'declaring' does not support INT32; possible are"
                             + " [FLOAT32]");
             assertMessage(
                     IllegalArgumentException.class,
-                    () -> backend.check(OpType.ALL_REDUCE, ints, ReduceOp.AVG),
+                    () ->
+                            backend.check(
+                                    OpType.ALL_REDUCE, ints, Torch.scalarType(ints), ReduceOp.AVG),
                     "allReduce: AVG is not defined for INT32; possible are [FLOAT32]");
             assertMessage(
                     IllegalArgumentException.class,
-                    () -> backend.check(OpType.ALL_REDUCE, ints, ReduceOp.MIN),
+                    () ->
+                            backend.check(
+                                    OpType.ALL_REDUCE, ints, Torch.scalarType(ints), ReduceOp.MIN),
                     "allReduce: backend 'declaring' does not support INT32 with MIN; possible are"
                             + " []");
             assertMessage(
                     UnsupportedOperationException.class,
-                    () -> backend.check(OpType.SEND, floats, null),
+                    () -> backend.check(OpType.SEND, floats, Torch.scalarType(floats), null),
                     "backend 'declaring' does not support send");
         }
     }

@@ -13,6 +13,7 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.pipeline.Pipeline;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -71,7 +72,7 @@ final class AllGatherMatmul {
         FallbackReason reason = fallbackReason();
         UsageCounter.count(reason);
         try (NDManager temporary = aShard.getManager().newSubManager()) {
-            return NoGradient.run(() -> reason == null ? pipelined(temporary) : plain(temporary));
+            return NoGradient.get(() -> reason == null ? pipelined(temporary) : plain(temporary));
         }
     }
 

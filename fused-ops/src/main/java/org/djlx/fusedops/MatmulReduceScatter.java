@@ -12,6 +12,7 @@ import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.pipeline.Pipeline;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -64,7 +65,7 @@ final class MatmulReduceScatter {
         FallbackReason reason = fallbackReason();
         UsageCounter.count(reason);
         try (NDManager temporary = a.getManager().newSubManager()) {
-            return NoGradient.run(() -> reason == null ? pipelined(temporary) : plain(temporary));
+            return NoGradient.get(() -> reason == null ? pipelined(temporary) : plain(temporary));
         }
     }
 

@@ -53,6 +53,17 @@ public final class HostCopier {
     }
 
     /**
+     * Reads longs.
+     *
+     * @param address the first long's address
+     * @param array where they go, from the start
+     * @param count how many
+     */
+    public void read(long address, long[] array, int count) {
+        cursor.to(address).read(0, array, 0, count);
+    }
+
+    /**
      * Writes floats.
      *
      * @param address where the first float goes

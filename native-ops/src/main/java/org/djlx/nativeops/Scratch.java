@@ -8,6 +8,7 @@ import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.util.Arrays;
 
 /**
  * Native memory, one block a thread, for what the C functions read and write: results, sizes and
@@ -30,6 +31,10 @@ final class Scratch {
             ByteBuffer.allocateDirect((SLOTS + 2 * MAX_DIMENSIONS) * Long.BYTES)
                     .order(ByteOrder.nativeOrder());
     private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
+
+    private final HostCopier copier = new HostCopier();
+    private final long[] ours = new long[MAX_DIMENSIONS];
+    private final long[] theirs = new long[MAX_DIMENSIONS];
 
     private Scratch() {}
 
@@ -55,6 +60,20 @@ final class Scratch {
 
     void putLong(int index, long value) {
         buffer.putLong(index * Long.BYTES, value);
+    }
+
+    /** Returns the longs that lie at an address of this process. */
+    long[] longsAt(long address, int count) {
+        long[] longs = new long[count];
+        copier.read(address, longs, count);
+        return longs;
+    }
+
+    /** Tells whether the longs at two addresses are the same. */
+    boolean sameLongs(long address1, long address2, int count) {
+        copier.read(address1, ours, count);
+        copier.read(address2, theirs, count);
+        return Arrays.equals(ours, 0, count, theirs, 0, count);
     }
 
     /** Stores sizes and returns their address. */

@@ -10,5 +10,38 @@ package org.djlx.nativeops;
  * @param type the element type
  * @param sizes the size of every dimension, not to be changed
  * @param strides the stride of every dimension, in elements, not to be changed
+ * @param address the address of the first element, on the tensor's device; 0 if there is none
  */
-public record TensorInfo(ScalarType type, long[] sizes, long[] strides) {}
+public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long address) {
+
+    /**
+     * Returns the number of elements.
+     *
+     * @return the number
+     */
+    public long count() {
+        long count = 1;
+        for (long size : sizes) {
+            count *= size;
+        }
+        return count;
+    }
+
+    /**
+     * Returns the size of all elements.
+     *
+     * @return the size in bytes
+     */
+    public long byteSize() {
+        return count() * type.itemSize();
+    }
+
+    /**
+     * Tells whether the elements lie one after the other in row-major order.
+     *
+     * @return as {@link Torch#isContiguous}
+     */
+    public boolean isContiguous() {
+        return Extents.isContiguous(sizes, strides);
+    }
+}

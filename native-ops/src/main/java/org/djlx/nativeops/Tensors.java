@@ -6,7 +6,6 @@ package org.djlx.nativeops;
 
 import ai.djl.Device;
 import ai.djl.pytorch.engine.PtDeviceType;
-import com.sun.jna.Pointer;
 import java.util.Arrays;
 
 /** Reads the properties of tensors, given by their handles, and checks that several fit. */
@@ -17,38 +16,36 @@ final class Tensors {
     /** Returns the size of every dimension. */
     static long[] sizes(long tensor) {
         Scratch scratch = Scratch.get();
+        int dimensions = dimensions(tensor);
         AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(0)), "Torch.sizes");
-        return readDimensions(tensor, scratch.getLong(0));
+        return scratch.longsAt(scratch.getLong(0), dimensions);
     }
 
     /** Returns the stride of every dimension, in elements. */
     static long[] strides(long tensor) {
         Scratch scratch = Scratch.get();
+        int dimensions = dimensions(tensor);
         AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(0)), "Torch.strides");
-        return readDimensions(tensor, scratch.getLong(0));
+        return scratch.longsAt(scratch.getLong(0), dimensions);
     }
 
-    /** Reads one long for each of a tensor's dimensions. */
-    private static long[] readDimensions(long tensor, long address) {
+    private static int dimensions(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
-        return read(address, (int) scratch.getLong(0));
+        return (int) scratch.getLong(0);
     }
 
-    private static long[] read(long address, int dimensions) {
-        return dimensions == 0 ? new long[0] : new Pointer(address).getLongArray(0, dimensions);
-    }
-
-    /** Returns all of a tensor's properties that can be asked for one by one above and below. */
+    /** Returns what can be asked for one by one above and below. */
     static TensorInfo info(long tensor) {
         Scratch scratch = Scratch.get();
-        AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(1)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(2)), "Torch.info");
-        int dimensions = (int) scratch.getLong(0);
-        long[] sizes = read(scratch.getLong(1), dimensions);
-        long[] strides = read(scratch.getLong(2), dimensions);
-        return new TensorInfo(scalarType(tensor), sizes, strides);
+        int dimensions = dimensions(tensor);
+        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(0)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(1)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(2)), "Torch.info");
+        long[] sizes = scratch.longsAt(scratch.getLong(0), dimensions);
+        long[] strides = scratch.longsAt(scratch.getLong(1), dimensions);
+        long address = scratch.getLong(2);
+        return new TensorInfo(scalarType(tensor), sizes, strides, address);
     }
 
     /** Returns the element type; fails if the tensor is quantized. */
@@ -61,12 +58,18 @@ final class Tensors {
 
     /** Returns the device. */
     static Device device(long tensor) {
+        long code = deviceCode(tensor);
+        return Device.of(PtDeviceType.fromDeviceType((int) (code >> 32)), (int) code);
+    }
+
+    /** Returns libtorch's number for the kind of the device, and in the lower half its index. */
+    private static long deviceCode(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorch.aoti_torch_get_device_type(tensor, scratch.slot(0)), "Torch.device");
         AotiTorch.check(
                 AotiTorch.aoti_torch_get_device_index(tensor, scratch.slot(1)), "Torch.device");
-        return Device.of(PtDeviceType.fromDeviceType(scratch.getInt(0)), scratch.getInt(1));
+        return (long) scratch.getInt(0) << 32 | scratch.getInt(1) & 0xffffffffL;
     }
 
     /** Checks the shapes of {@code out = a b}. */
@@ -97,24 +100,28 @@ final class Tensors {
     }
 
     static void requireSameShape(String name1, long tensor1, String name2, long tensor2) {
-        long[] sizes1 = sizes(tensor1);
-        long[] sizes2 = sizes(tensor2);
-        if (!Arrays.equals(sizes1, sizes2)) {
+        Scratch scratch = Scratch.get();
+        int dimensions = dimensions(tensor1);
+        boolean same = dimensions == dimensions(tensor2);
+        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor1, scratch.slot(0)), "Torch.sizes");
+        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor2, scratch.slot(1)), "Torch.sizes");
+        if (!same || !scratch.sameLongs(scratch.getLong(0), scratch.getLong(1), dimensions)) {
             throw new IllegalArgumentException(
                     String.format(
                             "the shapes differ: %s is %s, %s is %s",
-                            name1, Arrays.toString(sizes1), name2, Arrays.toString(sizes2)));
+                            name1,
+                            Arrays.toString(sizes(tensor1)),
+                            name2,
+                            Arrays.toString(sizes(tensor2))));
         }
     }
 
     static void requireSameDevice(String name1, long tensor1, String name2, long tensor2) {
-        Device device1 = device(tensor1);
-        Device device2 = device(tensor2);
-        if (!device1.equals(device2)) {
+        if (deviceCode(tensor1) != deviceCode(tensor2)) {
             throw new IllegalArgumentException(
                     String.format(
                             "the devices differ: %s is on %s, %s on %s",
-                            name1, device1, name2, device2));
+                            name1, device(tensor1), name2, device(tensor2)));
         }
     }
 }

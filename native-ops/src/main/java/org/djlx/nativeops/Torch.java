@@ -32,9 +32,9 @@ import java.util.Arrays;
  *
  * <p><b>Gradients.</b> {@link #copy}, {@link #cast} and the in-place operators are recorded by
  * autograd like PyTorch's own if the calling thread has its gradient mode on, which libtorch's
- * threads have unless it is switched off ({@code JniUtils.setGradMode(false)}): writing to an array
- * that was given a gradient is then an {@link EngineException}, and what is computed from one keeps
- * the graph alive. {@link #mmOut} and writes through a view are never recorded.
+ * threads have unless it is switched off ({@link NoGradient}): writing to an array that was given a
+ * gradient is then an {@link EngineException}, and what is computed from one keeps the graph alive.
+ * {@link #mmOut} and writes through a view are never recorded.
  */
 public final class Torch {
 
@@ -88,10 +88,11 @@ public final class Torch {
     }
 
     /**
-     * Returns an array's element type, sizes and strides at once.
+     * Returns an array's element type, sizes, strides and address at once.
      *
      * @param array the array
-     * @return what {@link #scalarType}, {@link #sizes} and {@link #strides} return
+     * @return what {@link #scalarType}, {@link #sizes}, {@link #strides} and {@link #dataPointer}
+     *     return
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static TensorInfo info(NDArray array) {

@@ -18,13 +18,16 @@ import ai.djl.ndarray.types.Shape;
 import com.sun.jna.Pointer;
 import java.lang.reflect.Proxy;
 import java.nio.FloatBuffer;
+import java.util.Arrays;
 import java.util.List;
 import java.util.function.Consumer;
+import java.util.function.UnaryOperator;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.MethodSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 class TorchPropertiesTest {
 
@@ -180,20 +183,37 @@ class TorchPropertiesTest {
                         type.getClassLoader(), new Class<?>[] {type}, (p, method, args) -> null));
     }
 
-    @Test
-    void infoIsWhatTheOthersSay() {
+    @ParameterizedTest
+    @ValueSource(
+            strings = {"", "0", "1", "5", "1,1,1", "2,3", "3,1,2", "0,3", "3,0", "2,3,4,5,1,2"})
+    void infoIsWhatTheOthersSay(String text) {
+        long[] sizes =
+                text.isEmpty()
+                        ? new long[0]
+                        : Arrays.stream(text.split(",")).mapToLong(Long::parseLong).toArray();
+        assertInfo(sizes, array -> array);
+        if (sizes.length > 1) {
+            assertInfo(sizes, NDArray::transpose);
+            assertInfo(sizes, array -> array.swapAxes(0, 1));
+        }
+        if (sizes.length > 0 && sizes[sizes.length - 1] > 1) {
+            assertInfo(sizes, array -> array.get("..., 1:"));
+        }
+    }
+
+    private static void assertInfo(long[] sizes, UnaryOperator<NDArray> change) {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-            NDArray scalar = Torch.empty(manager, new Shape(), ScalarType.BFLOAT16);
-            NDArray matrix = manager.ones(new Shape(2, 3));
-            NDArray view = manager.arange(12f).reshape(3, 4).transpose().get(":, 1:");
-            for (NDArray array : new NDArray[] {scalar, matrix, view}) {
-                TensorInfo info = Torch.info(array);
-                assertEquals(Torch.scalarType(array), info.type());
-                assertArrayEquals(Torch.sizes(array), info.sizes());
-                assertArrayEquals(Torch.strides(array), info.strides());
-            }
-            matrix.close();
-            assertThrows(IllegalArgumentException.class, () -> Torch.info(matrix));
+            NDArray array = change.apply(manager.zeros(new Shape(sizes), DataType.FLOAT64));
+            TensorInfo info = Torch.info(array);
+            assertEquals(ScalarType.FLOAT64, info.type());
+            assertArrayEquals(Torch.sizes(array), info.sizes());
+            assertArrayEquals(Torch.strides(array), info.strides());
+            assertEquals(Torch.dataPointer(array), info.address());
+            assertEquals(array.size(), info.count());
+            assertEquals(array.size() * Double.BYTES, info.byteSize());
+            assertEquals(Torch.isContiguous(array), info.isContiguous());
+            array.close();
+            assertThrows(IllegalArgumentException.class, () -> Torch.info(array));
         }
     }
 }

@@ -6,7 +6,6 @@ package org.djlx.collectives.cudap2p;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
-import ai.djl.pytorch.jni.JniUtils;
 import java.util.List;
 import java.util.Optional;
 import java.util.function.LongConsumer;
@@ -24,6 +23,7 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.KernelCache;
 import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.slf4j.Logger;
@@ -150,15 +150,14 @@ final class CudaP2pBackend extends Backend {
             body.accept(Torch.dataPointer(tensor));
             return;
         }
-        boolean gradients = JniUtils.isGradMode();
-        JniUtils.setGradMode(false);
         try (NDArray copy =
                 Torch.empty(tensor.getManager(), tensor.getShape(), Torch.scalarType(tensor))) {
-            Torch.copy(copy, tensor);
-            body.accept(Torch.dataPointer(copy));
-            Torch.copy(tensor, copy);
-        } finally {
-            JniUtils.setGradMode(gradients);
+            NoGradient.run(
+                    () -> {
+                        Torch.copy(copy, tensor);
+                        body.accept(Torch.dataPointer(copy));
+                        Torch.copy(tensor, copy);
+                    });
         }
     }
 

@@ -7,9 +7,9 @@ package org.djlx.collectives.nccl;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.pytorch.jni.JniUtils;
-import java.util.Arrays;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -22,24 +22,22 @@ final class DeviceTensor implements AutoCloseable {
 
     private final NDArray original;
     private final NDArray contiguous;
-    private final ScalarType type;
-    private final long count;
+    private final TensorInfo info;
     private final long address;
 
     private DeviceTensor(NDManager manager, NDArray tensor, boolean input) {
         original = Torch.alias(manager, tensor);
-        type = Torch.scalarType(original);
-        long[] sizes = Torch.sizes(original);
-        count = Arrays.stream(sizes).reduce(1, (a, b) -> a * b);
-        if (Torch.isContiguous(original)) {
+        info = Torch.info(original);
+        if (info.isContiguous()) {
             contiguous = original;
+            address = info.address();
         } else {
-            contiguous = Torch.empty(manager, new Shape(sizes), type);
+            contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
+            address = Torch.dataPointer(contiguous);
             if (input) {
                 copy(contiguous, original);
             }
         }
-        address = Torch.dataPointer(contiguous);
     }
 
     static DeviceTensor input(NDManager manager, NDArray tensor) {
@@ -57,15 +55,15 @@ final class DeviceTensor implements AutoCloseable {
 
     /** The number of elements. */
     long count() {
-        return count;
+        return info.count();
     }
 
     ScalarType type() {
-        return type;
+        return info.type();
     }
 
     long byteSize() {
-        return count * type.itemSize();
+        return info.byteSize();
     }
 
     /** Tells whether the memory is a copy's, as the tensor is not contiguous. */
@@ -80,13 +78,7 @@ final class DeviceTensor implements AutoCloseable {
 
     /** Copies on the current stream; autograd does not see it. */
     private static void copy(NDArray target, NDArray source) {
-        boolean gradients = JniUtils.isGradMode();
-        JniUtils.setGradMode(false);
-        try {
-            Torch.copy(target, source);
-        } finally {
-            JniUtils.setGradMode(gradients);
-        }
+        NoGradient.run(() -> Torch.copy(target, source));
     }
 
     @Override

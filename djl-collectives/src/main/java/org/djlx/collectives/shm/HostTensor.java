@@ -8,8 +8,10 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.concurrent.atomic.LongAdder;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorHold;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -22,35 +24,50 @@ final class HostTensor implements AutoCloseable {
     private static final LongAdder OPEN = new LongAdder();
 
     private final TensorHold original;
+    private final TensorInfo info;
     // Of a tensor that is not contiguous: the tensor and its copy.
     private final NDArray strided;
     private final NDArray copy;
     private final long address;
 
-    private HostTensor(NDManager manager, NDArray tensor, boolean input) {
+    private HostTensor(NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
+        this.info = info;
         original = new TensorHold(tensor);
         OPEN.increment();
-        if (original.isContiguous()) {
+        if (info.isContiguous()) {
             strided = null;
             copy = null;
-            address = original.address();
+            address = info.address();
         } else {
             strided = Torch.alias(manager, tensor);
-            copy = Torch.empty(manager, new Shape(Torch.sizes(tensor)), original.type());
+            copy = Torch.empty(manager, new Shape(info.sizes()), info.type());
             address = Torch.dataPointer(copy);
             if (input) {
-                Torch.copy(copy, strided);
+                copy(copy, strided);
             }
         }
     }
 
     static HostTensor input(NDManager manager, NDArray tensor) {
-        return new HostTensor(manager, tensor, true);
+        return input(manager, tensor, Torch.info(tensor));
+    }
+
+    static HostTensor input(NDManager manager, NDArray tensor, TensorInfo info) {
+        return new HostTensor(manager, tensor, info, true);
     }
 
     /** For a tensor that is written as a whole. */
     static HostTensor output(NDManager manager, NDArray tensor) {
-        return new HostTensor(manager, tensor, false);
+        return output(manager, tensor, Torch.info(tensor));
+    }
+
+    /** For a tensor that is written as a whole. */
+    static HostTensor output(NDManager manager, NDArray tensor, TensorInfo info) {
+        return new HostTensor(manager, tensor, info, false);
+    }
+
+    private static void copy(NDArray target, NDArray source) {
+        NoGradient.run(() -> Torch.copy(target, source));
     }
 
     /** The number of tensors in this JVM that are not closed. */
@@ -64,21 +81,21 @@ final class HostTensor implements AutoCloseable {
 
     /** The number of elements. */
     long count() {
-        return original.count();
+        return info.count();
     }
 
     ScalarType type() {
-        return original.type();
+        return info.type();
     }
 
     long byteSize() {
-        return count() * type().itemSize();
+        return info.byteSize();
     }
 
     /** Brings what was written into the tensor, if it is not there yet. */
     void flush() {
         if (copy != null) {
-            Torch.copy(strided, copy);
+            copy(strided, copy);
         }
     }
 

@@ -4,7 +4,6 @@
  */
 package org.djlx.collectives.shm;
 
-import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
@@ -306,16 +305,12 @@ final class Messages implements MessageDriver.Engine {
         pending.remove(transfer);
         pendingCount = pending.size();
         CollectiveException outcome = reason;
-        boolean gradients = JniUtils.isGradMode();
-        JniUtils.setGradMode(false);
         try (HostTensor tensor = transfer.tensor()) {
             if (reason == null && !transfer.sends()) {
                 tensor.flush();
             }
         } catch (RuntimeException e) {
             outcome = new CollectiveException(transfer.operation() + " failed: " + e, e);
-        } finally {
-            JniUtils.setGradMode(gradients);
         }
         ended.add(new Ended(transfer, outcome));
     }

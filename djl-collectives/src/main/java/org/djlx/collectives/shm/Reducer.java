@@ -8,6 +8,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Reductions;
 import org.djlx.nativeops.ScalarType;
@@ -55,6 +56,18 @@ final class Reducer implements AutoCloseable {
             javaSums.add(result, parts, count, type);
             return;
         }
+        // As NoGradient, without an object for each chunk.
+        boolean gradients = JniUtils.isGradMode();
+        JniUtils.setGradMode(false);
+        try {
+            reduceByTorch(result, parts, count, type, op);
+        } finally {
+            JniUtils.setGradMode(gradients);
+        }
+    }
+
+    private void reduceByTorch(
+            long result, long[] parts, long count, ScalarType type, ReduceOp op) {
         boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;
         if (type.isReducedFloatingPoint() || scaled) {
             ScalarType wide = type == ScalarType.FLOAT64 ? type : ScalarType.FLOAT32;

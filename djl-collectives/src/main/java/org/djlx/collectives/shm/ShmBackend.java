@@ -7,7 +7,6 @@ package org.djlx.collectives.shm;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.pytorch.jni.JniUtils;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
@@ -23,6 +22,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.shm.ShmMoves.Extent;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 
 /** Collectives between ranks on one host, threads or processes, over shared memory. */
@@ -158,7 +158,7 @@ final class ShmBackend extends Backend {
 
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        HostTensor host = HostTensor.input(manager, tensor);
+        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
         return submit(
                 operation,
                 () -> {
@@ -171,7 +171,7 @@ final class ShmBackend extends Backend {
 
     @Override
     public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
-        HostTensor host = HostTensor.input(manager, tensor);
+        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
         return submit(
                 operation,
                 () -> {
@@ -188,8 +188,8 @@ final class ShmBackend extends Backend {
     public Work broadcast(Operation operation, NDArray tensor, int root) {
         HostTensor host =
                 rank == root
-                        ? HostTensor.input(manager, tensor)
-                        : HostTensor.output(manager, tensor);
+                        ? HostTensor.input(manager, tensor, operation.tensor())
+                        : HostTensor.output(manager, tensor, operation.tensor());
         return submit(
                 operation,
                 () -> {
@@ -204,7 +204,7 @@ final class ShmBackend extends Backend {
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        HostTensor in = HostTensor.input(manager, input);
+        HostTensor in = HostTensor.input(manager, input, operation.tensor());
         List<HostTensor> out = outputs(outputs);
         return submit(
                 operation,
@@ -221,7 +221,7 @@ final class ShmBackend extends Backend {
 
     @Override
     public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
-        HostTensor in = HostTensor.input(manager, input);
+        HostTensor in = HostTensor.input(manager, input, operation.tensor());
         List<HostTensor> out = outputs(outputs);
         return submit(
                 operation,
@@ -239,7 +239,7 @@ final class ShmBackend extends Backend {
 
     @Override
     public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
-        HostTensor out = HostTensor.output(manager, output);
+        HostTensor out = HostTensor.output(manager, output, operation.tensor());
         List<HostTensor> in = inputs(inputs);
         return submit(
                 operation,
@@ -322,7 +322,9 @@ final class ShmBackend extends Backend {
 
     private Work submit(Operation operation, NDArray tensor, boolean sends, int peer, int tag) {
         HostTensor host =
-                sends ? HostTensor.input(manager, tensor) : HostTensor.output(manager, tensor);
+                sends
+                        ? HostTensor.input(manager, tensor, operation.tensor())
+                        : HostTensor.output(manager, tensor, operation.tensor());
         Transfer transfer =
                 new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
         messages.submit(transfer);
@@ -332,7 +334,7 @@ final class ShmBackend extends Backend {
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        HostTensor out = HostTensor.output(manager, output);
+        HostTensor out = HostTensor.output(manager, output, operation.tensor());
         List<HostTensor> in = inputs(inputs);
         return submit(
                 operation,
@@ -378,7 +380,7 @@ final class ShmBackend extends Backend {
                 operation,
                 () -> {
                     sync.begin(operation);
-                    body.run();
+                    NoGradient.run(body);
                 },
                 () -> {},
                 List.of());
@@ -395,11 +397,6 @@ final class ShmBackend extends Backend {
     }
 
     private void run(Operation operation, Runnable body) {
-        // Each of these calls takes as long as copying 1 KB.
-        boolean gradients = JniUtils.isGradMode();
-        if (gradients) {
-            JniUtils.setGradMode(false);
-        }
         try {
             body.run();
         } catch (CollectiveMismatchException e) {
@@ -414,10 +411,6 @@ final class ShmBackend extends Backend {
                 sync.fail(reason.getMessage());
             }
             throw reason;
-        } finally {
-            if (gradients) {
-                JniUtils.setGradMode(true);
-            }
         }
     }
 
