@@ -51,7 +51,8 @@ final class OpQueue {
     }
 
     /**
-     * Runs operations until one has ended, if no other thread is running any.
+     * Runs operations until one has ended, if no other thread is running any. If that stops before
+     * this operation, the queue's thread goes on.
      *
      * @return false if another thread is
      */

@@ -68,13 +68,8 @@ final class OpWork extends PendingWork {
 
     @Override
     public void await() {
-        while (!isCompleted() && !queue.runUntil(this)) {
-            // Another thread runs operations; it may stop before this one.
-            try {
-                awaitFuture(1_000_000);
-            } catch (TimeoutException e) {
-                continue;
-            }
+        if (!isCompleted() && !queue.runUntil(this)) {
+            awaitFuture();
         }
         rethrow();
     }

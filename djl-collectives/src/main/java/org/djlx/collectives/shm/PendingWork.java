@@ -55,15 +55,30 @@ abstract class PendingWork implements Work {
     }
 
     /** Waits without taking part in the operation. */
+    final void awaitFuture() {
+        try {
+            future.get();
+        } catch (InterruptedException e) {
+            throw interrupted(e);
+        } catch (ExecutionException e) {
+            // Reported by rethrow().
+        }
+    }
+
+    /** Waits without taking part in the operation. */
     final void awaitFuture(long nanos) throws TimeoutException {
         try {
             future.get(nanos, TimeUnit.NANOSECONDS);
         } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new CollectiveException("interrupted while waiting for " + operation, e);
+            throw interrupted(e);
         } catch (ExecutionException e) {
             // Reported by rethrow().
         }
+    }
+
+    private CollectiveException interrupted(InterruptedException cause) {
+        Thread.currentThread().interrupt();
+        return new CollectiveException("interrupted while waiting for " + operation, cause);
     }
 
     final void rethrow() {

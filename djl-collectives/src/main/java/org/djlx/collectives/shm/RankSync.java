@@ -44,6 +44,7 @@ final class RankSync {
     private final int worldSize;
     private final int spins;
     private final long yieldNanos;
+    private final IntPredicate hasArrived = this::hasArrived; // One for all waits.
     private int epoch;
     private long begun; // operations; the same on all ranks
     private volatile boolean closing;
@@ -109,7 +110,11 @@ final class RankSync {
 
     /** Waits until all ranks have reached the last synchronisation that this rank has reached. */
     void awaitArrivals(Operation operation) {
-        await(operation, peer -> control.arrived(peer) - epoch >= 0);
+        await(operation, hasArrived);
+    }
+
+    private boolean hasArrived(int peer) {
+        return control.arrived(peer) - epoch >= 0;
     }
 
     /** Reaches the next synchronisation and waits for all ranks. */

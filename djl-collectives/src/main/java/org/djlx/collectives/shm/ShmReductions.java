@@ -120,9 +120,10 @@ final class ShmReductions {
         ScalarType type = tensor.type();
         long itemSize = type.itemSize();
         long chunk = segment.chunkSize() / itemSize;
+        Parts parts = new Parts(itemSize);
         long done = 0;
         do {
-            Parts parts = new Parts(Math.min(chunk, tensor.count() - done), itemSize);
+            parts.count = Math.min(chunk, tensor.count() - done);
             long target = tensor.address() + done * itemSize;
             exposeOthersParts(steps, parts, target);
             steps.synchronize();
@@ -151,9 +152,10 @@ final class ShmReductions {
         ScalarType type = tensor.type();
         long itemSize = type.itemSize();
         long chunk = segment.chunkSize() / itemSize;
+        Parts parts = new Parts(itemSize);
         long done = 0;
         do {
-            Parts parts = new Parts(Math.min(chunk, tensor.count() - done), itemSize);
+            parts.count = Math.min(chunk, tensor.count() - done);
             long target = tensor.address() + done * itemSize;
             exposeOthersParts(steps, parts, target);
             steps.synchronize();
@@ -191,11 +193,10 @@ final class ShmReductions {
     /** How the elements of a chunk are divided among the ranks; parts begin on cache lines. */
     private final class Parts {
 
-        private final long count;
         private final long itemSize;
+        private long count;
 
-        Parts(long count, long itemSize) {
-            this.count = count;
+        Parts(long itemSize) {
             this.itemSize = itemSize;
         }
 

@@ -25,6 +25,7 @@ final class Steps {
     private final Operation operation;
     private final int rank;
     private final int worldSize;
+    private final long[] addresses;
     private boolean begun;
 
     Steps(ShmSegment segment, RankSync sync, Operation operation, int rank, int worldSize) {
@@ -33,6 +34,7 @@ final class Steps {
         this.operation = operation;
         this.rank = rank;
         this.worldSize = worldSize;
+        this.addresses = new long[worldSize];
     }
 
     /** Where this rank writes for the step that comes. */
@@ -68,10 +70,9 @@ final class Steps {
 
     /**
      * What all ranks wrote for the step that was synchronised last, at an offset; for this rank,
-     * which need not have written, another address.
+     * which need not have written, another address. The array is the same with each call.
      */
     long[] ofOthers(long offset, long own) {
-        long[] addresses = new long[worldSize];
         for (int peer = 0; peer < worldSize; peer++) {
             addresses[peer] = peer == rank ? own : of(peer) + offset;
         }

@@ -21,14 +21,18 @@ import org.djlx.nativeops.Torch;
  */
 final class ViewCache {
 
-    // Enough for the chunks of 64 MiB and what all ranks stage.
-    private static final int SIZE = 256;
+    // Enough for the chunks of 64 MiB and what all ranks stage. A view may be in any of the ways of
+    // its set; with fewer ways, views that are used in turn would too often drive each other out.
+    private static final int SETS = 32;
+    private static final int WAYS = 8;
 
     private final NDManager manager;
-    private final NDArray[] views = new NDArray[SIZE];
-    private final long[] addresses = new long[SIZE];
-    private final long[] counts = new long[SIZE];
-    private final ScalarType[] types = new ScalarType[SIZE];
+    private final NDArray[] views = new NDArray[SETS * WAYS];
+    private final long[] addresses = new long[SETS * WAYS];
+    private final long[] counts = new long[SETS * WAYS];
+    private final ScalarType[] types = new ScalarType[SETS * WAYS];
+    private final long[] lastUses = new long[SETS * WAYS];
+    private long uses;
 
     /**
      * Creates an empty cache.
@@ -59,7 +63,27 @@ final class ViewCache {
             counts[place] = count;
             types[place] = type;
         }
+        lastUses[place] = ++uses;
         return views[place];
+    }
+
+    /**
+     * Returns where the view is, or else where it goes: to the place that was used least lately.
+     */
+    private int place(long address, long count, ScalarType type) {
+        // Chunks are far apart at equal distances: the high bits of a product spread them.
+        long mixed = (address ^ count * 31 ^ type.ordinal()) * 0x9E3779B97F4A7C15L;
+        int first = (int) Long.remainderUnsigned(mixed >>> 32, SETS) * WAYS;
+        int oldest = first;
+        for (int place = first; place < first + WAYS; place++) {
+            if (matches(place, address, count, type)) {
+                return place;
+            }
+            if (lastUses[place] < lastUses[oldest]) {
+                oldest = place;
+            }
+        }
+        return oldest;
     }
 
     private boolean matches(int place, long address, long count, ScalarType type) {
@@ -67,11 +91,5 @@ final class ViewCache {
                 && addresses[place] == address
                 && counts[place] == count
                 && types[place] == type;
-    }
-
-    private static int place(long address, long count, ScalarType type) {
-        // Chunks are far apart at equal distances: the high bits of a product spread them.
-        long mixed = (address ^ count * 31 ^ type.ordinal()) * 0x9E3779B97F4A7C15L;
-        return (int) (mixed >>> 56) & SIZE - 1;
     }
 }

@@ -1,0 +1,66 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.shm;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.CountDownLatch;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.Work;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Which thread runs operations. */
+@Timeout(60)
+class OpQueueTest {
+
+    private static final Agreed AGREED = new Agreed(null, new long[0], null, 0);
+
+    private static void awaitLatch(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException e) {
+            throw new IllegalStateException(e);
+        }
+    }
+
+    /** One thread waits for the first of two operations, another for the second. */
+    @Test
+    void whatAnotherThreadLeavesIsRun() throws Exception {
+        ProcessGroup group = ProcessGroups.local(1).get(0);
+        try {
+            List<Integer> order = new CopyOnWriteArrayList<>();
+            CountDownLatch running = new CountDownLatch(1);
+            CountDownLatch release = new CountDownLatch(1);
+            Work first =
+                    group.execute(
+                            OpType.BARRIER,
+                            AGREED,
+                            operation -> {
+                                running.countDown();
+                                awaitLatch(release);
+                                order.add(1);
+                            });
+            CompletableFuture<Void> firstWaiter = CompletableFuture.runAsync(first::await);
+            running.await();
+            Work second = group.execute(OpType.BARRIER, AGREED, operation -> order.add(2));
+            CompletableFuture<Void> secondWaiter = CompletableFuture.runAsync(second::await);
+            release.countDown();
+            firstWaiter.get();
+            secondWaiter.get();
+            assertEquals(List.of(1, 2), order);
+            assertTrue(second.isSuccess());
+        } finally {
+            group.destroy();
+        }
+    }
+}
