@@ -23,6 +23,7 @@ record BenchCase(long size, int warmUp, int iterations) {
     private static final int MAX_ITERATIONS = 10_000;
     private static final int MIN_ITERATIONS = 20;
     private static final long BYTES = 512L << 20;
+    private static final long WARM_UP_BYTES = 8 * BYTES;
 
     static final List<BenchCase> DEFAULTS =
             List.of("4K", "16K", "64K", "256K", "1M", "4M", "16M", "64M").stream()
@@ -38,15 +39,17 @@ record BenchCase(long size, int warmUp, int iterations) {
         }
         long size = Long.parseLong(matcher.group(1)) << 10 * " KMG".indexOf(unit(matcher));
         if (matcher.group(3) == null) {
-            int iterations =
-                    (int) Math.max(MIN_ITERATIONS, Math.min(MAX_ITERATIONS, BYTES / (size + 1)));
-            return new BenchCase(size, iterations, iterations);
+            return new BenchCase(size, times(WARM_UP_BYTES, size), times(BYTES, size));
         }
         int iterations = Integer.parseInt(matcher.group(4));
         if (iterations == 0) {
             throw new IllegalArgumentException("'" + word + "' asks for no iterations");
         }
         return new BenchCase(size, Integer.parseInt(matcher.group(3)), iterations);
+    }
+
+    private static int times(long bytes, long size) {
+        return (int) Math.max(MIN_ITERATIONS, Math.min(MAX_ITERATIONS, bytes / (size + 1)));
     }
 
     private static String unit(Matcher matcher) {

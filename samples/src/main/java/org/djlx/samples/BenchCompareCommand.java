@@ -99,12 +99,12 @@ final class BenchCompareCommand implements Callable<Integer> {
         Map<String, Double> slowdowns = new LinkedHashMap<>();
         Map<String, Integer> idleMillis = new LinkedHashMap<>();
         for (String ranks : List.of(THREADS, PROCESSES)) {
-            for (BenchRow row : program(ranks, many).measure(fewer(cases))) {
+            for (BenchRow row : comparison.medians().get(many(ranks))) {
                 double slowdown = row.micros() / comparison.micros(ranks, row.size()).orElseThrow();
                 slowdowns.put(ranks + " " + row.size(), slowdown);
                 out.printf(
-                        "%d %s, %d bytes: %.1f us, %.1f times as long as 2%n",
-                        many, ranks, row.size(), row.micros(), slowdown);
+                        "%s, %d bytes: %.1f times as long as 2%n",
+                        many(ranks), row.size(), slowdown);
             }
             idleMillis.put(ranks, idleMillis(ranks));
             out.printf(
@@ -126,7 +126,11 @@ final class BenchCompareCommand implements Callable<Integer> {
             throws IOException, InterruptedException {
         List<BenchProgram> programs =
                 new ArrayList<>(
-                        List.of(program(THREADS, 2, "--bind"), program(PROCESSES, 2, "--bind")));
+                        List.of(
+                                program(THREADS, THREADS, 2, "--bind"),
+                                program(PROCESSES, PROCESSES, 2, "--bind"),
+                                program(many(THREADS), THREADS, many),
+                                program(many(PROCESSES), PROCESSES, many)));
         peers.forEach(
                 (name, command) ->
                         programs.add(
@@ -141,19 +145,11 @@ final class BenchCompareCommand implements Callable<Integer> {
         return comparison;
     }
 
-    /** With many ranks an iteration takes longer, and the median needs fewer of them. */
-    private static List<BenchCase> fewer(List<BenchCase> cases) {
-        return cases.stream()
-                .map(
-                        wanted ->
-                                new BenchCase(
-                                        wanted.size(),
-                                        Math.min(wanted.warmUp(), 500),
-                                        Math.min(wanted.iterations(), 500)))
-                .toList();
+    private String many(String ranks) {
+        return many + " " + ranks;
     }
 
-    private static BenchProgram program(String kind, int ranks, String... options) {
+    private static BenchProgram program(String name, String kind, int ranks, String... options) {
         List<String> command = new ArrayList<>();
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-cp", System.getProperty("java.class.path")));
@@ -162,11 +158,11 @@ final class BenchCompareCommand implements Callable<Integer> {
             command.add("--processes");
         }
         command.addAll(List.of(options));
-        return new BenchProgram(kind, command);
+        return new BenchProgram(name, command);
     }
 
     private int idleMillis(String kind) throws IOException, InterruptedException {
-        for (String line : program(kind, 2, "--idle", "" + idle).run(List.of())) {
+        for (String line : program(kind, kind, 2, "--idle", "" + idle).run(List.of())) {
             Matcher matcher = IDLE.matcher(line);
             if (matcher.matches()) {
                 return Integer.parseInt(matcher.group(1));
