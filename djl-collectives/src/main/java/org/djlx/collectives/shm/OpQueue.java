@@ -19,21 +19,25 @@ import org.djlx.collectives.Operation;
  *
  * <p>Whoever waits for an operation runs it himself, and those before it: a call followed by {@code
  * await} costs no change of thread. What nobody waits for is run by a thread of the queue, which
- * looks at the queue at most {@value #PATIENCE_NANOS} ns after an operation was issued and sleeps
- * while there is none.
+ * looks at the queue some time after an operation was issued, and sleeps while none is.
  */
 final class OpQueue {
 
+    // How long what was issued waits for somebody to wait for it, for each rank that shares a core:
+    // a look at the queue takes the core from a rank that works.
     private static final long PATIENCE_NANOS = 500_000;
 
     private final Queue<OpWork> pending = new ArrayDeque<>();
     private final ReentrantLock runner = new ReentrantLock();
     private final Thread progress;
-    private volatile boolean idle = true;
+    private final long patienceNanos;
+    private long submitted; // guarded by pending
+    private boolean idle; // guarded by pending
     private volatile boolean closed;
     private CollectiveException broken; // guarded by runner
 
-    OpQueue(String name) {
+    OpQueue(String name, int ranksPerCore) {
+        patienceNanos = PATIENCE_NANOS * ranksPerCore;
         progress = new Thread(this::progress, name);
         progress.setDaemon(true);
         progress.start();
@@ -41,10 +45,14 @@ final class OpQueue {
 
     OpWork submit(Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
         OpWork work = new OpWork(this, operation, body, cleanup, result);
+        boolean wake;
         synchronized (pending) {
             pending.add(work);
+            submitted++;
+            wake = idle;
+            idle = false;
         }
-        if (idle) {
+        if (wake) {
             LockSupport.unpark(progress);
         }
         return work;
@@ -108,21 +116,21 @@ final class OpQueue {
     }
 
     private void progress() {
+        long seen = 0;
         while (!closed) {
             boolean empty;
+            boolean quiet;
             synchronized (pending) {
                 empty = pending.isEmpty();
+                quiet = seen == submitted;
+                seen = submitted;
+                idle = empty && quiet; // Then whoever submits next wakes this thread.
             }
             if (empty) {
-                idle = true;
-                synchronized (pending) {
-                    empty = pending.isEmpty();
-                }
-                if (empty && !closed) {
+                if (quiet && !closed) {
                     LockSupport.park(this);
                 }
-                idle = false;
-                LockSupport.parkNanos(this, PATIENCE_NANOS);
+                LockSupport.parkNanos(this, patienceNanos);
                 continue;
             }
             if (runner.tryLock()) {
@@ -134,7 +142,7 @@ final class OpQueue {
                     runner.unlock();
                 }
             } else {
-                LockSupport.parkNanos(this, PATIENCE_NANOS);
+                LockSupport.parkNanos(this, patienceNanos);
             }
         }
     }

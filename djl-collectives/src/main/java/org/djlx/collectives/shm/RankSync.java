@@ -54,9 +54,14 @@ final class RankSync {
         this.group = group;
         this.rank = rank;
         this.worldSize = worldSize;
+        this.spins = ranksPerCore(worldSize) == 1 ? SPINS : 0;
+        this.yieldNanos = YIELD_NANOS * ranksPerCore(worldSize);
+    }
+
+    /** How many of a group's ranks, all on this host, share a core; at least 1. */
+    static int ranksPerCore(int worldSize) {
         int cores = Runtime.getRuntime().availableProcessors();
-        this.spins = worldSize <= cores ? SPINS : 0;
-        this.yieldNanos = YIELD_NANOS * ((worldSize + cores - 1) / cores);
+        return (worldSize + cores - 1) / cores;
     }
 
     /** Tells the others what this rank's next operation is, and that it is there. */

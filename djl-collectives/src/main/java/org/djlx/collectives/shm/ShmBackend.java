@@ -97,7 +97,10 @@ final class ShmBackend extends Backend {
         manager.setName(NAME + "-" + context.name() + "-" + rank);
         ControlBlock control = new ControlBlock(segment.memory(), worldSize);
         sync = new RankSync(control, context.name(), rank, worldSize);
-        queue = new OpQueue("shm-" + context.name() + "-rank-" + rank);
+        queue =
+                new OpQueue(
+                        "shm-" + context.name() + "-rank-" + rank,
+                        RankSync.ranksPerCore(worldSize));
         reducer = new Reducer(manager);
         reductions = new ShmReductions(segment, sync, reducer, copies, rank, worldSize);
         moves = new ShmMoves(segment, sync, copies, rank, worldSize);
