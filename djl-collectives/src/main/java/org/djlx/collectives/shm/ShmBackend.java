@@ -102,8 +102,9 @@ final class ShmBackend extends Backend {
                         "shm-" + context.name() + "-rank-" + rank,
                         RankSync.ranksPerCore(worldSize));
         reducer = new Reducer(manager);
-        reductions = new ShmReductions(segment, sync, reducer, copies, rank, worldSize);
-        moves = new ShmMoves(segment, sync, copies, rank, worldSize);
+        Steps steps = new Steps(segment, sync, rank, worldSize);
+        reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
+        moves = new ShmMoves(steps, copies, rank, worldSize);
         messages = new Messages(segment, control, sync, context.name(), rank);
         buffers = new ShmP2pBuffers(segment, sync, worldSize);
         long pid = ProcessHandle.current().pid();

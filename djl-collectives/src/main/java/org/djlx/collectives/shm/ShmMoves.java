@@ -17,30 +17,25 @@ import org.djlx.nativeops.AtomicBuffer;
  */
 final class ShmMoves {
 
-    private final ShmSegment segment;
-    private final RankSync sync;
+    private final Steps steps;
     private final Copies copies;
     private final int rank;
     private final int worldSize;
 
-    ShmMoves(ShmSegment segment, RankSync sync, Copies copies, int rank, int worldSize) {
-        this.segment = segment;
-        this.sync = sync;
+    ShmMoves(Steps steps, Copies copies, int rank, int worldSize) {
+        this.steps = steps;
         this.copies = copies;
         this.rank = rank;
         this.worldSize = worldSize;
     }
 
-    private Steps steps(Operation operation) {
-        return new Steps(segment, sync, operation, rank, worldSize);
-    }
-
     void barrier(Operation operation) {
-        steps(operation).synchronize();
+        steps.begin(operation);
+        steps.synchronize();
     }
 
     void broadcast(Operation operation, HostTensor tensor, int root) {
-        Steps steps = steps(operation);
+        steps.begin(operation);
         long byteSize = tensor.byteSize();
         long offset = 0;
         do {
@@ -75,7 +70,7 @@ final class ShmMoves {
     }
 
     private void gather(Operation operation, long[] outputs, HostTensor input, boolean othersRead) {
-        Steps steps = steps(operation);
+        steps.begin(operation);
         long byteSize = input.byteSize();
         long offset = 0;
         do {
@@ -101,7 +96,7 @@ final class ShmMoves {
      * @param inputs the address of the tensor for each rank on the root, elsewhere null
      */
     void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
-        Steps steps = steps(operation);
+        steps.begin(operation);
         long slot = steps.slotSize(0);
         long byteSize = output.byteSize();
         long offset = 0;
@@ -130,8 +125,8 @@ final class ShmMoves {
      * @param inputs where the tensor for each rank is
      */
     void allToAll(Operation operation, Extent[] outputs, Extent[] inputs) {
-        Steps steps = steps(operation);
-        Sizes sizes = new Sizes(steps);
+        steps.begin(operation);
+        Sizes sizes = new Sizes();
         long slot = steps.slotSize(Sizes.byteSize(worldSize));
         sizes.put(inputs, outputs);
         long longest = 0;
@@ -174,12 +169,6 @@ final class ShmMoves {
 
     /** The header of the first step: bytes for each rank, then bytes from each rank. */
     private final class Sizes {
-
-        private final Steps steps;
-
-        Sizes(Steps steps) {
-            this.steps = steps;
-        }
 
         static long byteSize(int worldSize) {
             long bytes = ShmSegment.headerSize(worldSize);

@@ -19,30 +19,18 @@ final class ShmReductions {
     // Below, every rank reduces the whole tensor: one step instead of two.
     private static final long ONE_SHOT_BYTES = 4 << 10;
 
-    private final ShmSegment segment;
-    private final RankSync sync;
+    private final Steps steps;
     private final Reducer reducer;
     private final Copies copies;
     private final int rank;
     private final int worldSize;
 
-    ShmReductions(
-            ShmSegment segment,
-            RankSync sync,
-            Reducer reducer,
-            Copies copies,
-            int rank,
-            int worldSize) {
-        this.segment = segment;
-        this.sync = sync;
+    ShmReductions(Steps steps, Reducer reducer, Copies copies, int rank, int worldSize) {
+        this.steps = steps;
         this.reducer = reducer;
         this.copies = copies;
         this.rank = rank;
         this.worldSize = worldSize;
-    }
-
-    private Steps steps(Operation operation) {
-        return new Steps(segment, sync, operation, rank, worldSize);
     }
 
     /**
@@ -51,7 +39,7 @@ final class ShmReductions {
      * @param inputs the address of the tensor for each rank
      */
     void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
-        Steps steps = steps(operation);
+        steps.begin(operation);
         ScalarType type = output.type();
         long itemSize = type.itemSize();
         long slot = steps.slotSize(0);
@@ -104,7 +92,7 @@ final class ShmReductions {
      */
     private void oneShot(
             Operation operation, HostTensor tensor, ReduceOp op, boolean wanted, boolean alone) {
-        Steps steps = steps(operation);
+        steps.begin(operation);
         long own = alone ? tensor.address() : steps.mine();
         copies.copyInPlace(own, tensor.address(), tensor.byteSize());
         steps.synchronize();
@@ -116,16 +104,16 @@ final class ShmReductions {
 
     /** Every rank reduces its part of each chunk, then all gather the parts. */
     private void allReduceParts(Operation operation, HostTensor tensor, ReduceOp op) {
-        Steps steps = steps(operation);
+        steps.begin(operation);
         ScalarType type = tensor.type();
         long itemSize = type.itemSize();
-        long chunk = segment.chunkSize() / itemSize;
+        long chunk = steps.chunkSize() / itemSize;
         Parts parts = new Parts(itemSize);
         long done = 0;
         do {
             parts.count = Math.min(chunk, tensor.count() - done);
             long target = tensor.address() + done * itemSize;
-            exposeOthersParts(steps, parts, target);
+            exposeOthersParts(parts, target);
             steps.synchronize();
 
             long own = target + parts.begin(rank);
@@ -139,7 +127,7 @@ final class ShmReductions {
             steps.synchronize();
             for (int peer = 0; peer < worldSize; peer++) {
                 if (peer != rank) {
-                    collect(steps, parts, peer, target);
+                    collect(parts, peer, target);
                 }
             }
             done += parts.count;
@@ -148,16 +136,16 @@ final class ShmReductions {
 
     /** Every rank reduces its part of each chunk, then the root gathers the parts. */
     private void reduceParts(Operation operation, HostTensor tensor, int root, ReduceOp op) {
-        Steps steps = steps(operation);
+        steps.begin(operation);
         ScalarType type = tensor.type();
         long itemSize = type.itemSize();
-        long chunk = segment.chunkSize() / itemSize;
+        long chunk = steps.chunkSize() / itemSize;
         Parts parts = new Parts(itemSize);
         long done = 0;
         do {
             parts.count = Math.min(chunk, tensor.count() - done);
             long target = tensor.address() + done * itemSize;
-            exposeOthersParts(steps, parts, target);
+            exposeOthersParts(parts, target);
             steps.synchronize();
 
             // Only the root's tensor may be changed.
@@ -171,21 +159,21 @@ final class ShmReductions {
             steps.synchronize();
             for (int peer = 0; rank == root && peer < worldSize; peer++) {
                 if (peer != rank) {
-                    collect(steps, parts, peer, target);
+                    collect(parts, peer, target);
                 }
             }
             done += parts.count;
         } while (done < tensor.count());
     }
 
-    private void exposeOthersParts(Steps steps, Parts parts, long source) {
+    private void exposeOthersParts(Parts parts, long source) {
         long before = parts.begin(rank);
         long after = parts.begin(rank + 1);
         copies.copy(steps.mine(), source, before);
         copies.copy(steps.mine() + after, source + after, parts.begin(worldSize) - after);
     }
 
-    private void collect(Steps steps, Parts parts, int peer, long target) {
+    private void collect(Parts parts, int peer, long target) {
         long begin = parts.begin(peer);
         copies.copy(target + begin, steps.of(peer) + begin, parts.size(peer));
     }

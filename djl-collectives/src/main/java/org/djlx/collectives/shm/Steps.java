@@ -8,7 +8,8 @@ import org.djlx.collectives.Operation;
 import org.djlx.nativeops.AtomicBuffer;
 
 /**
- * The steps of one operation over staging memory; the first also checks that all ranks agree on it.
+ * The steps of operations over staging memory, one operation at a time; the first step also checks
+ * that all ranks agree on it.
  *
  * <p>In a step every rank may write one of its two staging halves, then reaches a synchronisation
  * and waits for all, then may read everybody's half. Steps alternate between the halves: by the
@@ -22,19 +23,24 @@ final class Steps {
 
     private final ShmSegment segment;
     private final RankSync sync;
-    private final Operation operation;
     private final int rank;
     private final int worldSize;
     private final long[] addresses;
+    private Operation operation;
     private boolean begun;
 
-    Steps(ShmSegment segment, RankSync sync, Operation operation, int rank, int worldSize) {
+    Steps(ShmSegment segment, RankSync sync, int rank, int worldSize) {
         this.segment = segment;
         this.sync = sync;
-        this.operation = operation;
         this.rank = rank;
         this.worldSize = worldSize;
         this.addresses = new long[worldSize];
+    }
+
+    /** To be called before the first step of an operation. */
+    void begin(Operation next) {
+        operation = next;
+        begun = false;
     }
 
     /** Where this rank writes for the step that comes. */
