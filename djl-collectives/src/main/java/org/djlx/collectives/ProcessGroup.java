@@ -156,6 +156,15 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Tells whether the ranks can write into each other's memory.
+     *
+     * @return whether there are {@link #p2pBuffers()}; the same on all ranks
+     */
+    public boolean isP2pAvailable() {
+        return p2pBuffers().isPresent();
+    }
+
+    /**
      * Returns the group's symmetric memory.
      *
      * @return the buffers; empty if the group has none, which is then so on all ranks

@@ -111,7 +111,9 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Optional<P2pBuffers> p2pBuffers() {
-        return buffers == null || buffers.byteSize() == 0 ? Optional.empty() : Optional.of(buffers);
+        return buffers == null || buffers.bufferSize() + buffers.heapSize() == 0
+                ? Optional.empty()
+                : Optional.of(buffers);
     }
 
     @Override

@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
@@ -33,7 +34,9 @@ public final class CudaP2pBuffers implements P2pBuffers {
     private final RankOrderReducer reducer;
     private final HostSync hosts;
     private final int rank;
+    private final P2pAllocator allocator;
     private int epoch;
+    private int barriers;
 
     CudaP2pBuffers(
             P2pRegion region,
@@ -48,11 +51,22 @@ public final class CudaP2pBuffers implements P2pBuffers {
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.releaser = CudaStream.create(device);
         this.reducer = new RankOrderReducer(device, compiler);
+        this.allocator = new P2pAllocator(this, rank);
     }
 
     @Override
-    public long byteSize() {
+    public long bufferSize() {
         return region.layout().bufferSize();
+    }
+
+    @Override
+    public long heapSize() {
+        return region.layout().heapSize();
+    }
+
+    @Override
+    public P2pAllocator allocator() {
+        return allocator;
     }
 
     @Override
@@ -97,14 +111,16 @@ public final class CudaP2pBuffers implements P2pBuffers {
     }
 
     @Override
-    public NDArray view(NDManager manager, int peer, Shape shape, ScalarType type, long offset) {
+    public NDArray p2pBuffer(
+            NDManager manager, int peer, Shape shape, ScalarType type, long offset) {
         checkRank(peer);
         long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
-        if (offset < 0 || offset > byteSize() - byteSize) {
+        if (offset < 0 || offset > bufferSize() + heapSize() - byteSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s %s at %d does not fit into a P2P buffer of %d bytes",
-                            type, shape, offset, byteSize()));
+                            "%s %s at %d does not fit into a P2P buffer of %d bytes and a heap of"
+                                    + " %d bytes",
+                            type, shape, offset, bufferSize(), heapSize()));
         }
         return Torch.view(
                 manager, region.memory(peer), region.layout().buffer() + offset, shape, type);
@@ -118,7 +134,7 @@ public final class CudaP2pBuffers implements P2pBuffers {
      * @param channel the channel
      * @param value the word's new value
      */
-    public void signal(CudaStream stream, int peer, int channel, int value) {
+    public void putSignal(CudaStream stream, int peer, int channel, int value) {
         checkRank(peer);
         stream.writeValue32(region.address(peer) + region.layout().signal(channel, rank), value);
     }
@@ -131,19 +147,19 @@ public final class CudaP2pBuffers implements P2pBuffers {
      * @param channel the channel
      * @param value the value to wait for
      */
-    public void awaitSignal(CudaStream stream, int peer, int channel, int value) {
+    public void waitSignal(CudaStream stream, int peer, int channel, int value) {
         checkRank(peer);
         stream.waitValue32(region.address(rank) + region.layout().signal(channel, peer), value);
     }
 
     @Override
-    public void signal(int peer, int channel, int value) {
-        signal(current(), peer, channel, value);
+    public void putSignal(int peer, int channel, int value) {
+        putSignal(current(), peer, channel, value);
     }
 
     @Override
-    public void awaitSignal(Operation operation, int peer, int channel, int value) {
-        awaitSignal(current(), peer, channel, value);
+    public void waitSignal(Operation operation, int peer, int channel, int value) {
+        waitSignal(current(), peer, channel, value);
     }
 
     /**
@@ -158,6 +174,19 @@ public final class CudaP2pBuffers implements P2pBuffers {
         hosts.agree(operation);
     }
 
+    @Override
+    public void intraNodeBarrier(Operation operation) {
+        barriers++;
+        CudaStream stream = current();
+        for (int peer = 0; peer < region.ranks(); peer++) {
+            putSignal(stream, peer, RegionLayout.BARRIER, barriers);
+        }
+        awaitAgreement(operation);
+        for (int peer = 0; peer < region.ranks(); peer++) {
+            waitSignal(stream, peer, RegionLayout.BARRIER, barriers);
+        }
+    }
+
     private CudaStream current() {
         return CudaStream.wrap(device, Torch.currentCudaStream(device.device()));
     }
@@ -166,10 +195,11 @@ public final class CudaP2pBuffers implements P2pBuffers {
      * Lets all streams go on that wait for signals, as the ranks that would raise them are gone.
      */
     void release() {
-        for (int channel = 0; channel < RegionLayout.CHANNELS; channel++) {
+        for (int channel = 0; channel <= RegionLayout.BARRIER; channel++) {
+            int last = channel == RegionLayout.BARRIER ? barriers : epoch;
             for (int peer = 0; peer < region.ranks(); peer++) {
                 long word = region.address(rank) + region.layout().signal(channel, peer);
-                releaser.writeValue32(word, epoch + 1);
+                releaser.writeValue32(word, last + 1);
             }
         }
     }

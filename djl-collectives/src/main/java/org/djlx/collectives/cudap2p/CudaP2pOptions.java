@@ -17,6 +17,7 @@ public final class CudaP2pOptions extends BackendOptions {
     public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
 
     private final long bufferSize;
+    private final long heapSize;
     private final NcclOptions ncclOptions;
     private final long oneShotBytes;
     private final long twoShotBytes;
@@ -25,6 +26,7 @@ public final class CudaP2pOptions extends BackendOptions {
     private CudaP2pOptions(Builder builder) {
         super(builder.ncclOptions.timeout());
         bufferSize = builder.bufferSize;
+        heapSize = builder.heapSize;
         ncclOptions = builder.ncclOptions;
         oneShotBytes = builder.oneShotBytes;
         twoShotBytes = builder.twoShotBytes;
@@ -34,10 +36,19 @@ public final class CudaP2pOptions extends BackendOptions {
     /**
      * Returns the size of each rank's P2P buffer.
      *
-     * @return the size in bytes; 0 if the group has none
+     * @return the size in bytes; 0 if there is none
      */
     public long bufferSize() {
         return bufferSize;
+    }
+
+    /**
+     * Returns the size of each rank's P2P heap.
+     *
+     * @return the size in bytes; 0 if there is none
+     */
+    public long heapSize() {
+        return heapSize;
     }
 
     /**
@@ -89,6 +100,7 @@ public final class CudaP2pOptions extends BackendOptions {
     public static final class Builder {
 
         private long bufferSize = DEFAULT_BUFFER_SIZE;
+        private long heapSize;
         private NcclOptions ncclOptions = NcclOptions.builder().build();
         private long oneShotBytes = 256 << 10;
         private long twoShotBytes = 10 << 20;
@@ -107,6 +119,21 @@ public final class CudaP2pOptions extends BackendOptions {
                 throw new IllegalArgumentException("the buffer size is negative: " + bytes);
             }
             this.bufferSize = bytes;
+            return this;
+        }
+
+        /**
+         * Sets the size of each rank's P2P heap, from which {@link
+         * org.djlx.collectives.P2pAllocator} gives out arrays.
+         *
+         * @param bytes the size in bytes; 0, none, unless set
+         * @return this builder
+         */
+        public Builder optHeapSize(long bytes) {
+            if (bytes < 0) {
+                throw new IllegalArgumentException("the heap size is negative: " + bytes);
+            }
+            this.heapSize = bytes;
             return this;
         }
 

@@ -11,13 +11,14 @@ package org.djlx.collectives.cudap2p;
  *   all-reduce   control block, then two halves; see all_reduce.cu
  *   signals      a word for each channel and each rank that raises it, 64 bytes apart
  *   probe        a word for each rank, written when the group is created
- *   buffer       the P2P buffer
+ *   buffer       the P2P buffer, and the heap
  * </pre>
  */
 final class RegionLayout {
 
     static final int MAX_RANKS = 8;
     static final int CHANNELS = 8;
+    static final int BARRIER = CHANNELS; // a channel of signals for barriers, behind the others
 
     // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
     private static final long CONTROL = 8192;
@@ -30,6 +31,7 @@ final class RegionLayout {
     private final long signals;
     private final long buffer;
     private final long bufferSize;
+    private final long heapSize;
 
     RegionLayout(CudaP2pOptions options, int worldSize) {
         oneShotBytes = align(options.oneShotBytes());
@@ -41,8 +43,9 @@ final class RegionLayout {
                         (worldSize + 1) * meshSlot(),
                         worldSize * twoShotSlot + worldSize * twoShotSlot);
         signals = CONTROL + 2 * half;
-        buffer = align(signals + (CHANNELS + 1) * MAX_RANKS * LINE);
+        buffer = align(signals + (CHANNELS + 2) * MAX_RANKS * LINE);
         bufferSize = options.bufferSize();
+        heapSize = options.heapSize();
     }
 
     private static long align(long bytes) {
@@ -50,7 +53,7 @@ final class RegionLayout {
     }
 
     long byteSize() {
-        return buffer + align(bufferSize);
+        return buffer + align(bufferSize + heapSize);
     }
 
     long half() {
@@ -74,7 +77,7 @@ final class RegionLayout {
     }
 
     long probe(int source) {
-        return signal(CHANNELS, source);
+        return signal(CHANNELS + 1, source);
     }
 
     long buffer() {
@@ -83,5 +86,9 @@ final class RegionLayout {
 
     long bufferSize() {
         return bufferSize;
+    }
+
+    long heapSize() {
+        return heapSize;
     }
 }

@@ -106,7 +106,7 @@ final class ShmBackend extends Backend {
         reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
         moves = new ShmMoves(steps, copies, rank, worldSize);
         messages = new Messages(segment, control, sync, context.name(), rank);
-        buffers = new ShmP2pBuffers(segment, sync, worldSize);
+        buffers = new ShmP2pBuffers(segment, sync, rank, worldSize);
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
         try {
@@ -392,7 +392,9 @@ final class ShmBackend extends Backend {
 
     @Override
     public Optional<P2pBuffers> p2pBuffers() {
-        return segment.bufferSize() == 0 ? Optional.empty() : Optional.of(buffers);
+        return segment.bufferSize() + segment.heapSize() == 0
+                ? Optional.empty()
+                : Optional.of(buffers);
     }
 
     private Work submit(

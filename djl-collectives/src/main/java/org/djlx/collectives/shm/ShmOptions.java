@@ -17,21 +17,32 @@ public final class ShmOptions extends BackendOptions {
     public static final long DEFAULT_CHUNK_SIZE = 1L << 20;
 
     private final long bufferSize;
+    private final long heapSize;
     private final long chunkSize;
 
     private ShmOptions(Builder builder) {
         super(builder.timeout);
         this.bufferSize = builder.bufferSize;
+        this.heapSize = builder.heapSize;
         this.chunkSize = builder.chunkSize;
     }
 
     /**
      * Returns the size of each rank's P2P buffer.
      *
-     * @return the size in bytes; 0 if the group has no P2P buffers
+     * @return the size in bytes; 0 if there is none
      */
     public long bufferSize() {
         return bufferSize;
+    }
+
+    /**
+     * Returns the size of each rank's P2P heap.
+     *
+     * @return the size in bytes; 0 if there is none
+     */
+    public long heapSize() {
+        return heapSize;
     }
 
     /**
@@ -57,6 +68,7 @@ public final class ShmOptions extends BackendOptions {
 
         private Duration timeout = DEFAULT_TIMEOUT;
         private long bufferSize = DEFAULT_BUFFER_SIZE;
+        private long heapSize;
         private long chunkSize = DEFAULT_CHUNK_SIZE;
 
         private Builder() {}
@@ -83,6 +95,22 @@ public final class ShmOptions extends BackendOptions {
                 throw new IllegalArgumentException("the buffer size is negative: " + bytes);
             }
             this.bufferSize = bytes;
+            return this;
+        }
+
+        /**
+         * Sets the size of each rank's P2P heap, from which {@link
+         * org.djlx.collectives.P2pAllocator} gives out arrays. Pages take up room from their first
+         * use on.
+         *
+         * @param bytes the size in bytes; 0, none, unless set
+         * @return this builder
+         */
+        public Builder optHeapSize(long bytes) {
+            if (bytes < 0) {
+                throw new IllegalArgumentException("the heap size is negative: " + bytes);
+            }
+            this.heapSize = bytes;
             return this;
         }
 

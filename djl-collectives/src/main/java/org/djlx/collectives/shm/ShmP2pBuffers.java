@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -25,16 +26,28 @@ final class ShmP2pBuffers implements P2pBuffers {
     private final ShmSegment segment;
     private final RankSync sync;
     private final int worldSize;
+    private final P2pAllocator allocator;
 
-    ShmP2pBuffers(ShmSegment segment, RankSync sync, int worldSize) {
+    ShmP2pBuffers(ShmSegment segment, RankSync sync, int rank, int worldSize) {
         this.segment = segment;
         this.sync = sync;
         this.worldSize = worldSize;
+        this.allocator = new P2pAllocator(this, rank);
     }
 
     @Override
-    public long byteSize() {
+    public long bufferSize() {
         return segment.bufferSize();
+    }
+
+    @Override
+    public long heapSize() {
+        return segment.heapSize();
+    }
+
+    @Override
+    public P2pAllocator allocator() {
+        return allocator;
     }
 
     @Override
@@ -43,14 +56,16 @@ final class ShmP2pBuffers implements P2pBuffers {
     }
 
     @Override
-    public NDArray view(NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+    public NDArray p2pBuffer(
+            NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
         checkRank(rank);
         long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
-        if (offset < 0 || offset > byteSize() - byteSize) {
+        if (offset < 0 || offset > bufferSize() + heapSize() - byteSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s %s at %d does not fit into a P2P buffer of %d bytes",
-                            type, shape, offset, byteSize()));
+                            "%s %s at %d does not fit into a P2P buffer of %d bytes and a heap of"
+                                    + " %d bytes",
+                            type, shape, offset, bufferSize(), heapSize()));
         }
         return Torch.view(
                 manager, segment.memory(), segment.bufferOffset(rank) + offset, shape, type);
@@ -63,14 +78,14 @@ final class ShmP2pBuffers implements P2pBuffers {
     }
 
     @Override
-    public void signal(int rank, int channel, int epoch) {
+    public void putSignal(int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
         use(() -> sync.signal(rank, channel, epoch));
     }
 
     @Override
-    public void awaitSignal(Operation operation, int rank, int channel, int epoch) {
+    public void waitSignal(Operation operation, int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
         use(() -> sync.awaitSignal(operation, rank, channel, epoch));
@@ -79,6 +94,15 @@ final class ShmP2pBuffers implements P2pBuffers {
     @Override
     public void awaitAgreement(Operation operation) {
         use(() -> sync.awaitAgreement(operation));
+    }
+
+    @Override
+    public void intraNodeBarrier(Operation operation) {
+        use(
+                () -> {
+                    sync.awaitAgreement(operation);
+                    sync.synchronize(operation);
+                });
     }
 
     private void use(Runnable action) {

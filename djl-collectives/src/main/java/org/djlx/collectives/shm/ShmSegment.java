@@ -24,7 +24,7 @@ import org.djlx.nativeops.SharedMemory;
  *   control block
  *   staging, for each rank: two halves of chunkSize bytes
  *   mailboxes, for each rank: one to each rank
- *   P2P buffers, for each rank: bufferSize bytes
+ *   P2P memory, for each rank: bufferSize and heapSize bytes
  * </pre>
  */
 final class ShmSegment implements AutoCloseable {
@@ -40,11 +40,13 @@ final class ShmSegment implements AutoCloseable {
     private final AtomicBuffer[] headers;
     private final long chunkSize;
     private final long bufferSize;
+    private final long heapSize;
 
     private ShmSegment(SharedMemory shared, int worldSize, ShmOptions options) {
         this.shared = shared;
         this.chunkSize = options.chunkSize();
         this.bufferSize = options.bufferSize();
+        this.heapSize = options.heapSize();
         this.staging = align(ControlBlock.byteSize(worldSize));
         this.mailboxes = staging + worldSize * 2 * chunkSize;
         this.buffers = mailboxes + mailboxesSize(worldSize);
@@ -70,14 +72,15 @@ final class ShmSegment implements AutoCloseable {
     private static long byteSize(int worldSize, ShmOptions options) {
         long fixed = align(ControlBlock.byteSize(worldSize)) + mailboxesSize(worldSize);
         long staging = options.chunkSize();
-        long buffer = options.bufferSize();
+        long buffer =
+                Math.min(options.bufferSize(), MAX_SIZE) + Math.min(options.heapSize(), MAX_SIZE);
         // Half of the address space is the system's.
         if (staging > (MAX_SIZE - fixed) / 4 / worldSize
                 || buffer > (MAX_SIZE - fixed) / 2 / worldSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "a chunk size of %d bytes and a buffer size of %d bytes for each of %d"
-                                    + " ranks are more than can be mapped",
+                            "a chunk size of %d bytes and %d bytes of buffer and heap for each of"
+                                    + " %d ranks are more than can be mapped",
                             staging, buffer, worldSize));
         }
         return fixed + worldSize * (2 * staging + align(buffer));
@@ -94,7 +97,9 @@ final class ShmSegment implements AutoCloseable {
      */
     static ShmSegment map(GroupContext context, ShmOptions options) {
         String here =
-                hostId() + "\nchunk " + options.chunkSize() + ", buffer " + options.bufferSize();
+                String.format(
+                        "%s\nchunk %d, buffer %d, heap %d",
+                        hostId(), options.chunkSize(), options.bufferSize(), options.heapSize());
         long byteSize = byteSize(context.worldSize(), options);
         SharedMemory shared = null;
         String path = "";
@@ -215,13 +220,17 @@ final class ShmSegment implements AutoCloseable {
         return chunkSize;
     }
 
-    /** Where a rank's P2P buffer begins, in bytes from the start of {@link #memory()}. */
+    /** Where a rank's P2P memory begins, in bytes from the start of {@link #memory()}. */
     long bufferOffset(int rank) {
-        return buffers + rank * align(bufferSize);
+        return buffers + rank * align(bufferSize + heapSize);
     }
 
     long bufferSize() {
         return bufferSize;
+    }
+
+    long heapSize() {
+        return heapSize;
     }
 
     @Override

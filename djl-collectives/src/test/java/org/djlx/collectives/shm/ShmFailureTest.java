@@ -143,13 +143,13 @@ class ShmFailureTest {
                                         () -> work.await(Duration.ofMillis(50)));
                         assertTrue(e.getMessage().contains("barrier"), e.getMessage());
                         assertFalse(work.isCompleted());
-                        group.p2pBuffers().orElseThrow().signal(1, 0, 1);
+                        group.p2pBuffers().orElseThrow().putSignal(1, 0, 1);
                         work.await();
                     } else {
                         // Until rank 0 has seen its timeout.
                         group.p2pBuffers()
                                 .orElseThrow()
-                                .awaitSignal(signalOperation(group), 0, 0, 1);
+                                .waitSignal(signalOperation(group), 0, 0, 1);
                         group.barrier().await();
                     }
                 });
@@ -219,7 +219,7 @@ class ShmFailureTest {
                                 ends.add(
                                         assertThrows(
                                                 CollectiveException.class,
-                                                () -> buffers.awaitSignal(operation, 1, 0, 1))));
+                                                () -> buffers.waitSignal(operation, 1, 0, 1))));
         waiting.start();
         Thread.sleep(200); // Until it sleeps on the doorbell of its rank.
         groups.forEach(ProcessGroup::destroy);
@@ -228,8 +228,8 @@ class ShmFailureTest {
         assertTrue(ends.get(0).getMessage().contains("destroyed"), ends.get(0).getMessage());
         for (Executable use :
                 List.<Executable>of(
-                        () -> buffers.signal(1, 0, 1),
-                        () -> buffers.awaitSignal(operation, 1, 0, 1),
+                        () -> buffers.putSignal(1, 0, 1),
+                        () -> buffers.waitSignal(operation, 1, 0, 1),
                         () -> buffers.awaitAgreement(operation))) {
             String message = assertThrows(IllegalStateException.class, use).getMessage();
             assertTrue(message.contains("destroyed"), message);

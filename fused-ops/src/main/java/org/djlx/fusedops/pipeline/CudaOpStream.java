@@ -58,12 +58,12 @@ final class CudaOpStream implements OpStream {
 
     @Override
     public void signal(int rank, int epoch) {
-        buffers.signal(stream, rank, CHANNEL, epoch);
+        buffers.putSignal(stream, rank, CHANNEL, epoch);
     }
 
     @Override
     public void waitSignal(int rank, int epoch) {
-        buffers.awaitSignal(stream, rank, CHANNEL, epoch);
+        buffers.waitSignal(stream, rank, CHANNEL, epoch);
     }
 
     @Override

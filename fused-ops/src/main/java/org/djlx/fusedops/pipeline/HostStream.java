@@ -101,12 +101,12 @@ final class HostStream implements OpStream {
 
     @Override
     public void signal(int rank, int epoch) {
-        enqueue(() -> buffers.signal(rank, CHANNEL, epoch));
+        enqueue(() -> buffers.putSignal(rank, CHANNEL, epoch));
     }
 
     @Override
     public void waitSignal(int rank, int epoch) {
-        enqueue(() -> buffers.awaitSignal(operation, rank, CHANNEL, epoch));
+        enqueue(() -> buffers.waitSignal(operation, rank, CHANNEL, epoch));
     }
 
     @Override

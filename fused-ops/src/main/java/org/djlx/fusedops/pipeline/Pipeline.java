@@ -62,7 +62,7 @@ public final class Pipeline {
      */
     public static boolean fits(ProcessGroup group, Shape shape, ScalarType type) {
         return group.p2pBuffers()
-                .map(b -> Slots.fit(b.byteSize(), group.worldSize(), shape, type))
+                .map(b -> Slots.fit(b.bufferSize(), group.worldSize(), shape, type))
                 .orElse(false);
     }
 

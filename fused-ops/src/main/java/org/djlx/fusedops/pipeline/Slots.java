@@ -34,7 +34,7 @@ final class Slots {
         this.manager = manager;
         this.shape = shape;
         this.type = type;
-        this.half = (epoch & 1) * halfSize(buffers.byteSize());
+        this.half = (epoch & 1) * halfSize(buffers.bufferSize());
     }
 
     private static long halfSize(long byteSize) {
@@ -53,6 +53,6 @@ final class Slots {
 
     /** The slot on a rank into which another rank writes. */
     NDArray slot(int rank, int source) {
-        return buffers.view(manager, rank, shape, type, half + source * slotSize(shape, type));
+        return buffers.p2pBuffer(manager, rank, shape, type, half + source * slotSize(shape, type));
     }
 }
