@@ -45,9 +45,7 @@ final class MatmulReduceScatter {
         int dimensions = a.getShape().dimension();
         this.lastDim = dimensions - 1;
         arguments.checkB("B", b, a, type, a.getShape().get(lastDim));
-        if (op != ReduceOp.SUM && op != ReduceOp.AVG) {
-            throw arguments.wrong("the reduce op must be SUM or AVG, not %s", op);
-        }
+        arguments.checkSum(op);
         this.scatterDim = arguments.dimension("scatterDim", scatterDim, dimensions);
         this.product = Axes.with(a.getShape(), lastDim, b.getShape().get(1));
         long size = product.get(this.scatterDim);

@@ -25,11 +25,25 @@ final class LocalRanks {
     }
 
     static void run(int worldSize, long bufferSize, Duration timeout, Consumer<ProcessGroup> body) {
+        run(worldSize, bufferSize, 0, timeout, body);
+    }
+
+    static void run(int worldSize, long bufferSize, long heapSize, Consumer<ProcessGroup> body) {
+        run(worldSize, bufferSize, heapSize, Duration.ofSeconds(60), body);
+    }
+
+    private static void run(
+            int worldSize,
+            long bufferSize,
+            long heapSize,
+            Duration timeout,
+            Consumer<ProcessGroup> body) {
         ShmOptions options =
                 ShmOptions.builder()
                         .optTimeout(timeout)
                         .optChunkSize(64 << 10)
                         .optBufferSize(bufferSize)
+                        .optHeapSize(heapSize)
                         .build();
         List<ProcessGroup> groups = ProcessGroups.local("shm", worldSize, options);
         try {

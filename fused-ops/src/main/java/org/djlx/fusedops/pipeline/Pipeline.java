@@ -18,7 +18,8 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * The two schedules of fused operators, for one operation of one rank.
+ * The schedules of fused operators and of low-contention collectives, for one operation of one
+ * rank.
  *
  * <p>Both push: a rank writes what it has into the slot of the rank that needs it and raises a
  * signal there, on a stream of its own, while the current stream computes. (Flux, Chang et al.
@@ -123,6 +124,85 @@ public final class Pipeline {
         }
     }
 
+    /**
+     * Gather into arrays in the heap: every rank's shard is pushed to where it belongs on every
+     * rank.
+     *
+     * @param output where the shards go, one after the other in rank order; in this rank's heap,
+     *     and on the others at the same offset
+     * @param shard this rank's shard; the same shape on all ranks. May be its part of the output
+     * @param type the element type
+     */
+    public void gatherInPlace(NDArray output, NDArray shard, ScalarType type) {
+        int epoch = buffers.epoch(operation);
+        long offset = buffers.allocator().offsetOf(output).orElseThrow();
+        long own = offset + rank * Math.multiplyExact(shard.getShape().size(), type.itemSize());
+        try (OpStream current = currentStream();
+                OpStream side = sideStream()) {
+            // Before, another rank may still read what it has there.
+            buffers.intraNodeBarrier(operation);
+            side.waitEvent(current.record());
+            for (int step = 1; step < worldSize; step++) {
+                int peer = (rank - step + worldSize) % worldSize;
+                side.copy(buffers.p2pBuffer(manager, peer, shard.getShape(), type, own), shard);
+                side.signal(peer, epoch);
+            }
+            NDArray place = buffers.p2pBuffer(manager, rank, shard.getShape(), type, own);
+            if (Torch.dataPointer(place) != Torch.dataPointer(shard)) {
+                current.copy(place, shard);
+            }
+            buffers.awaitAgreement(operation);
+            for (int step = 1; step < worldSize; step++) {
+                current.waitSignal((rank + step) % worldSize, epoch);
+            }
+            // What follows may overwrite what is being sent.
+            current.waitEvent(side.record());
+        }
+    }
+
+    /**
+     * Scatter and reduce: every rank pushes the parts that it has to the ranks they are for; each
+     * reduces what it got, in rank order.
+     *
+     * @param result where the reduced parts go; the same shape on all ranks
+     * @param parts a part for each rank, each of the result's shape; may share memory with the
+     *     result
+     * @param type the element type
+     * @param op how to reduce
+     */
+    public void scatterAndReduce(
+            NDArray result, List<NDArray> parts, ScalarType type, ReduceOp op) {
+        int epoch = buffers.epoch(operation);
+        Slots slots = new Slots(buffers, manager, result.getShape(), type, epoch);
+        try (OpStream current = currentStream();
+                OpStream side = sideStream()) {
+            side.waitEvent(current.record());
+            for (int step = 1; step < worldSize; step++) {
+                int peer = (rank + step) % worldSize;
+                side.copy(slots.slot(peer, rank), parts.get(peer));
+                side.signal(peer, epoch);
+            }
+            current.copy(slots.slot(rank, rank), parts.get(rank));
+            reduceSlots(current, slots, result, op, epoch);
+            // What follows may overwrite what is being sent.
+            current.waitEvent(side.record());
+        }
+    }
+
+    /** Waits for the parts from all ranks, this one's being there, and reduces them. */
+    private void reduceSlots(
+            OpStream current, Slots slots, NDArray result, ReduceOp op, int epoch) {
+        buffers.awaitAgreement(operation);
+        List<NDArray> all = new ArrayList<>();
+        for (int source = 0; source < worldSize; source++) {
+            if (source != rank) {
+                current.waitSignal(source, epoch);
+            }
+            all.add(slots.slot(rank, source));
+        }
+        current.reduce(result, all, op);
+    }
+
     /** Makes this rank's part of what one rank is to get. */
     @FunctionalInterface
     public interface PartProducer {
@@ -172,17 +252,8 @@ public final class Pipeline {
                     pushed[turn] = side.record();
                 }
             }
-            NDArray own = slots.slot(rank, rank);
-            producer.produce(current, rank, own);
-            buffers.awaitAgreement(operation);
-            List<NDArray> all = new ArrayList<>();
-            for (int source = 0; source < worldSize; source++) {
-                if (source != rank) {
-                    current.waitSignal(source, epoch);
-                }
-                all.add(source == rank ? own : slots.slot(rank, source));
-            }
-            current.reduce(result, all, op);
+            producer.produce(current, rank, slots.slot(rank, rank));
+            reduceSlots(current, slots, result, op, epoch);
             // What follows may overwrite what is being sent.
             current.waitEvent(side.record());
         }

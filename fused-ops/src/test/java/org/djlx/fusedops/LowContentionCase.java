@@ -1,0 +1,146 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Inputs of a low-contention collective, the same on every rank that asks, and what must come out.
+ *
+ * @param type the element type
+ * @param shape the shape of a rank's part
+ * @param place where the larger array lies
+ * @param seed makes the values
+ */
+record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
+
+    enum Place {
+        ANYWHERE,
+        STRIDED,
+        IN_PLACE, // the part is a slice of the whole
+        HEAP,
+        HEAP_IN_PLACE
+    }
+
+    private NDArray part(NDManager manager, int rank, int times) {
+        Shape all = new Shape(times).addAll(shape);
+        return TestArrays.random(manager, type, all, seed * 100 + rank);
+    }
+
+    /** Issues an all-gather; what it returns checks the result. */
+    Runnable allGather(ProcessGroup group, NDManager manager) {
+        int worldSize = group.worldSize();
+        Shape all = new Shape(worldSize).addAll(shape);
+        NDArray output = empty(group, manager, all);
+        NDArray values = part(manager, group.rank(), 1).reshape(shape);
+        NDArray input = values;
+        if (place == Place.STRIDED) {
+            input = strided(manager, shape);
+            Torch.copy(input, values);
+        } else if (inPlace()) {
+            input = output.get(group.rank());
+            Torch.copy(input, values);
+        }
+        Work work = LowContention.allGather(group, output, input);
+        return () -> {
+            work.await();
+            double[] actual = TestArrays.values(output);
+            int size = (int) shape.size();
+            assertEquals(worldSize * size, actual.length);
+            for (int rank = 0; rank < worldSize; rank++) {
+                double[] got = Arrays.copyOfRange(actual, rank * size, (rank + 1) * size);
+                double[] want = TestArrays.values(part(manager, rank, 1));
+                assertArrayEquals(want, got, 0, this + ", from rank " + rank);
+            }
+            output.close();
+        };
+    }
+
+    /** Issues a reduce-scatter; what it returns checks the result. */
+    Runnable reduceScatter(ProcessGroup group, NDManager manager, ReduceOp op) {
+        int worldSize = group.worldSize();
+        int rank = group.rank();
+        NDArray input = empty(group, manager, new Shape(worldSize).addAll(shape));
+        Torch.copy(input, part(manager, rank, worldSize));
+        NDArray output = inPlace() ? input.get(rank) : empty(group, manager, shape);
+        Work work = LowContention.reduceScatter(group, output, input, op);
+        return () -> {
+            work.await();
+            double[] actual = TestArrays.values(output);
+            double[] want = new double[actual.length];
+            double[] size = new double[actual.length];
+            for (int source = 0; source < worldSize; source++) {
+                double[] all = TestArrays.values(part(manager, source, worldSize));
+                for (int i = 0; i < want.length; i++) {
+                    want[i] += all[rank * want.length + i];
+                    size[i] += Math.abs(all[rank * want.length + i]);
+                }
+            }
+            for (int i = 0; i < want.length; i++) {
+                double divisor = op == ReduceOp.AVG ? worldSize : 1;
+                // One rounding of the result; float32 and float64 one for each addition.
+                double tolerance = epsilon() * worldSize * size[i] / divisor + 1e-7;
+                assertEquals(want[i] / divisor, actual[i], tolerance, this + " [" + i + "]");
+            }
+            List.of(input, output).forEach(NDArray::close);
+        };
+    }
+
+    private boolean inPlace() {
+        return place == Place.IN_PLACE || place == Place.HEAP_IN_PLACE;
+    }
+
+    private NDArray empty(ProcessGroup group, NDManager manager, Shape of) {
+        return switch (place) {
+            case ANYWHERE, IN_PLACE -> Torch.empty(manager, of, type);
+            case STRIDED -> strided(manager, of);
+            case HEAP, HEAP_IN_PLACE ->
+                    group.p2pBuffers().orElseThrow().allocator().allocate(manager, of, type);
+        };
+    }
+
+    /** An array whose elements lie two apart. */
+    private NDArray strided(NDManager manager, Shape of) {
+        return Torch.empty(manager, of.add(2), type).get("..., 0");
+    }
+
+    private double epsilon() {
+        return switch (type) {
+            case FLOAT64 -> Math.ulp(1.0);
+            case FLOAT32 -> Math.ulp(1f);
+            case FLOAT16 -> 0x1p-10;
+            default -> 0x1p-7;
+        };
+    }
+
+    static List<LowContentionCase> grid(List<ScalarType> types) {
+        List<LowContentionCase> grid = new ArrayList<>();
+        for (ScalarType type : types) {
+            for (Place place : Place.values()) {
+                long seed = grid.size() + 1;
+                grid.add(new LowContentionCase(type, new Shape(), place, seed));
+                grid.add(new LowContentionCase(type, new Shape(0, 3), place, seed));
+                grid.add(new LowContentionCase(type, new Shape(7), place, seed));
+                grid.add(new LowContentionCase(type, new Shape(5, 1, 33), place, seed));
+                grid.add(new LowContentionCase(type, new Shape(64, 64), place, seed));
+            }
+        }
+        return grid;
+    }
+}

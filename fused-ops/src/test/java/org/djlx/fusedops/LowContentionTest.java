@@ -1,0 +1,277 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.Random;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.Consumer;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.P2pAllocator;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+@Timeout(300)
+class LowContentionTest {
+
+    static final List<ScalarType> FLOATS =
+            List.of(
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT64,
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16);
+    static final List<ScalarType> TYPES =
+            List.of(
+                    ScalarType.FLOAT32,
+                    ScalarType.BFLOAT16,
+                    ScalarType.INT64,
+                    ScalarType.INT8,
+                    ScalarType.BOOL);
+
+    private static void expect(
+            int worldSize,
+            long bufferSize,
+            long heapSize,
+            long pipelined,
+            FallbackReason reason,
+            long fallbacks,
+            Consumer<ProcessGroup> body) {
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            LocalRanks.run(worldSize, bufferSize, heapSize, body);
+            assertEquals(pipelined * worldSize, usage.pipelined());
+            assertEquals(fallbacks * worldSize, usage.fallbacks());
+            if (reason != null) {
+                assertEquals(fallbacks * worldSize, usage.fallbacks(reason));
+            }
+        }
+    }
+
+    private static void allGather(ProcessGroup group, LowContentionCase wanted) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            wanted.allGather(group, manager).run();
+        }
+    }
+
+    private static void reduceScatter(ProcessGroup group, LowContentionCase wanted, ReduceOp op) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            wanted.reduceScatter(group, manager, op).run();
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3, 8})
+    void allGathers(int worldSize) {
+        List<LowContentionCase> grid = LowContentionCase.grid(TYPES);
+        expect(
+                worldSize,
+                4 << 20,
+                1 << 20,
+                grid.size(),
+                null,
+                0,
+                group -> grid.forEach(one -> allGather(group, one)));
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3, 8})
+    void reduceScatters(int worldSize) {
+        List<LowContentionCase> grid = LowContentionCase.grid(FLOATS);
+        expect(
+                worldSize,
+                8 << 20,
+                1 << 20,
+                2L * grid.size(),
+                null,
+                0,
+                group ->
+                        grid.forEach(
+                                one -> {
+                                    reduceScatter(group, one, ReduceOp.SUM);
+                                    reduceScatter(group, one, ReduceOp.AVG);
+                                }));
+    }
+
+    /** Both kinds in random order, none waited for until all are issued. */
+    @Test
+    void manyAtOnce() {
+        List<LowContentionCase> grid = LowContentionCase.grid(FLOATS);
+        LocalRanks.run(
+                3,
+                4 << 20,
+                64 << 20,
+                group -> {
+                    List<LowContentionCase> cases = new ArrayList<>(grid);
+                    Collections.shuffle(cases, new Random(11));
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        List<Runnable> checks = new ArrayList<>();
+                        for (int i = 0; i < cases.size(); i++) {
+                            checks.add(
+                                    i % 2 == 0
+                                            ? cases.get(i).allGather(group, manager)
+                                            : cases.get(i)
+                                                    .reduceScatter(group, manager, ReduceOp.SUM));
+                        }
+                        checks.forEach(Runnable::run);
+                    }
+                    P2pAllocator allocator = group.p2pBuffers().orElseThrow().allocator();
+                    assertEquals(64 << 20, allocator.freeBytes());
+                });
+    }
+
+    /**
+     * One rank's output is written again while slower ranks still read what was gathered before.
+     */
+    @Test
+    void outputInTheHeapIsUsedAgainAndAgain() {
+        LocalRanks.run(
+                4,
+                0,
+                1 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray output =
+                                group.p2pBuffers()
+                                        .orElseThrow()
+                                        .allocator()
+                                        .allocate(manager, new Shape(4, 1000), ScalarType.FLOAT32);
+                        for (int round = 0; round < 200; round++) {
+                            NDArray input =
+                                    manager.full(new Shape(1000), round * 4f + group.rank());
+                            LowContention.allGather(group, output, input).await();
+                            if (round % 4 == group.rank()) {
+                                LockSupport.parkNanos(100_000); // Slower than the others.
+                            }
+                            for (int rank = 0; rank < 4; rank++) {
+                                assertTrue(
+                                        output.get(rank).eq(round * 4 + rank).all().getBoolean());
+                            }
+                            input.close();
+                        }
+                    }
+                });
+    }
+
+    @Test
+    void inputsMayBeClosedAtOnce() {
+        LocalRanks.run(
+                2,
+                1 << 20,
+                0,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray output = manager.zeros(new Shape(2, 5000));
+                        Work work;
+                        try (NDArray input = manager.full(new Shape(5000), group.rank() + 1f)) {
+                            work = LowContention.allGather(group, output, input);
+                        }
+                        NDArray other = manager.full(new Shape(5000), -1f);
+                        work.await();
+                        assertEquals(3 * 5000, output.sum().getFloat());
+                        other.close();
+                    }
+                });
+    }
+
+    @Test
+    void fallbacks() {
+        LowContentionCase small =
+                new LowContentionCase(
+                        ScalarType.FLOAT32, new Shape(8), LowContentionCase.Place.ANYWHERE, 1);
+        LowContentionCase large =
+                new LowContentionCase(
+                        ScalarType.FLOAT32, new Shape(5000), LowContentionCase.Place.ANYWHERE, 2);
+        Consumer<ProcessGroup> both =
+                group -> {
+                    allGather(group, large);
+                    reduceScatter(group, large, ReduceOp.AVG);
+                };
+        expect(2, 4096, 0, 0, FallbackReason.BUFFER_TOO_SMALL, 2, both);
+        expect(2, 0, 0, 0, FallbackReason.NO_P2P_BUFFERS, 2, both);
+        try (FusedOps.Scope forced = FusedOps.forceFallback()) {
+            assertTrue(forced != null);
+            expect(2, 4096, 0, 0, FallbackReason.FORCED, 1, group -> allGather(group, small));
+        }
+    }
+
+    private static void assertRejected(Executable call, String text) {
+        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
+        assertTrue(message.contains(text), message);
+    }
+
+    @Test
+    void wrongArgumentsAreRejectedBeforeAnythingIsSent() {
+        LocalRanks.run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray whole = manager.zeros(new Shape(4, 3));
+                        NDArray part = manager.zeros(new Shape(2, 3));
+                        NDArray ints = manager.zeros(new Shape(4, 3), DataType.INT32);
+                        NDArray wide = part.get(":1").broadcast(new Shape(4, 3));
+                        assertRejected(() -> LowContention.allGather(null, whole, part), "null");
+                        assertRejected(() -> LowContention.allGather(group, null, part), "null");
+                        assertRejected(
+                                () -> LowContention.allGather(group, part, part),
+                                "must have 2 (the world size) times as many elements");
+                        assertRejected(() -> LowContention.allGather(group, ints, part), "FLOAT32");
+                        assertRejected(
+                                () -> LowContention.allGather(group, whole, whole.get("1:3")),
+                                "overlap");
+                        assertRejected(
+                                () -> LowContention.allGather(group, wide, part), "broadcast");
+                        assertRejected(
+                                () -> LowContention.reduceScatter(group, part, whole, ReduceOp.MAX),
+                                "SUM or AVG");
+                        assertRejected(
+                                () -> LowContention.reduceScatter(group, ints, ints, ReduceOp.SUM),
+                                "INT32");
+                        group.barrier().await();
+                    }
+                });
+    }
+
+    /** Where an output lies in the heap is something on which all ranks must agree. */
+    @Test
+    void outputsAtDifferentPlacesAreAMismatch() {
+        LocalRanks.run(
+                2,
+                1 << 20,
+                1 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        P2pAllocator allocator = group.p2pBuffers().orElseThrow().allocator();
+                        NDArray gap = allocator.allocate(manager, new Shape(8), ScalarType.FLOAT32);
+                        NDArray next =
+                                allocator.allocate(manager, new Shape(8), ScalarType.FLOAT32);
+                        NDArray output = group.rank() == 0 ? gap : next;
+                        NDArray input = manager.ones(new Shape(4));
+                        Work work = LowContention.allGather(group, output, input);
+                        CollectiveException e =
+                                assertThrows(CollectiveMismatchException.class, work::await);
+                        assertTrue(e.getMessage().contains("lowContentionAllGather"), e::toString);
+                        LowContention.allGather(group, next, input).await();
+                        assertEquals(8, next.sum().getFloat());
+                    }
+                });
+    }
+}
