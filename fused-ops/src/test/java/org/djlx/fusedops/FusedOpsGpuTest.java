@@ -6,6 +6,7 @@ package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -33,6 +34,8 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(300)
 class FusedOpsGpuTest {
 
+    private static final long HEAP = 32 << 20;
+
     private static int worldSize;
 
     @BeforeAll
@@ -45,6 +48,7 @@ class FusedOpsGpuTest {
         CudaP2pOptions options =
                 CudaP2pOptions.builder()
                         .optBufferSize(bufferSize)
+                        .optHeapSize(HEAP)
                         .optNcclOptions(
                                 NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build())
                         .build();
@@ -89,6 +93,44 @@ class FusedOpsGpuTest {
                                     c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
                                     c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
                                 }));
+    }
+
+    @Test
+    void lowContention() {
+        List<LowContentionCase> gathers = LowContentionCase.grid(LowContentionTest.TYPES);
+        List<LowContentionCase> scatters = LowContentionCase.grid(LowContentionTest.FLOATS);
+        expect(
+                8 << 20,
+                gathers.size() + 2L * scatters.size(),
+                0,
+                group -> {
+                    gathers.forEach(one -> LowContentionTest.allGather(group, one));
+                    for (LowContentionCase one : scatters) {
+                        LowContentionTest.reduceScatter(group, one, ReduceOp.SUM);
+                        LowContentionTest.reduceScatter(group, one, ReduceOp.AVG);
+                    }
+                });
+    }
+
+    /** Sizes at which copies and what follows overlap for real, checked after all are issued. */
+    @Test
+    void manyLowContentionInFlight() {
+        List<LowContentionCase> cases =
+                LowContentionCase.large(ScalarType.BFLOAT16, new Shape(300, 1024));
+        run(
+                64 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        for (int round = 0; round < 5; round++) {
+                            List<Runnable> checks = new ArrayList<>();
+                            for (LowContentionCase one : cases) {
+                                checks.add(one.allGather(group, manager));
+                                checks.add(one.reduceScatter(group, manager, ReduceOp.SUM));
+                            }
+                            checks.forEach(Runnable::run);
+                        }
+                    }
+                });
     }
 
     @Test

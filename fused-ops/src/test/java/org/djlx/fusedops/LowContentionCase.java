@@ -129,6 +129,13 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         };
     }
 
+    /** One case for each place of the array. */
+    static List<LowContentionCase> large(ScalarType type, Shape shape) {
+        return Arrays.stream(Place.values())
+                .map(place -> new LowContentionCase(type, shape, place, place.ordinal() + 1))
+                .toList();
+    }
+
     static List<LowContentionCase> grid(List<ScalarType> types) {
         List<LowContentionCase> grid = new ArrayList<>();
         for (ScalarType type : types) {

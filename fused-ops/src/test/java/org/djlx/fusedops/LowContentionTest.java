@@ -66,13 +66,13 @@ class LowContentionTest {
         }
     }
 
-    private static void allGather(ProcessGroup group, LowContentionCase wanted) {
+    static void allGather(ProcessGroup group, LowContentionCase wanted) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             wanted.allGather(group, manager).run();
         }
     }
 
-    private static void reduceScatter(ProcessGroup group, LowContentionCase wanted, ReduceOp op) {
+    static void reduceScatter(ProcessGroup group, LowContentionCase wanted, ReduceOp op) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             wanted.reduceScatter(group, manager, op).run();
         }

@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Set;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.GatheredMatmul;
+import org.djlx.fusedops.LowContention;
 
 /** The operations that {@code op} offers, by the names of the methods that they call. */
 enum OpKind {
@@ -48,10 +49,7 @@ enum OpKind {
     allGatherIntoTensor(Reads.ONE, Yields.EVERYWHERE) {
         @Override
         List<NDArray> run(OpCall call) {
-            Shape shape = call.input().getShape();
-            long rows = shape.dimension() == 0 ? 1 : shape.get(0);
-            NDArray output =
-                    call.result(withFirst(shape, Math.multiplyExact(rows, worldSize(call))));
+            NDArray output = call.result(gathered(call));
             call.group().allGatherIntoTensor(output, call.input()).await();
             return List.of(output);
         }
@@ -84,15 +82,7 @@ enum OpKind {
     reduceScatterTensor(Reads.ONE, Yields.EVERYWHERE, Takes.REDUCE) {
         @Override
         List<NDArray> run(OpCall call) {
-            Shape shape = call.input().getShape();
-            if (shape.dimension() == 0 || shape.get(0) % worldSize(call) != 0) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "reduceScatterTensor: the first dimension of the input, of shape"
-                                        + " %s, is not divisible by %d, the number of ranks",
-                                shape, worldSize(call)));
-            }
-            NDArray output = call.result(withFirst(shape, shape.get(0) / worldSize(call)));
+            NDArray output = call.result(scattered(call, name()));
             call.group().reduceScatterTensor(output, call.input(), call.reduceOp()).await();
             return List.of(output);
         }
@@ -148,6 +138,23 @@ enum OpKind {
                             call.dim(),
                             call.group());
             return List.of(named("product", result));
+        }
+    },
+    lowContentionAllGather(Reads.ONE, Yields.EVERYWHERE) {
+        @Override
+        List<NDArray> run(OpCall call) {
+            NDArray output = call.result(gathered(call));
+            LowContention.allGather(call.group(), output, call.input()).await();
+            return List.of(output);
+        }
+    },
+    lowContentionReduceScatter(Reads.ONE, Yields.EVERYWHERE, Takes.REDUCE) {
+        @Override
+        List<NDArray> run(OpCall call) {
+            NDArray output = call.result(scattered(call, name()));
+            LowContention.reduceScatter(call.group(), output, call.input(), call.reduceOp())
+                    .await();
+            return List.of(output);
         }
     };
 
@@ -218,6 +225,24 @@ enum OpKind {
 
     private static int worldSize(OpCall call) {
         return call.group().worldSize();
+    }
+
+    private static Shape gathered(OpCall call) {
+        Shape shape = call.input().getShape();
+        long rows = shape.dimension() == 0 ? 1 : shape.get(0);
+        return withFirst(shape, Math.multiplyExact(rows, worldSize(call)));
+    }
+
+    private static Shape scattered(OpCall call, String operation) {
+        Shape shape = call.input().getShape();
+        if (shape.dimension() == 0 || shape.get(0) % worldSize(call) != 0) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: the first dimension of the input, of shape %s, is not divisible by"
+                                    + " %d, the number of ranks",
+                            operation, shape, worldSize(call)));
+        }
+        return withFirst(shape, shape.get(0) / worldSize(call));
     }
 
     private static Shape withFirst(Shape shape, long size) {

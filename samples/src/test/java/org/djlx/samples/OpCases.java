@@ -181,10 +181,11 @@ abstract class OpCases {
         }
     }
 
-    @Test
-    void allGatherIntoTensor() {
+    @ParameterizedTest
+    @ValueSource(strings = {"allGatherIntoTensor", "lowContentionAllGather"})
+    void allGatherIntoTensor(String operation) {
         writeInputs(2, 3);
-        runs("allGatherIntoTensor --input in-{rank}.npz --output out-{rank}.npz");
+        runs(operation + " --input in-{rank}.npz --output out-{rank}.npz");
         checkEach(new Shape(2L * ranks, 3), i -> value(i / 6, i % 6));
     }
 
@@ -242,10 +243,11 @@ abstract class OpCases {
         }
     }
 
-    @Test
-    void reduceScatterTensor() {
+    @ParameterizedTest
+    @ValueSource(strings = {"reduceScatterTensor", "lowContentionReduceScatter"})
+    void reduceScatterTensor(String operation) {
         writeInputs(2L * ranks, 3);
-        runs("reduceScatterTensor --input in-{rank}.npz --output out-{rank}.npz");
+        runs(operation + " --input in-{rank}.npz --output out-{rank}.npz");
         for (int rank = 0; rank < ranks; rank++) {
             int self = rank;
             check(read("out-" + rank + ".npz").get(0), new Shape(2, 3), i -> sum(i + 6 * self));
