@@ -15,8 +15,9 @@ import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.nccl.EventPool;
-import org.djlx.collectives.nccl.Watchdog;
+import org.djlx.collectives.gpu.CurrentStreams;
+import org.djlx.collectives.gpu.EventPool;
+import org.djlx.collectives.gpu.Watchdog;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
@@ -38,6 +39,7 @@ final class P2pLine implements Watchdog.Line {
     private final Consumer<CollectiveException> onBreak;
     private final NDManager manager;
     private final EventPool events;
+    private final CurrentStreams currentStreams;
     private final CudaEvent last; // behind the operation before
     private final Watchdog watchdog;
     private long lastStream = -1;
@@ -73,6 +75,7 @@ final class P2pLine implements Watchdog.Line {
         manager = NDManager.newBaseManager(device.device(), "PyTorch");
         manager.setName(name);
         events = new EventPool(device);
+        currentStreams = new CurrentStreams(device);
         last = CudaEvent.create(device);
         watchdog = new Watchdog(name, new Alone());
     }
@@ -104,8 +107,8 @@ final class P2pLine implements Watchdog.Line {
         return blockingWait;
     }
 
-    CudaStream currentStream() {
-        return CudaStream.wrap(device, Torch.currentCudaStream(device.device()));
+    CurrentStreams currentStreams() {
+        return currentStreams;
     }
 
     /**
@@ -128,7 +131,7 @@ final class P2pLine implements Watchdog.Line {
         List<NDArray> held = result.stream().map(array -> Torch.alias(manager, array)).toList();
         StreamWork work = new StreamWork(this, operation, result, held);
         operation.started();
-        CudaStream current = currentStream();
+        CudaStream current = currentStreams.get();
         if (lastStream != -1 && lastStream != current.handle()) {
             current.waitEvent(last);
         }
@@ -148,9 +151,7 @@ final class P2pLine implements Watchdog.Line {
         }
         last.record(current);
         lastStream = current.handle();
-        CudaEvent behind = events.take();
-        behind.record(current);
-        work.enqueued(behind);
+        work.recordEnd(current);
         watchdog.add(work);
         return work;
     }
@@ -200,6 +201,7 @@ final class P2pLine implements Watchdog.Line {
         allReduce.close();
         buffers.close(context);
         events.close();
+        currentStreams.close();
         last.close();
         manager.close();
     }

@@ -7,6 +7,8 @@ package org.djlx.collectives.nccl;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.List;
+import org.djlx.collectives.gpu.CurrentStreams;
+import org.djlx.collectives.gpu.EventPool;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
@@ -27,7 +29,7 @@ final class GpuResources implements AutoCloseable {
         this.device = device;
         cuda = CudaDevice.open(device);
         events = new EventPool(cuda);
-        current = new CurrentStreams(cuda, device);
+        current = new CurrentStreams(cuda);
         manager = NDManager.newBaseManager(device, "PyTorch");
         manager.setName(name);
         highPriority = options.isHighPriorityStream();

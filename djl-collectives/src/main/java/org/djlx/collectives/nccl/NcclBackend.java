@@ -22,6 +22,7 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.gpu.Watchdog;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NcclCommunicator;
 import org.djlx.nativeops.ScalarType;

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.nccl;
+package org.djlx.collectives.gpu;
 
 import ai.djl.Device;
 import java.util.Map;
@@ -12,20 +12,29 @@ import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.Torch;
 
 /** The streams that libtorch has made current, of one GPU. */
-final class CurrentStreams implements AutoCloseable {
+public final class CurrentStreams implements AutoCloseable {
 
     private final CudaDevice cuda;
     private final Device device;
     private final Map<Long, CudaStream> streams = new ConcurrentHashMap<>(); // by their handles
     private volatile CudaStream last;
 
-    CurrentStreams(CudaDevice cuda, Device device) {
+    /**
+     * Creates it.
+     *
+     * @param cuda the GPU
+     */
+    public CurrentStreams(CudaDevice cuda) {
         this.cuda = cuda;
-        this.device = device;
+        this.device = cuda.device();
     }
 
-    /** Returns the calling thread's current stream. */
-    CudaStream get() {
+    /**
+     * Returns the calling thread's current stream.
+     *
+     * @return the stream, not to be closed
+     */
+    public CudaStream get() {
         long handle = Torch.currentCudaStream(device);
         CudaStream stream = last;
         if (stream == null || stream.handle() != handle) {
