@@ -42,6 +42,9 @@ final class GpuBenchCommand implements Callable<Integer> {
 
     private static final int RUNS = 20;
     private static final int WARM_UP = 5;
+    // Until the compiler of the JVM is done: calls by the host are most of the time of small sizes.
+    private static final int JVM_WARM_UP = 5000;
+    private static final int MAX_IN_FLIGHT = 50;
     private static final int[][] SHAPES = {
         {4096, 8192, 8192}, {8192, 8192, 8192}, {8192, 28672, 8192}, {16384, 28672, 8192}
     };
@@ -64,9 +67,11 @@ final class GpuBenchCommand implements Callable<Integer> {
         List<ProcessGroup> nccl = ProcessGroups.local("nccl", worldSize, options().ncclOptions());
         List<ProcessGroup> p2p = ProcessGroups.local("cuda_p2p", worldSize, options());
         try {
+            warmUp(nccl);
+            warmUp(p2p);
             for (long bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
-                double plain = allReduce(nccl, bytes);
-                double ours = allReduce(p2p, bytes);
+                double plain = run(nccl, WARM_UP, allReduce(bytes));
+                double ours = run(p2p, WARM_UP, allReduce(bytes));
                 reductions.add(bytes, micros(plain), micros(ours), ratio(plain, ours));
             }
             for (int[] shape : SHAPES) {
@@ -83,6 +88,13 @@ final class GpuBenchCommand implements Callable<Integer> {
         return 0;
     }
 
+    private static void warmUp(List<ProcessGroup> groups) {
+        int side = 16 * groups.size();
+        run(groups, JVM_WARM_UP, allReduce(1 << 10));
+        run(groups, JVM_WARM_UP, operator(side, side, side, groups.size(), true));
+        run(groups, JVM_WARM_UP, operator(side, side, side, groups.size(), false));
+    }
+
     private static CudaP2pOptions options() {
         return CudaP2pOptions.builder().optBufferSize(2L << 30).build();
     }
@@ -95,16 +107,27 @@ final class GpuBenchCommand implements Callable<Integer> {
         return String.format("%.2f", plain / ours);
     }
 
-    private static double allReduce(List<ProcessGroup> groups, long bytes) {
-        return slowest(
-                groups,
-                (group, manager) -> {
-                    NDArray tensor = random(manager, 1, (int) (bytes / 2));
-                    return () -> {
-                        group.allReduce(tensor, ReduceOp.AVG).blockCurrentStream();
-                        return null;
-                    };
-                });
+    private static Body allReduce(long bytes) {
+        return (group, manager) -> {
+            NDArray tensor = random(manager, 1, (int) (bytes / 2));
+            return () -> {
+                group.allReduce(tensor, ReduceOp.AVG).blockCurrentStream();
+                return null;
+            };
+        };
+    }
+
+    private static Body operator(int m, int n, int k, int worldSize, boolean gather) {
+        return (group, manager) -> {
+            if (gather) {
+                NDArray a = random(manager, m / worldSize, k);
+                List<NDArray> b = List.of(random(manager, k, n / worldSize));
+                return () -> FusedOps.allGatherMatmul(a, b, 0, group, false).outputs().get(0);
+            }
+            NDArray a = random(manager, m, k / worldSize);
+            NDArray b = random(manager, k / worldSize, n);
+            return () -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+        };
     }
 
     private static void fused(
@@ -120,25 +143,14 @@ final class GpuBenchCommand implements Callable<Integer> {
                             random(manager, gather ? k : k / worldSize, gather ? n / worldSize : n);
                     return () -> a.matMul(b);
                 };
-        Body operator =
-                (group, manager) -> {
-                    if (gather) {
-                        NDArray a = random(manager, m / worldSize, k);
-                        List<NDArray> b = List.of(random(manager, k, n / worldSize));
-                        return () ->
-                                FusedOps.allGatherMatmul(a, b, 0, group, false).outputs().get(0);
-                    }
-                    NDArray a = random(manager, m, k / worldSize);
-                    NDArray b = random(manager, k / worldSize, n);
-                    return () -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
-                };
-        double alone = slowest(groups, matmul);
+        Body operator = operator(m, n, k, worldSize, gather);
+        double alone = run(groups, WARM_UP, matmul);
         double plain;
         try (FusedOps.Scope forced = FusedOps.forceFallback()) {
-            plain = slowest(groups, operator);
+            plain = run(groups, WARM_UP, operator);
             forced.toString();
         }
-        double pipelined = slowest(groups, operator);
+        double pipelined = run(groups, WARM_UP, operator);
         table.add(
                 gather ? "allGatherMatmul" : "matmulReduceScatter",
                 m + ", " + n + ", " + k,
@@ -160,14 +172,15 @@ final class GpuBenchCommand implements Callable<Integer> {
         Supplier<NDArray> prepare(ProcessGroup group, NDManager manager);
     }
 
-    private static double slowest(List<ProcessGroup> groups, Body body) {
-        return ProcessGroups.run(groups, group -> time(group, body)).stream()
+    /** Returns the median time of the slowest rank, in microseconds. */
+    private static double run(List<ProcessGroup> groups, int warmUp, Body body) {
+        return ProcessGroups.run(groups, group -> time(group, warmUp, body)).stream()
                 .mapToDouble(Double::doubleValue)
                 .max()
                 .orElseThrow();
     }
 
-    private static double time(ProcessGroup group, Body body) {
+    private static double time(ProcessGroup group, int warmUp, Body body) {
         List<Double> micros = new ArrayList<>();
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 CudaDevice device = CudaDevice.open(group.device())) {
@@ -175,7 +188,10 @@ final class GpuBenchCommand implements Callable<Integer> {
             Supplier<NDArray> call = body.prepare(group, manager);
             List<CudaEvent> events = new ArrayList<>();
             group.barrier().await();
-            for (int run = -WARM_UP; run <= RUNS; run++) {
+            for (int run = -warmUp; run <= RUNS; run++) {
+                if (run < 0 && run % MAX_IN_FLIGHT == 0) {
+                    device.synchronize();
+                }
                 if (run >= 0) {
                     CudaEvent event = CudaEvent.createTiming(device);
                     event.record(stream);
