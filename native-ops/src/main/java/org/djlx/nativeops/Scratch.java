@@ -71,6 +71,9 @@ final class Scratch {
 
     /** Tells whether the longs at two addresses are the same. */
     boolean sameLongs(long address1, long address2, int count) {
+        if (count > MAX_DIMENSIONS) {
+            return Arrays.equals(longsAt(address1, count), longsAt(address2, count));
+        }
         copier.read(address1, ours, count);
         copier.read(address2, theirs, count);
         return Arrays.equals(ours, 0, count, theirs, 0, count);

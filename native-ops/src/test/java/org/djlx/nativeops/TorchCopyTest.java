@@ -16,12 +16,14 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
 import java.nio.ByteBuffer;
+import java.util.Arrays;
 import java.util.Random;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 class TorchCopyTest {
 
@@ -204,6 +206,24 @@ class TorchCopyTest {
         closed.close();
         assertThrows(IllegalArgumentException.class, () -> Torch.copy(array, closed));
         assertThrows(IllegalArgumentException.class, () -> Torch.copy(closed, array));
+    }
+
+    /** Libtorch's operators that go element by element take any number of dimensions. */
+    @ParameterizedTest
+    @ValueSource(ints = {64, 65, 100})
+    void dimensionsMayBeMany(int dimensions) {
+        long[] sizes = new long[dimensions];
+        Arrays.fill(sizes, 1);
+        sizes[dimensions - 1] = 3;
+        NDArray source = manager.create(new float[] {1, 2, 3}).reshape(new Shape(sizes));
+        NDArray target = manager.zeros(new Shape(3)).reshape(new Shape(sizes));
+        Torch.copy(target, source);
+        Torch.addInPlace(target, source);
+        assertArrayEquals(new float[] {2, 4, 6}, target.toFloatArray());
+        sizes[dimensions - 1] = 1;
+        sizes[0] = 3;
+        NDArray other = manager.zeros(new Shape(3)).reshape(new Shape(sizes));
+        assertThrows(IllegalArgumentException.class, () -> Torch.copy(other, source));
     }
 
     @Test

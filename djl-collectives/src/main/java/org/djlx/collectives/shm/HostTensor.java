@@ -32,20 +32,21 @@ final class HostTensor implements AutoCloseable {
 
     private HostTensor(NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
         this.info = info;
-        original = new TensorHold(tensor);
-        OPEN.increment();
+        // First what may find no memory: nothing is held then.
         if (info.isContiguous()) {
             strided = null;
             copy = null;
             address = info.address();
         } else {
-            strided = Torch.alias(manager, tensor);
             copy = Torch.empty(manager, new Shape(info.sizes()), info.type());
             address = Torch.dataPointer(copy);
+            strided = Torch.alias(manager, tensor);
             if (input) {
                 copy(copy, strided);
             }
         }
+        original = new TensorHold(tensor);
+        OPEN.increment();
     }
 
     static HostTensor input(NDManager manager, NDArray tensor) {

@@ -101,7 +101,7 @@ final class MessageDriver {
                     driving.unlock();
                 }
             } else {
-                // Whoever drives wakes this thread when he stops.
+                // Whoever drives wakes this thread when he stops, if anything is left then.
                 park(true);
             }
         }
@@ -109,7 +109,10 @@ final class MessageDriver {
 
     private void park(boolean pending) {
         idle = true;
-        if (engine.hasPending() == pending && !closing) {
+        // Whoever drove may have stopped, with nothing left, before this thread was idle: what was
+        // issued since has woken nobody.
+        boolean driven = driving.isLocked();
+        if (engine.hasPending() == pending && (driven || !pending) && !closing) {
             LockSupport.park(this);
         }
         idle = false;

@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
@@ -196,6 +197,24 @@ class ShmCostTest {
                     return null;
                 });
         backends.forEach((rank, backend) -> assertEquals(List.of(), backend.heldArrays()));
+        assertEquals(0, HostTensor.open());
+    }
+
+    /** A copy of a tensor that is not contiguous cannot have more than 64 dimensions. */
+    @Test
+    void nothingIsKeptOfATensorThatCannotBeCopied() {
+        long[] sizes = new long[65];
+        Arrays.fill(sizes, 1);
+        sizes[0] = 2;
+        sizes[1] = 3;
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray strided = manager.ones(new Shape(6)).reshape(new Shape(sizes)).swapAxes(0, 1);
+            ProcessGroup group = groups.get(0);
+            assertThrows(
+                    IllegalArgumentException.class, () -> group.allReduce(strided, ReduceOp.SUM));
+            assertThrows(IllegalArgumentException.class, () -> group.recv(strided, 1, 0));
+        }
+        assertEquals(List.of(), backends.get(0).heldArrays());
         assertEquals(0, HostTensor.open());
     }
 
