@@ -49,17 +49,8 @@ final class HostTensor implements AutoCloseable {
         OPEN.increment();
     }
 
-    static HostTensor input(NDManager manager, NDArray tensor) {
-        return input(manager, tensor, Torch.info(tensor));
-    }
-
     static HostTensor input(NDManager manager, NDArray tensor, TensorInfo info) {
         return new HostTensor(manager, tensor, info, true);
-    }
-
-    /** For a tensor that is written as a whole. */
-    static HostTensor output(NDManager manager, NDArray tensor) {
-        return output(manager, tensor, Torch.info(tensor));
     }
 
     /** For a tensor that is written as a whole. */

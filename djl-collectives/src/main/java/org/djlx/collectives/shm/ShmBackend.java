@@ -10,6 +10,7 @@ import ai.djl.ndarray.NDManager;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.Function;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
@@ -24,6 +25,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.shm.ShmMoves.Extent;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 
 /** Collectives between ranks on one host, threads or processes, over shared memory. */
 final class ShmBackend extends Backend {
@@ -208,72 +210,64 @@ final class ShmBackend extends Backend {
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        HostTensor in = HostTensor.input(manager, input, operation.tensor());
-        List<HostTensor> out = outputs(outputs);
         return submit(
                 operation,
-                () -> {
-                    moves.allGather(operation, addresses(out, in.byteSize()), in);
-                    out.forEach(HostTensor::flush);
-                },
-                () -> {
-                    in.close();
-                    out.forEach(HostTensor::close);
-                },
-                outputs);
+                outputs,
+                tensors -> {
+                    HostTensor in = tensors.input(input, operation.tensor());
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    return () -> {
+                        moves.allGather(operation, addresses(out, in.byteSize()), in);
+                        out.forEach(HostTensor::flush);
+                    };
+                });
     }
 
     @Override
     public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
-        HostTensor in = HostTensor.input(manager, input, operation.tensor());
-        List<HostTensor> out = outputs(outputs);
         return submit(
                 operation,
-                () -> {
-                    long[] addresses = rank == root ? addresses(out, in.byteSize()) : null;
-                    moves.gather(operation, addresses, in, root);
-                    out.forEach(HostTensor::flush);
-                },
-                () -> {
-                    in.close();
-                    out.forEach(HostTensor::close);
-                },
-                outputs);
+                outputs,
+                tensors -> {
+                    HostTensor in = tensors.input(input, operation.tensor());
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    return () -> {
+                        long[] addresses = rank == root ? addresses(out, in.byteSize()) : null;
+                        moves.gather(operation, addresses, in, root);
+                        out.forEach(HostTensor::flush);
+                    };
+                });
     }
 
     @Override
     public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
-        HostTensor out = HostTensor.output(manager, output, operation.tensor());
-        List<HostTensor> in = inputs(inputs);
         return submit(
                 operation,
-                () -> {
-                    long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
-                    moves.scatter(operation, out, addresses, root);
-                    out.flush();
-                },
-                () -> {
-                    out.close();
-                    in.forEach(HostTensor::close);
-                },
-                List.of(output));
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, operation.tensor());
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
+                        moves.scatter(operation, out, addresses, root);
+                        out.flush();
+                    };
+                });
     }
 
     @Override
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        List<HostTensor> out = outputs(outputs);
-        List<HostTensor> in = inputs(inputs);
         return submit(
                 operation,
-                () -> {
-                    moves.allToAll(operation, extents(out), extents(in));
-                    out.forEach(HostTensor::flush);
-                },
-                () -> {
-                    in.forEach(HostTensor::close);
-                    out.forEach(HostTensor::close);
-                },
-                outputs);
+                outputs,
+                tensors -> {
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        moves.allToAll(operation, extents(out), extents(in));
+                        out.forEach(HostTensor::flush);
+                    };
+                });
     }
 
     private static Extent[] extents(List<HostTensor> tensors) {
@@ -289,19 +283,17 @@ final class ShmBackend extends Backend {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        HostTensor out = HostTensor.output(manager, output);
-        HostTensor in = HostTensor.input(manager, input);
         return submit(
                 operation,
-                () -> {
-                    moves.allToAll(operation, parts(out, outputCounts), parts(in, inputCounts));
-                    out.flush();
-                },
-                () -> {
-                    in.close();
-                    out.close();
-                },
-                List.of(output));
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, Torch.info(output));
+                    HostTensor in = tensors.input(input, Torch.info(input));
+                    return () -> {
+                        moves.allToAll(operation, parts(out, outputCounts), parts(in, inputCounts));
+                        out.flush();
+                    };
+                });
     }
 
     private static Extent[] parts(HostTensor tensor, long[] counts) {
@@ -338,27 +330,17 @@ final class ShmBackend extends Backend {
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        HostTensor out = HostTensor.output(manager, output, operation.tensor());
-        List<HostTensor> in = inputs(inputs);
         return submit(
                 operation,
-                () -> {
-                    reductions.reduceScatter(operation, out, addresses(in, out.byteSize()), op);
-                    out.flush();
-                },
-                () -> {
-                    out.close();
-                    in.forEach(HostTensor::close);
-                },
-                List.of(output));
-    }
-
-    private List<HostTensor> inputs(List<NDArray> tensors) {
-        return tensors.stream().map(tensor -> HostTensor.input(manager, tensor)).toList();
-    }
-
-    private List<HostTensor> outputs(List<NDArray> tensors) {
-        return tensors.stream().map(tensor -> HostTensor.output(manager, tensor)).toList();
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, operation.tensor());
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        reductions.reduceScatter(operation, out, addresses(in, out.byteSize()), op);
+                        out.flush();
+                    };
+                });
     }
 
     /** The addresses of the ranks' tensors: a tensor each, or parts of a single one. */
@@ -395,6 +377,20 @@ final class ShmBackend extends Backend {
         return segment.bufferSize() + segment.heapSize() == 0
                 ? Optional.empty()
                 : Optional.of(buffers);
+    }
+
+    /** Submits an operation on several tensors: what opens them returns what it does. */
+    private Work submit(
+            Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
+        HostTensors tensors = new HostTensors(manager);
+        Runnable body;
+        try {
+            body = opener.apply(tensors);
+        } catch (RuntimeException | Error e) {
+            tensors.close();
+            throw e;
+        }
+        return submit(operation, body, tensors::close, result);
     }
 
     private Work submit(

@@ -213,6 +213,12 @@ class ShmCostTest {
             assertThrows(
                     IllegalArgumentException.class, () -> group.allReduce(strided, ReduceOp.SUM));
             assertThrows(IllegalArgumentException.class, () -> group.recv(strided, 1, 0));
+            // The last of several.
+            NDArray plain = strided.duplicate();
+            List<NDArray> outputs = List.of(plain, plain.duplicate(), strided);
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> group.allGather(outputs, plain.duplicate()));
         }
         assertEquals(List.of(), backends.get(0).heldArrays());
         assertEquals(0, HostTensor.open());
