@@ -28,8 +28,13 @@ check_kernels() {
       die "${kernel#"$root/"} does not compile"
     }
   done
+  say "nvcc ci/sanitize/kernels.cu"
+  "$root/ci/sanitize.sh" --compile sm_90a "$out/kernels" || {
+    rm -rf "$out"
+    die "ci/sanitize/kernels.cu does not compile"
+  }
   rm -rf "$out"
-  say "Kernels: ${#kernels[@]} compiled for sm_90a"
+  say "Kernels: ${#kernels[@]} compiled for sm_90a, and the program that ci/sanitize.sh runs them with"
 }
 
 setup

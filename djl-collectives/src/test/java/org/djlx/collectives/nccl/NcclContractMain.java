@@ -12,7 +12,7 @@ import org.djlx.collectives.ProcessGroups;
 
 /**
  * One rank of {@link NcclProcessesTest}: runs all cases on the same group, in their order. The
- * argument tells whether the communicator is created with the group.
+ * arguments are the backend, and whether the communicator is created with the group.
  */
 public final class NcclContractMain {
 
@@ -20,10 +20,10 @@ public final class NcclContractMain {
 
     public static void main(String[] args) {
         NcclOptions.Builder options = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
-        if (args[0].equals("eager")) {
+        if (args[1].equals("eager")) {
             options.optDevices(Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK"))));
         }
-        try (ProcessGroup group = ProcessGroups.init("nccl", options.build())) {
+        try (ProcessGroup group = ProcessGroups.init(args[0], options.build())) {
             NcclCases.cases(group.worldSize())
                     .forEach(
                             (name, body) -> {

@@ -14,8 +14,10 @@ import java.util.Collections;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.function.IntFunction;
+import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -34,33 +36,54 @@ class NcclProcessesTest {
 
     @Test
     void contract() throws InterruptedException {
-        run(rank -> Map.of(), "lazy");
+        run(rank -> Map.of(), "nccl", "lazy");
     }
 
-    /** NCCL takes the halves of the GPUs for two hosts, which reach each other by sockets. */
     @Test
     void contractOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
-        int half = CudaDevice.count() / 2;
-        run(
-                rank -> {
-                    Map<String, String> environment = new HashMap<>();
-                    environment.put("NCCL_HOSTID", "host-" + rank / half);
-                    environment.put("NCCL_SOCKET_IFNAME", "lo");
-                    environment.put("NCCL_IB_DISABLE", "1");
-                    environment.put("NCCL_DEBUG", "INFO");
-                    environment.put("NCCL_DEBUG_FILE", logs.resolve("rank-" + rank).toString());
-                    return environment;
-                },
-                "eager");
-        String log = Files.readString(logs.resolve("rank-0"));
-        assertTrue(log.contains("via NET/Socket"), log);
+        runOnTwoHosts("nccl", logs);
     }
 
-    private static void run(IntFunction<Map<String, String>> environment, String mode)
+    /** Between processes it is NCCL alone, and says so. */
+    @Test
+    void contractOfCudaP2pOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
+        GpuTests.require(2, NativeLibrary.NVRTC); // Sub-groups of one rank compile kernels.
+        String output = runOnTwoHosts("cuda_p2p", logs);
+        assertTrue(output.contains("are in different processes"), output);
+    }
+
+    /**
+     * NCCL takes the halves of the GPUs for two hosts, which reach each other by sockets. Returns
+     * what rank 0 printed.
+     */
+    private static String runOnTwoHosts(String backend, Path logs)
+            throws InterruptedException, IOException {
+        int half = (CudaDevice.count() + 1) / 2;
+        String output =
+                run(
+                        rank -> {
+                            Map<String, String> environment = new HashMap<>();
+                            environment.put("NCCL_HOSTID", "host-" + rank / half);
+                            environment.put("NCCL_SOCKET_IFNAME", "lo");
+                            environment.put("NCCL_IB_DISABLE", "1");
+                            environment.put("NCCL_DEBUG", "INFO");
+                            environment.put(
+                                    "NCCL_DEBUG_FILE", logs.resolve("rank-" + rank).toString());
+                            return environment;
+                        },
+                        backend,
+                        "eager");
+        String log = Files.readString(logs.resolve("rank-0"));
+        assertTrue(log.contains("via NET/Socket"), log);
+        return output;
+    }
+
+    private static String run(
+            IntFunction<Map<String, String>> environment, String backend, String mode)
             throws InterruptedException {
         int worldSize = CudaDevice.count();
         try (RankProcesses ranks =
-                new RankProcesses(worldSize, environment, NcclContractMain.class, mode)) {
+                new RankProcesses(worldSize, environment, NcclContractMain.class, backend, mode)) {
             assertEquals(
                     Collections.nCopies(worldSize, 0),
                     ranks.await(),
@@ -71,6 +94,7 @@ class NcclProcessesTest {
                     assertTrue(output.contains("passed " + name + "\n"), output);
                 }
             }
+            return ranks.output(0);
         }
     }
 }
