@@ -28,7 +28,9 @@ class LauncherSignalTest {
 
     /** Runs {@code launch} in a JVM of its own and waits until both ranks are up. */
     private Set<Long> launch(String... args) throws Exception {
-        List<String> command = new ArrayList<>();
+        // A JVM leaves signals alone that were ignored when it started, as in the background of a
+        // script.
+        List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-Xmx64m", "-cp", System.getProperty("java.class.path")));
         command.addAll(List.of(Main.class.getName(), "launch", "--nproc", "2"));
