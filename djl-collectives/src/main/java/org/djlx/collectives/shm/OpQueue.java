@@ -35,6 +35,7 @@ final class OpQueue {
     private boolean idle; // guarded by pending
     private volatile boolean closed;
     private CollectiveException broken; // guarded by runner
+    private OpWork running; // the last that was run, or null; guarded by runner
 
     OpQueue(String name, int ranksPerCore) {
         patienceNanos = PATIENCE_NANOS * ranksPerCore;
@@ -63,8 +64,17 @@ final class OpQueue {
      * this operation, the queue's thread goes on.
      *
      * @return false if another thread is
+     * @throws IllegalStateException if this thread is running an operation, which would wait for
+     *     itself or for a later one
      */
     boolean runUntil(OpWork work) {
+        if (runner.isHeldByCurrentThread() && running != null && !running.isCompleted()) {
+            throw new IllegalStateException(
+                    running.operation()
+                            + " cannot wait for "
+                            + work.operation()
+                            + ", which does not run before it has ended");
+        }
         if (!runner.tryLock()) {
             return false;
         }
@@ -105,6 +115,7 @@ final class OpQueue {
                     new CollectiveException(
                             next.operation() + " was ended: this rank destroyed the group"));
         } else {
+            running = next;
             next.run();
         }
         return true;
@@ -136,7 +147,9 @@ final class OpQueue {
             if (runner.tryLock()) {
                 try {
                     while (runNext()) {
-                        // Until nothing is pending.
+                        // Until nothing is pending. An interrupt is the operation's own affair, and
+                        // would end the waits of the next one.
+                        Thread.interrupted();
                     }
                 } finally {
                     runner.unlock();

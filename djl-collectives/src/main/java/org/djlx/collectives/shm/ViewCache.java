@@ -55,6 +55,7 @@ final class ViewCache {
         if (!matches(place, address, count, type)) {
             if (views[place] != null) {
                 views[place].close();
+                views[place] = null;
             }
             long bytes = count * type.itemSize();
             NativeMemory memory = new NativeMemory(address, bytes, Device.cpu(), () -> {});

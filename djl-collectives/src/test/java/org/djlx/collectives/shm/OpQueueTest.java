@@ -5,12 +5,16 @@
 package org.djlx.collectives.shm;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.locks.LockSupport;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
@@ -61,6 +65,60 @@ class OpQueueTest {
             assertTrue(second.isSuccess());
         } finally {
             group.destroy();
+        }
+    }
+
+    @Test
+    void anOperationCannotWaitForItself() {
+        ProcessGroup group = ProcessGroups.local(1).get(0);
+        try {
+            Work[] own = new Work[1];
+            own[0] = group.execute(OpType.BARRIER, AGREED, operation -> own[0].await());
+            CollectiveException e = assertThrows(CollectiveException.class, own[0]::await);
+            assertTrue(e.getMessage().contains("cannot wait for"), e::toString);
+        } finally {
+            group.destroy();
+        }
+    }
+
+    @Test
+    void whatFollowsOnAnOperationMayWaitForTheNext() {
+        ProcessGroup group = ProcessGroups.local(1).get(0);
+        try {
+            Work first = group.barrier();
+            CompletableFuture<Boolean> next =
+                    first.getFuture()
+                            .thenApply(
+                                    result -> {
+                                        Work second = group.barrier();
+                                        second.await();
+                                        return second.isSuccess();
+                                    })
+                            .toCompletableFuture();
+            first.await();
+            assertTrue(next.join());
+        } finally {
+            group.destroy();
+        }
+    }
+
+    /** The thread of the queue, as nobody waits for the operation. */
+    @Test
+    void anInterruptEndsWithItsOperation() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            for (ProcessGroup group : groups) {
+                group.execute(
+                        OpType.BARRIER, AGREED, operation -> Thread.currentThread().interrupt());
+            }
+            List<CompletableFuture<?>> ends = new ArrayList<>();
+            for (ProcessGroup group : groups) {
+                ends.add(group.barrier().getFuture().toCompletableFuture());
+                LockSupport.parkNanos(200_000_000); // Until rank 0 sleeps.
+            }
+            ends.forEach(CompletableFuture::join);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
         }
     }
 }
