@@ -41,13 +41,7 @@ public final class P2pAllocator {
     private final TreeMap<Long, Long> free = new TreeMap<>(); // sizes by offset; guarded by this
     private long base; // address of the P2P memory; 0 until it is asked for; guarded by this
 
-    /**
-     * Creates the allocator of a rank.
-     *
-     * @param buffers the group's P2P memory
-     * @param rank this rank
-     */
-    public P2pAllocator(P2pBuffers buffers, int rank) {
+    P2pAllocator(P2pBuffers buffers, int rank) {
         this.buffers = buffers;
         this.rank = rank;
         begin = align(buffers.bufferSize());

@@ -33,35 +33,66 @@ import org.djlx.nativeops.ScalarType;
  * <p>Once the group is destroyed, all methods throw {@link IllegalStateException}, or {@link
  * IllegalArgumentException} for a view; waits under way fail.
  */
-public interface P2pBuffers {
+public abstract class P2pBuffers {
+
+    private final int worldSize;
+    private final long bufferSize;
+    private final long heapSize;
+    private final int channels;
+    private final P2pAllocator allocator;
+
+    /**
+     * Constructor for subclasses.
+     *
+     * @param rank this rank
+     * @param worldSize the number of ranks
+     * @param bufferSize the size of each rank's buffer, in bytes
+     * @param heapSize the size of each rank's heap, in bytes
+     * @param channels the number of channels
+     */
+    protected P2pBuffers(int rank, int worldSize, long bufferSize, long heapSize, int channels) {
+        this.worldSize = worldSize;
+        this.bufferSize = bufferSize;
+        this.heapSize = heapSize;
+        this.channels = channels;
+        this.allocator = new P2pAllocator(this, rank);
+    }
 
     /**
      * Returns the size of each rank's buffer.
      *
      * @return the size in bytes; may be 0
      */
-    long bufferSize();
+    public final long bufferSize() {
+        return bufferSize;
+    }
 
     /**
      * Returns the size of each rank's heap, which follows on its buffer.
      *
      * @return the size in bytes; may be 0
      */
-    long heapSize();
+    public final long heapSize() {
+        return heapSize;
+    }
 
     /**
      * Returns what divides this rank's heap.
      *
      * @return the allocator, always the same
      */
-    P2pAllocator allocator();
+    public final P2pAllocator allocator() {
+        return allocator;
+    }
 
     /**
      * Returns the number of channels.
      *
      * @return the number
      */
-    int channels();
+    public final int channels() {
+        return channels;
+    }
 
     /**
      * Returns a view of a part of a rank's P2P memory, without a copy. The view keeps the memory
@@ -76,7 +107,57 @@ public interface P2pBuffers {
      * @return the array
      * @throws IllegalArgumentException if the array does not fit into the buffer and the heap
      */
-    NDArray p2pBuffer(NDManager manager, int rank, Shape shape, ScalarType type, long offset);
+    public final NDArray p2pBuffer(
+            NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+        checkRank(rank);
+        long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
+        if (offset < 0 || offset > bufferSize + heapSize - byteSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s %s at %d does not fit into a P2P buffer of %d bytes and a heap of"
+                                    + " %d bytes",
+                            type, shape, offset, bufferSize, heapSize));
+        }
+        return view(manager, rank, shape, type, offset);
+    }
+
+    /**
+     * Returns a view of a part of a rank's P2P memory, the arguments being right.
+     *
+     * @param manager the manager to attach the array to
+     * @param rank whose memory
+     * @param shape the array's shape
+     * @param type the array's element type
+     * @param offset where the array begins
+     * @return the array
+     */
+    protected abstract NDArray view(
+            NDManager manager, int rank, Shape shape, ScalarType type, long offset);
+
+    /**
+     * Checks a rank that a caller passes.
+     *
+     * @param rank the rank
+     * @throws IllegalArgumentException if there is none
+     */
+    protected final void checkRank(int rank) {
+        if (rank < 0 || rank >= worldSize) {
+            throw new IllegalArgumentException(
+                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+        }
+    }
+
+    /**
+     * Checks a channel that a caller passes.
+     *
+     * @param channel the channel
+     * @throws IllegalArgumentException if there is none
+     */
+    protected final void checkChannel(int channel) {
+        if (channel < 0 || channel >= channels) {
+            throw new IllegalArgumentException("channel " + channel + " is not one of " + channels);
+        }
+    }
 
     /**
      * Returns the number that an operation raises its signals to.
@@ -84,7 +165,7 @@ public interface P2pBuffers {
      * @param operation the operation under way
      * @return the number, the same on all ranks, and larger with each operation
      */
-    int epoch(Operation operation);
+    public abstract int epoch(Operation operation);
 
     /**
      * Raises this rank's signal word on a rank.
@@ -93,7 +174,7 @@ public interface P2pBuffers {
      * @param channel the channel
      * @param epoch the word's new value
      */
-    void putSignal(int rank, int channel, int epoch);
+    public abstract void putSignal(int rank, int channel, int epoch);
 
     /**
      * Waits until a rank has raised its signal word here.
@@ -104,7 +185,7 @@ public interface P2pBuffers {
      * @param epoch the value to wait for
      * @throws CollectiveException if the rank is gone or does not raise it in time
      */
-    void waitSignal(Operation operation, int rank, int channel, int epoch);
+    public abstract void waitSignal(Operation operation, int rank, int channel, int epoch);
 
     /**
      * Waits until all ranks have begun the operation and checks that they agree on what it is.
@@ -112,14 +193,14 @@ public interface P2pBuffers {
      * @param operation the operation under way
      * @throws CollectiveException if they do not, naming what each called
      */
-    void awaitAgreement(Operation operation);
+    public abstract void awaitAgreement(Operation operation);
 
     /**
      * Waits until all ranks have called this, and done all work before; on GPUs, the current stream
-     * does. Also an {@link #awaitAgreement}, so it is the first that an operation waits for.
+     * does. Begins with an {@link #awaitAgreement}.
      *
      * @param operation the operation under way
      * @throws CollectiveException as {@link #awaitAgreement}
      */
-    void intraNodeBarrier(Operation operation);
+    public abstract void intraNodeBarrier(Operation operation);
 }

@@ -9,7 +9,6 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
@@ -24,7 +23,7 @@ import org.djlx.nativeops.Torch;
  * <p>Signals are raised and awaited by streams, not by the host: the methods of {@link P2pBuffers}
  * do so on the current stream. See {@link #awaitAgreement} on what must come before a wait.
  */
-public final class CudaP2pBuffers implements P2pBuffers {
+public final class CudaP2pBuffers extends P2pBuffers {
 
     private final P2pRegion region;
     private final CudaDevice device;
@@ -34,7 +33,6 @@ public final class CudaP2pBuffers implements P2pBuffers {
     private final RankOrderReducer reducer;
     private final HostSync hosts;
     private final int rank;
-    private final P2pAllocator allocator;
     private int epoch;
     private int barriers;
 
@@ -44,6 +42,12 @@ public final class CudaP2pBuffers implements P2pBuffers {
             int rank,
             HostSync hosts,
             KernelCompiler compiler) {
+        super(
+                rank,
+                region.ranks(),
+                region.layout().bufferSize(),
+                region.layout().heapSize(),
+                RegionLayout.CHANNELS);
         this.hosts = hosts;
         this.region = region;
         this.device = device;
@@ -51,27 +55,6 @@ public final class CudaP2pBuffers implements P2pBuffers {
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.releaser = CudaStream.create(device);
         this.reducer = new RankOrderReducer(device, compiler);
-        this.allocator = new P2pAllocator(this, rank);
-    }
-
-    @Override
-    public long bufferSize() {
-        return region.layout().bufferSize();
-    }
-
-    @Override
-    public long heapSize() {
-        return region.layout().heapSize();
-    }
-
-    @Override
-    public P2pAllocator allocator() {
-        return allocator;
-    }
-
-    @Override
-    public int channels() {
-        return RegionLayout.CHANNELS;
     }
 
     /**
@@ -111,17 +94,7 @@ public final class CudaP2pBuffers implements P2pBuffers {
     }
 
     @Override
-    public NDArray p2pBuffer(
-            NDManager manager, int peer, Shape shape, ScalarType type, long offset) {
-        checkRank(peer);
-        long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
-        if (offset < 0 || offset > bufferSize() + heapSize() - byteSize) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s %s at %d does not fit into a P2P buffer of %d bytes and a heap of"
-                                    + " %d bytes",
-                            type, shape, offset, bufferSize(), heapSize()));
-        }
+    protected NDArray view(NDManager manager, int peer, Shape shape, ScalarType type, long offset) {
         return Torch.view(
                 manager, region.memory(peer), region.layout().buffer() + offset, shape, type);
     }
@@ -136,6 +109,11 @@ public final class CudaP2pBuffers implements P2pBuffers {
      */
     public void putSignal(CudaStream stream, int peer, int channel, int value) {
         checkRank(peer);
+        checkChannel(channel);
+        raise(stream, peer, channel, value);
+    }
+
+    private void raise(CudaStream stream, int peer, int channel, int value) {
         stream.writeValue32(region.address(peer) + region.layout().signal(channel, rank), value);
     }
 
@@ -149,6 +127,11 @@ public final class CudaP2pBuffers implements P2pBuffers {
      */
     public void waitSignal(CudaStream stream, int peer, int channel, int value) {
         checkRank(peer);
+        checkChannel(channel);
+        await(stream, peer, channel, value);
+    }
+
+    private void await(CudaStream stream, int peer, int channel, int value) {
         stream.waitValue32(region.address(rank) + region.layout().signal(channel, peer), value);
     }
 
@@ -179,11 +162,11 @@ public final class CudaP2pBuffers implements P2pBuffers {
         barriers++;
         CudaStream stream = current();
         for (int peer = 0; peer < region.ranks(); peer++) {
-            putSignal(stream, peer, RegionLayout.BARRIER, barriers);
+            raise(stream, peer, RegionLayout.BARRIER, barriers);
         }
         awaitAgreement(operation);
         for (int peer = 0; peer < region.ranks(); peer++) {
-            waitSignal(stream, peer, RegionLayout.BARRIER, barriers);
+            await(stream, peer, RegionLayout.BARRIER, barriers);
         }
     }
 
@@ -201,13 +184,6 @@ public final class CudaP2pBuffers implements P2pBuffers {
                 long word = region.address(rank) + region.layout().signal(channel, peer);
                 releaser.writeValue32(word, last + 1);
             }
-        }
-    }
-
-    private void checkRank(int peer) {
-        if (peer < 0 || peer >= region.ranks()) {
-            throw new IllegalArgumentException(
-                    "rank " + peer + " lies outside a group of " + region.ranks() + " ranks");
         }
     }
 

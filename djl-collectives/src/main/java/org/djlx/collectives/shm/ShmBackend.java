@@ -108,7 +108,7 @@ final class ShmBackend extends Backend {
         reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
         moves = new ShmMoves(steps, copies, rank, worldSize);
         messages = new Messages(segment, control, sync, context.name(), rank);
-        buffers = new ShmP2pBuffers(segment, sync, rank, worldSize);
+        buffers = new ShmP2pBuffers(segment, sync, rank);
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
         try {
