@@ -6,6 +6,7 @@ package org.djlx.collectives.cudap2p;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.Optional;
 import java.util.function.LongConsumer;
@@ -24,7 +25,7 @@ import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.KernelCache;
 import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -118,8 +119,8 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        ScalarType type = Torch.scalarType(tensor);
-        Algorithm algorithm = algorithm(tensor, type, op);
+        TensorInfo info = operation.tensor();
+        Algorithm algorithm = algorithm(info, op);
         if (algorithm == null) {
             return nccl.allReduce(operation, tensor, op);
         }
@@ -130,6 +131,7 @@ final class CudaP2pBackend extends Backend {
                 stream ->
                         inPlace(
                                 tensor,
+                                info,
                                 address -> {
                                     // See CudaP2pBuffers.awaitAgreement: the kernel waits for those
                                     // of the other ranks, which they are about to launch.
@@ -138,8 +140,8 @@ final class CudaP2pBackend extends Backend {
                                             stream,
                                             algorithm,
                                             address,
-                                            tensor.getShape().size(),
-                                            type,
+                                            info.count(),
+                                            info.type(),
                                             divisor,
                                             operation.timeout());
                                 }),
@@ -147,13 +149,13 @@ final class CudaP2pBackend extends Backend {
     }
 
     /** Gives the tensor's address to some code, or that of a copy if it is not contiguous. */
-    private static void inPlace(NDArray tensor, LongConsumer body) {
-        if (Torch.isContiguous(tensor)) {
-            body.accept(Torch.dataPointer(tensor));
+    private static void inPlace(NDArray tensor, TensorInfo info, LongConsumer body) {
+        if (info.isContiguous()) {
+            body.accept(info.address());
             return;
         }
         try (NDArray copy =
-                Torch.empty(tensor.getManager(), tensor.getShape(), Torch.scalarType(tensor))) {
+                Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
             NoGradient.run(
                     () -> {
                         Torch.copy(copy, tensor);
@@ -164,12 +166,12 @@ final class CudaP2pBackend extends Backend {
     }
 
     /** How a tensor is reduced; null for NCCL. Depends on what is the same on all ranks. */
-    private Algorithm algorithm(NDArray tensor, ScalarType type, ReduceOp op) {
+    private Algorithm algorithm(TensorInfo tensor, ReduceOp op) {
         boolean sum = op == ReduceOp.SUM || op == ReduceOp.AVG;
-        long byteSize = tensor.getShape().size() * type.itemSize();
+        long byteSize = tensor.byteSize();
         if (allReduce == null
                 || !sum
-                || !P2pAllReduce.isSupported(type)
+                || !P2pAllReduce.isSupported(tensor.type())
                 || byteSize == 0
                 || worldSize == 1) {
             return null;
