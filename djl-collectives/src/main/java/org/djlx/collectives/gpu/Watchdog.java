@@ -81,6 +81,15 @@ public final class Watchdog implements AutoCloseable {
         Optional<String> error();
 
         /**
+         * Tells what to do about an operation that has timed out.
+         *
+         * @return the end of a sentence; empty if there is nothing to say
+         */
+        default String hint() {
+            return "";
+        }
+
+        /**
          * Makes all further calls fail.
          *
          * @param reason why
@@ -202,12 +211,12 @@ public final class Watchdog implements AutoCloseable {
         running.removeAll(Set.copyOf(done));
         for (Watched work : running) {
             if (work.isLate() && !work.poll()) {
-                fail(group.failingWith(work.lane()), late(work.operation()));
+                fail(group.failingWith(work.lane()), late(work));
             }
         }
         for (Line line : running.stream().map(Watched::lane).collect(Collectors.toSet())) {
             line.error()
-                    .map(text -> new CollectiveException("NCCL reports an error: " + text))
+                    .map(CollectiveException::new)
                     .ifPresent(reason -> fail(group.failingWith(line), reason));
         }
         if (!running.isEmpty()) {
@@ -217,13 +226,10 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
-    private static CollectiveException late(Operation operation) {
+    private static CollectiveException late(Watched work) {
+        Operation operation = work.operation();
         return new CollectiveTimeoutException(
-                operation
-                        + " timed out after "
-                        + operation.timeout()
-                        + "; NCCL does not tell which ranks did not arrive, NcclOptions'"
-                        + " optVerify(true) does",
+                operation + " timed out after " + operation.timeout() + work.lane().hint(),
                 List.of());
     }
 

@@ -302,7 +302,14 @@ final class Lane implements Watchdog.Line {
     @Override
     public Optional<String> error() {
         NcclCommunicator nccl = communicator;
-        return nccl == null ? Optional.empty() : nccl.asyncError();
+        return nccl == null
+                ? Optional.empty()
+                : nccl.asyncError().map(text -> "NCCL reports an error: " + text);
+    }
+
+    @Override
+    public String hint() {
+        return "; NCCL does not tell which ranks did not arrive, NcclOptions' optVerify(true) does";
     }
 
     @Override

@@ -65,6 +65,11 @@ class WatchdogTest {
         }
 
         @Override
+        public String hint() {
+            return "; ask rank 1";
+        }
+
+        @Override
         public synchronized boolean breakWith(CollectiveException reason) {
             if (broken != null) {
                 return false;
@@ -169,7 +174,7 @@ class WatchdogTest {
         for (FakeWork work : List.of(late, sibling, dependent)) {
             work.completed.await();
             assertTrue(work.failure instanceof CollectiveTimeoutException, "" + work.failure);
-            assertTrue(work.failure.getMessage().contains("timed out after PT9S"));
+            assertTrue(work.failure.getMessage().contains("timed out after PT9S; ask rank 1"));
             assertEquals(0, work.abortsBefore); // The decision came before the abort.
             assertEquals(1, work.line.aborts.get());
         }
@@ -181,7 +186,7 @@ class WatchdogTest {
         FakeWork bad = work(second);
         second.error = "remote process exited";
         bad.completed.await();
-        assertEquals("NCCL reports an error: remote process exited", bad.failure.getMessage());
+        assertEquals("remote process exited", bad.failure.getMessage());
         good.done = true;
         good.completed.await();
         assertNull(good.failure);
