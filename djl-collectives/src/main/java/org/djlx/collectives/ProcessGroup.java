@@ -272,8 +272,16 @@ public final class ProcessGroup implements AutoCloseable {
         return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, output, input, 0);
     }
 
-    /** All-gathers under another name, with a number on which all ranks must agree. */
-    Work allGatherIntoTensor(OpType name, NDArray output, NDArray input, int index) {
+    /**
+     * Checks the arguments of {@link #allGatherIntoTensor}, for an operation of one's own that does
+     * the same.
+     *
+     * @param output where the tensors would go
+     * @param input this rank's tensor
+     * @return what is known of the input
+     * @throws IllegalArgumentException if one is wrong
+     */
+    public TensorInfo checkAllGather(NDArray output, NDArray input) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
         state.checkUsable();
         TensorInfo in = checks.moved(type, "input", input);
@@ -281,6 +289,12 @@ public final class ProcessGroup implements AutoCloseable {
         checks.whole(type, "output", out, "input", in);
         checks.written(type, "output", out);
         checks.overlap(type, out, in, rank() * in.count());
+        return in;
+    }
+
+    /** All-gathers under another name, with a number on which all ranks must agree. */
+    Work allGatherIntoTensor(OpType name, NDArray output, NDArray input, int index) {
+        TensorInfo in = checkAllGather(output, input);
         return issue(
                 name,
                 in,
@@ -379,8 +393,17 @@ public final class ProcessGroup implements AutoCloseable {
         return reduceScatterTensor(OpType.REDUCE_SCATTER_TENSOR, output, input, op, 0);
     }
 
-    /** Reduce-scatters under another name, with a number on which all ranks must agree. */
-    Work reduceScatterTensor(OpType name, NDArray output, NDArray input, ReduceOp op, int index) {
+    /**
+     * Checks the arguments of {@link #reduceScatterTensor}, for an operation of one's own that does
+     * the same.
+     *
+     * @param output where this rank's part would go
+     * @param input the whole tensor
+     * @param op how to reduce
+     * @return what is known of the output
+     * @throws IllegalArgumentException if one is wrong
+     */
+    public TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
         state.checkUsable();
         TensorInfo out = checks.reduced(type, "output", output, op);
@@ -388,6 +411,12 @@ public final class ProcessGroup implements AutoCloseable {
         checks.whole(type, "input", in, "output", out);
         checks.written(type, "output", out);
         checks.overlap(type, in, out, rank() * out.count());
+        return out;
+    }
+
+    /** Reduce-scatters under another name, with a number on which all ranks must agree. */
+    Work reduceScatterTensor(OpType name, NDArray output, NDArray input, ReduceOp op, int index) {
+        TensorInfo out = checkReduceScatter(output, input, op);
         return issue(
                 name,
                 out,

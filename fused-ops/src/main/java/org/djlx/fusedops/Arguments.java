@@ -7,13 +7,10 @@ package org.djlx.fusedops;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
-import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.Set;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /** Checks what callers of one operator pass, before anything is sent. */
@@ -73,16 +70,6 @@ final class Arguments {
         }
     }
 
-    /** Checks that an array can be used on a group's device, and returns what is known of it. */
-    TensorInfo info(String role, NDArray array, ProcessGroup group) {
-        type(role, array);
-        Device device = Torch.device(array);
-        if (!device.equals(group.device())) {
-            throw wrong("%s is on %s, but %s works on %s", role, device, group, group.device());
-        }
-        return Torch.info(array);
-    }
-
     void checkFloating(String role, ScalarType type) {
         if (!TYPES.contains(type)) {
             throw wrong("%s is %s, but must be one of %s", role, type, TYPES);
@@ -92,48 +79,6 @@ final class Arguments {
     void checkSum(ReduceOp op) {
         if (op != ReduceOp.SUM && op != ReduceOp.AVG) {
             throw wrong("the reduce op must be SUM or AVG, not %s", op);
-        }
-    }
-
-    /** Checks an array that holds a part for each rank. */
-    void checkWhole(
-            String wholeRole, TensorInfo whole, String partRole, TensorInfo part, int worldSize) {
-        if (whole.type() != part.type()) {
-            throw wrong("%s is %s, but %s is %s", wholeRole, whole.type(), partRole, part.type());
-        }
-        if (whole.count() != worldSize * part.count()) {
-            throw wrong(
-                    "%s %s must have %d (the world size) times as many elements as %s %s",
-                    wholeRole,
-                    Arrays.toString(whole.sizes()),
-                    worldSize,
-                    partRole,
-                    Arrays.toString(part.sizes()));
-        }
-    }
-
-    /** Checks that an output can be written: no element shares its memory with another. */
-    void checkWritten(String role, TensorInfo array) {
-        for (int i = 0; i < array.sizes().length; i++) {
-            if (array.sizes()[i] > 1 && array.strides()[i] == 0) {
-                throw wrong(
-                        "%s %s is broadcast along dimension %d and cannot be written; pass a"
-                                + " duplicate",
-                        role, Arrays.toString(array.sizes()), i);
-            }
-        }
-    }
-
-    /** Checks that two arrays share no memory, unless one is this rank's part of the other. */
-    void checkApart(TensorInfo whole, TensorInfo part, int rank) {
-        if (!whole.isContiguous() || !part.isContiguous() || part.count() == 0) {
-            return; // Copied before and after, or nothing.
-        }
-        boolean apart =
-                part.address() + part.byteSize() <= whole.address()
-                        || whole.address() + whole.byteSize() <= part.address();
-        if (!apart && part.address() != whole.address() + rank * part.byteSize()) {
-            throw wrong("the input and the output overlap other than in this rank's own place");
         }
     }
 

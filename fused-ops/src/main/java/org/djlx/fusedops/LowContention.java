@@ -58,13 +58,8 @@ public final class LowContention {
      * @see ProcessGroup#allGatherIntoTensor
      */
     public static Work allGather(ProcessGroup group, NDArray output, NDArray input) {
-        Arguments arguments = new Arguments(ALL_GATHER.toString());
-        arguments.checkNotNull("the group", group);
-        TensorInfo in = arguments.info("input", input, group);
-        TensorInfo out = arguments.info("output", output, group);
-        arguments.checkWhole("output", out, "input", in, group.worldSize());
-        arguments.checkWritten("output", out);
-        arguments.checkApart(out, in, group.rank());
+        new Arguments(ALL_GATHER.toString()).checkNotNull("the group", group);
+        TensorInfo in = group.checkAllGather(output, input);
         Shape shape = new Shape(in.count());
         OptionalLong offset = heapOffset(group, output);
         FallbackReason reason =
@@ -125,15 +120,12 @@ public final class LowContention {
             ProcessGroup group, NDArray output, NDArray input, ReduceOp op) {
         Arguments arguments = new Arguments(REDUCE_SCATTER.toString());
         arguments.checkNotNull("the group", group);
-        TensorInfo in = arguments.info("input", input, group);
-        TensorInfo out = arguments.info("output", output, group);
-        arguments.checkFloating("input", in.type());
         arguments.checkSum(op);
-        arguments.checkWhole("input", in, "output", out, group.worldSize());
-        arguments.checkWritten("output", out);
-        arguments.checkApart(in, out, group.rank());
+        TensorInfo out = group.checkReduceScatter(output, input, op);
+        arguments.checkFloating("output", out.type());
         Shape shape = new Shape(out.count());
-        FallbackReason reason = fallbackReason(group, () -> Pipeline.fits(group, shape, in.type()));
+        FallbackReason reason =
+                fallbackReason(group, () -> Pipeline.fits(group, shape, out.type()));
         UsageCounter.count(reason);
         if (reason != null) {
             return group.reduceScatterTensor(output, input, op);

@@ -52,17 +52,7 @@ class FusedOpsGpuTest {
                         .optNcclOptions(
                                 NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build())
                         .build();
-        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options);
-        try {
-            ProcessGroups.run(
-                    groups,
-                    group -> {
-                        body.accept(group);
-                        return null;
-                    });
-        } finally {
-            groups.forEach(ProcessGroup::destroy);
-        }
+        LocalRanks.run(ProcessGroups.local("cuda_p2p", worldSize, options), body);
     }
 
     private static void expect(

@@ -45,7 +45,11 @@ final class LocalRanks {
                         .optBufferSize(bufferSize)
                         .optHeapSize(heapSize)
                         .build();
-        List<ProcessGroup> groups = ProcessGroups.local("shm", worldSize, options);
+        run(ProcessGroups.local("shm", worldSize, options), body);
+    }
+
+    /** Runs code on all ranks of a group, then destroys it. */
+    static void run(List<ProcessGroup> groups, Consumer<ProcessGroup> body) {
         try {
             ProcessGroups.run(
                     groups,

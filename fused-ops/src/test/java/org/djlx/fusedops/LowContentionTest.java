@@ -207,9 +207,11 @@ class LowContentionTest {
                 };
         expect(2, 4096, 0, 0, FallbackReason.BUFFER_TOO_SMALL, 2, both);
         expect(2, 0, 0, 0, FallbackReason.NO_P2P_BUFFERS, 2, both);
-        try (FusedOps.Scope forced = FusedOps.forceFallback()) {
-            assertTrue(forced != null);
+        FusedOps.Scope forced = FusedOps.forceFallback();
+        try {
             expect(2, 4096, 0, 0, FallbackReason.FORCED, 1, group -> allGather(group, small));
+        } finally {
+            forced.close();
         }
     }
 
@@ -227,6 +229,7 @@ class LowContentionTest {
                         NDArray whole = manager.zeros(new Shape(4, 3));
                         NDArray part = manager.zeros(new Shape(2, 3));
                         NDArray ints = manager.zeros(new Shape(4, 3), DataType.INT32);
+                        NDArray someInts = manager.zeros(new Shape(2, 3), DataType.INT32);
                         NDArray wide = part.get(":1").broadcast(new Shape(4, 3));
                         assertRejected(() -> LowContention.allGather(null, whole, part), "null");
                         assertRejected(() -> LowContention.allGather(group, null, part), "null");
@@ -243,7 +246,9 @@ class LowContentionTest {
                                 () -> LowContention.reduceScatter(group, part, whole, ReduceOp.MAX),
                                 "SUM or AVG");
                         assertRejected(
-                                () -> LowContention.reduceScatter(group, ints, ints, ReduceOp.SUM),
+                                () ->
+                                        LowContention.reduceScatter(
+                                                group, someInts, ints, ReduceOp.SUM),
                                 "INT32");
                         group.barrier().await();
                     }
