@@ -215,8 +215,10 @@ final class RankSync {
         long start = System.nanoTime();
         long check = CHECK_NANOS;
         while (firstMissing(0, arrived) < worldSize) {
-            long left = timeout - (System.nanoTime() - start);
-            checkPossible(operation, arrived, left);
+            long waited = System.nanoTime() - start;
+            long left = timeout - waited;
+            // Whether processes live is read from files: not before every short sleep.
+            checkPossible(operation, arrived, left, waited >= CHECK_NANOS || left <= 0);
             int doorbell = control.prepareSleep(rank);
             try {
                 if (firstMissing(0, arrived) < worldSize && !closing) {
@@ -229,7 +231,8 @@ final class RankSync {
         }
     }
 
-    private void checkPossible(Operation operation, IntPredicate arrived, long left) {
+    private void checkPossible(
+            Operation operation, IntPredicate arrived, long left, boolean processes) {
         if (closing) {
             throw new CollectiveException(operation + " was ended: this rank destroyed the group");
         }
@@ -239,7 +242,10 @@ final class RankSync {
         List<Integer> missing = new ArrayList<>();
         for (int peer = 0; peer < worldSize; peer++) {
             // The state is read first: a rank may arrive and then leave.
-            String end = endOf(peer);
+            String end = announcedEndOf(peer);
+            if (end == null && processes) {
+                end = deathOf(peer);
+            }
             if (arrived.test(peer)) {
                 continue;
             }
@@ -260,11 +266,6 @@ final class RankSync {
                             + " did not arrive",
                     missing);
         }
-    }
-
-    private String endOf(int peer) {
-        String end = announcedEndOf(peer);
-        return end == null ? deathOf(peer) : end;
     }
 
     /** Why a rank takes no part any more, as far as it has said so; null if it does. */
