@@ -136,9 +136,13 @@ final class BenchCompareCommand implements Callable<Integer> {
                         programs.add(
                                 new BenchProgram(
                                         name, List.of("bash", "-c", command + " \"$@\"", name))));
+        PrintWriter err = spec.commandLine().getErr();
         BenchComparison comparison = new BenchComparison();
         for (int round = 0; round < rounds; round++) {
             for (BenchProgram program : programs) {
+                // It takes minutes.
+                err.printf("round %d of %d: %s%n", round + 1, rounds, program.name());
+                err.flush();
                 comparison.add(program.name(), program.measure(cases));
             }
         }
