@@ -5,13 +5,9 @@
 package org.djlx.collectives.shm;
 
 import ai.djl.ndarray.NDArray;
-import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
-import org.djlx.collectives.store.Deadline;
 
 /** An operation in an {@link OpQueue}. */
 final class OpWork extends PendingWork {
@@ -75,15 +71,7 @@ final class OpWork extends PendingWork {
     }
 
     @Override
-    public void await(Duration timeout) {
-        // Run by the queue's thread: this one could not stop in the middle of an operation.
+    void expedite() {
         queue.expedite();
-        try {
-            awaitFuture(Deadline.after(timeout).remainingNanos());
-        } catch (TimeoutException e) {
-            throw new CollectiveTimeoutException(
-                    operation() + " was still under way after " + timeout, List.of());
-        }
-        rethrow();
     }
 }

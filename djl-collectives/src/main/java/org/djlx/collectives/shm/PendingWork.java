@@ -5,6 +5,7 @@
 package org.djlx.collectives.shm;
 
 import ai.djl.ndarray.NDArray;
+import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
@@ -13,8 +14,10 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.store.Deadline;
 
 /** What operations that run one after the other and messages have in common: how they end. */
 abstract class PendingWork implements Work {
@@ -63,6 +66,22 @@ abstract class PendingWork implements Work {
         } catch (ExecutionException e) {
             // Reported by rethrow().
         }
+    }
+
+    /** Sees to it that the operation goes on though this thread takes no part in it. */
+    abstract void expedite();
+
+    @Override
+    public final void await(Duration timeout) {
+        // Left to another thread: this one could not stop in the middle of an operation.
+        expedite();
+        try {
+            awaitFuture(Deadline.after(timeout).remainingNanos());
+        } catch (TimeoutException e) {
+            throw new CollectiveTimeoutException(
+                    operation + " was still under way after " + timeout, List.of());
+        }
+        rethrow();
     }
 
     /** Waits without taking part in the operation. */

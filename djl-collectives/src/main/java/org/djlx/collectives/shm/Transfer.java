@@ -5,14 +5,10 @@
 package org.djlx.collectives.shm;
 
 import ai.djl.ndarray.NDArray;
-import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.TimeoutException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.shm.Mailbox.Kind;
 import org.djlx.collectives.shm.Mailbox.Letter;
-import org.djlx.collectives.store.Deadline;
 
 /** A message on its way, at one of its ends. {@link Messages} guards what changes. */
 final class Transfer extends PendingWork {
@@ -120,15 +116,8 @@ final class Transfer extends PendingWork {
     }
 
     @Override
-    public void await(Duration timeout) {
+    void expedite() {
         messages.expedite();
-        try {
-            awaitFuture(Deadline.after(timeout).remainingNanos());
-        } catch (TimeoutException e) {
-            throw new CollectiveTimeoutException(
-                    operation() + " was still under way after " + timeout, List.of());
-        }
-        rethrow();
     }
 
     @Override

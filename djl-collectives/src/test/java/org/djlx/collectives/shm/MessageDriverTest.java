@@ -7,7 +7,6 @@ package org.djlx.collectives.shm;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.time.Duration;
 import java.util.List;
 import java.util.Random;
 import org.junit.jupiter.api.Test;
@@ -33,7 +32,7 @@ class MessageDriverTest {
         }
 
         @Override
-        public void await(Duration timeout) {
+        void expedite() {
             throw new UnsupportedOperationException();
         }
     }
