@@ -35,6 +35,7 @@ final class MovementCases {
     static Map<String, Case> all() {
         Map<String, Case> cases = new LinkedHashMap<>();
         cases.put("broadcast", MovementCases::broadcast);
+        cases.put("conjugated", MovementCases::conjugated);
         cases.put("allGather", MovementCases::allGather);
         cases.put("allGatherIntoTensor", MovementCases::allGatherIntoTensor);
         cases.put("allGatherInPlace", MovementCases::allGatherInPlace);
@@ -71,6 +72,24 @@ final class MovementCases {
         double[] sent = inputs(group, manager, ScalarType.FLOAT32, new Shape(6, 5), 3)[root];
         group.broadcast(strided, root).await();
         assertArrayEquals(sent, TestArrays.values(strided));
+    }
+
+    /** libtorch conjugates when it must: what is in memory is the conjugate until then. */
+    private static void conjugated(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        NDArray own = manager.create(new float[] {1, 2, 3, group.rank() + 1}, new Shape(2, 2));
+        NDArray input = own.complex().conj();
+        NDArray gathered = manager.zeros(new Shape(2L * n, 2)).complex();
+        group.allGatherIntoTensor(gathered, input).await();
+        for (int rank = 0; rank < n; rank++) {
+            float[] expected = {1, -2, 3, -rank - 1};
+            String rows = 2 * rank + ":" + (2 * rank + 2);
+            assertArrayEquals(expected, gathered.real().get(rows).toFloatArray());
+        }
+        group.broadcast(input, n - 1).await();
+        assertArrayEquals(new float[] {1, -2, 3, -n}, input.real().toFloatArray());
+        group.allGatherCoalesced(List.of(gathered), List.of(input)).await();
+        assertArrayEquals(new float[] {1, -2, 3, -n}, gathered.real().get(":2").toFloatArray());
     }
 
     private static void allGather(ProcessGroup group, NDManager manager) {

@@ -42,6 +42,8 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
      * @return as {@link Torch#isContiguous}
      */
     public boolean isContiguous() {
-        return Extents.isContiguous(sizes, strides);
+        // libtorch conjugates lazily: what is in memory may be the conjugate.
+        return type.category() != ScalarType.Category.COMPLEX
+                && Extents.isContiguous(sizes, strides);
     }
 }

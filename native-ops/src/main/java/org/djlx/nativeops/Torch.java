@@ -111,14 +111,15 @@ public final class Torch {
 
     /**
      * Tells whether an array's elements lie one after the other in row-major order, so that its
-     * bytes can be copied as one block from {@link #dataPointer}.
+     * bytes can be copied as one block from {@link #dataPointer}. Arrays of complex numbers are
+     * taken not to be contiguous: libtorch conjugates lazily, and has the conjugate in memory.
      *
      * @param array the array
-     * @return whether it is contiguous; true if it has no elements
+     * @return whether it is contiguous; true if it has no elements and none is complex
      */
     public static boolean isContiguous(NDArray array) {
         long tensor = Arguments.tensor(array, "the array");
-        return Extents.isContiguous(Tensors.sizes(tensor), Tensors.strides(tensor));
+        return Tensors.info(tensor).isContiguous();
     }
 
     /**
