@@ -15,6 +15,8 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.function.IntFunction;
+import java.util.function.Supplier;
+import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
@@ -38,17 +40,16 @@ final class Coalescing {
             return batch(
                     group,
                     tensors,
-                    shapes -> i -> group.allReduce(ALL_REDUCE, tensors.get(i), op, shapes));
+                    shapes -> {
+                        Variant variant = new Variant(ALL_REDUCE, shapes, null);
+                        return i -> group.allReduce(variant, tensors.get(i), op);
+                    });
         }
         List<CoalescedWork.Part> parts = new ArrayList<>();
         for (Bucket bucket : buckets(tensors)) {
-            Flat flat = new Flat(group, bucket, 1);
-            flat.hold(bucket.pick(tensors));
-            flat.copyIn(bucket.pick(tensors), 1);
-            parts.add(
-                    flat.run(
-                            () -> group.allReduce(ALL_REDUCE, flat.buffer, op, bucket.shapes()),
-                            () -> flat.copyOut(1)));
+            Flat flat = new Flat(group, bucket, 1, tensors);
+            Variant variant = new Variant(ALL_REDUCE, bucket.shapes(), flat::copyIn);
+            parts.add(run(() -> group.allReduce(variant, flat.buffer, op), flat, flat));
         }
         return new CoalescedWork(parts, tensors);
     }
@@ -59,26 +60,19 @@ final class Coalescing {
             return batch(
                     group,
                     outputs,
-                    shapes ->
-                            i ->
-                                    group.allGatherIntoTensor(
-                                            ALL_GATHER, outputs.get(i), inputs.get(i), shapes));
+                    shapes -> {
+                        Variant variant = new Variant(ALL_GATHER, shapes, null);
+                        return i ->
+                                group.allGatherIntoTensor(variant, outputs.get(i), inputs.get(i));
+                    });
         }
         List<CoalescedWork.Part> parts = new ArrayList<>();
         for (Bucket bucket : buckets(inputs)) {
-            Flat in = new Flat(group, bucket, 1);
-            Flat out = new Flat(group, bucket, worldSize);
-            in.copyIn(bucket.pick(inputs), 1);
-            out.hold(bucket.pick(outputs));
+            Flat in = new Flat(group, bucket, 1, inputs);
+            Flat out = new Flat(group, bucket, worldSize, outputs);
+            Variant variant = new Variant(ALL_GATHER, bucket.shapes(), in::copyIn);
             parts.add(
-                    out.run(
-                            () -> {
-                                try (in) {
-                                    return group.allGatherIntoTensor(
-                                            ALL_GATHER, out.buffer, in.buffer, bucket.shapes());
-                                }
-                            },
-                            () -> out.copyOut(worldSize)));
+                    run(() -> group.allGatherIntoTensor(variant, out.buffer, in.buffer), in, out));
         }
         return new CoalescedWork(parts, outputs);
     }
@@ -90,34 +84,23 @@ final class Coalescing {
             return batch(
                     group,
                     outputs,
-                    shapes ->
-                            i ->
-                                    group.reduceScatterTensor(
-                                            REDUCE_SCATTER,
-                                            outputs.get(i),
-                                            inputs.get(i),
-                                            op,
-                                            shapes));
+                    shapes -> {
+                        Variant variant = new Variant(REDUCE_SCATTER, shapes, null);
+                        return i ->
+                                group.reduceScatterTensor(
+                                        variant, outputs.get(i), inputs.get(i), op);
+                    });
         }
         List<CoalescedWork.Part> parts = new ArrayList<>();
         for (Bucket bucket : buckets(outputs)) {
-            Flat in = new Flat(group, bucket, worldSize);
-            Flat out = new Flat(group, bucket, 1);
-            in.copyIn(bucket.pick(inputs), worldSize);
-            out.hold(bucket.pick(outputs));
+            Flat in = new Flat(group, bucket, worldSize, inputs);
+            Flat out = new Flat(group, bucket, 1, outputs);
+            Variant variant = new Variant(REDUCE_SCATTER, bucket.shapes(), in::copyIn);
             parts.add(
-                    out.run(
-                            () -> {
-                                try (in) {
-                                    return group.reduceScatterTensor(
-                                            REDUCE_SCATTER,
-                                            out.buffer,
-                                            in.buffer,
-                                            op,
-                                            bucket.shapes());
-                                }
-                            },
-                            () -> out.copyOut(1)));
+                    run(
+                            () -> group.reduceScatterTensor(variant, out.buffer, in.buffer, op),
+                            in,
+                            out));
         }
         return new CoalescedWork(parts, outputs);
     }
@@ -181,52 +164,73 @@ final class Coalescing {
         return List.copyOf(buckets.values());
     }
 
-    private interface Issue {
-        Work issue();
+    /** Issues an operation; when it has ended, copies the results and frees the buffers. */
+    private static CoalescedWork.Part run(Supplier<Work> operation, Flat in, Flat out) {
+        Work work;
+        try {
+            work = operation.get();
+        } catch (RuntimeException e) {
+            in.close();
+            out.close();
+            throw e;
+        }
+        CompletionStage<Void> end =
+                work.getFuture()
+                        .handle(
+                                (result, failure) -> {
+                                    try (in;
+                                            out) {
+                                        if (failure == null) {
+                                            out.copyOut();
+                                        }
+                                    }
+                                    return null;
+                                });
+        return new CoalescedWork.Part(work, end);
     }
 
     /** One tensor for all of a bucket: {@code copies} rows, in each a part of every tensor. */
     private static final class Flat implements AutoCloseable {
 
         private final Bucket bucket;
+        private final int copies;
         private final NDManager manager;
         private final NDArray buffer;
-        private List<NDArray> results = List.of();
+        private final List<NDArray> tensors; // held, as the caller may close them meanwhile
 
-        Flat(ProcessGroup group, Bucket bucket, int copies) {
+        Flat(ProcessGroup group, Bucket bucket, int copies, List<NDArray> all) {
             this.bucket = bucket;
+            this.copies = copies;
             manager = NDManager.newBaseManager(group.state().backend().device(), "PyTorch");
             buffer = Torch.empty(manager, new Shape(copies, bucket.count), bucket.type);
+            tensors =
+                    bucket.pick(all).stream().map(tensor -> Torch.alias(manager, tensor)).toList();
         }
 
-        /** Keeps the tensors that get the results alive. */
-        void hold(List<NDArray> tensors) {
-            results = tensors.stream().map(tensor -> Torch.alias(manager, tensor)).toList();
+        /** To be called when the operation begins: one before may write the tensors. */
+        void copyIn() {
+            NoGradient.run(() -> copy(true));
         }
 
-        void copyIn(List<NDArray> tensors, int copies) {
-            NoGradient.run(() -> copy(tensors, copies, true));
+        void copyOut() {
+            NoGradient.run(() -> copy(false));
         }
 
-        void copyOut(int copies) {
-            NoGradient.run(() -> copy(results, copies, false));
-        }
-
-        private void copy(List<NDArray> tensors, int copies, boolean in) {
+        private void copy(boolean in) {
             long offset = 0;
             for (NDArray tensor : tensors) {
                 long[] sizes = Torch.sizes(tensor);
                 long count = OperationChecks.count(sizes) / copies;
                 // One tensor's parts: a column of the buffer.
                 try (NDManager scope = manager.newSubManager();
-                        NDArray column = column(scope, offset, copies, count)) {
+                        NDArray column = column(scope, offset, count)) {
                     if (in) {
-                        Torch.copy(column, rows(scope, contiguous(scope, tensor), copies));
+                        Torch.copy(column, rows(scope, contiguous(scope, tensor)));
                     } else if (Torch.isContiguous(tensor)) {
-                        Torch.copy(rows(scope, tensor, copies), column);
+                        Torch.copy(rows(scope, tensor), column);
                     } else {
                         NDArray straight = Torch.empty(scope, new Shape(sizes), bucket.type);
-                        Torch.copy(rows(scope, straight, copies), column);
+                        Torch.copy(rows(scope, straight), column);
                         Torch.copy(tensor, straight);
                     }
                 }
@@ -234,7 +238,7 @@ final class Coalescing {
             }
         }
 
-        private NDArray column(NDManager scope, long offset, int copies, long count) {
+        private NDArray column(NDManager scope, long offset, long count) {
             return Torch.view(
                     scope,
                     memory(buffer),
@@ -253,7 +257,7 @@ final class Coalescing {
             return straight;
         }
 
-        private NDArray rows(NDManager scope, NDArray tensor, int copies) {
+        private NDArray rows(NDManager scope, NDArray tensor) {
             long count = OperationChecks.count(Torch.sizes(tensor)) / copies;
             return Torch.view(scope, memory(tensor), 0, new Shape(copies, count), bucket.type);
         }
@@ -262,31 +266,6 @@ final class Coalescing {
             long bytes = OperationChecks.count(Torch.sizes(tensor)) * bucket.type.itemSize();
             return new NativeMemory(
                     Torch.dataPointer(tensor), bytes, Torch.device(tensor), () -> {});
-        }
-
-        /** Issues the operation; when it has ended, copies the results and frees the buffer. */
-        CoalescedWork.Part run(Issue operation, Runnable copyResults) {
-            Work work;
-            try {
-                work = operation.issue();
-            } catch (RuntimeException e) {
-                close();
-                throw e;
-            }
-            CompletionStage<Void> end =
-                    work.getFuture()
-                            .handle(
-                                    (result, failure) -> {
-                                        try {
-                                            if (failure == null) {
-                                                copyResults.run();
-                                            }
-                                        } finally {
-                                            close();
-                                        }
-                                        return null;
-                                    });
-            return new CoalescedWork.Part(work, end);
         }
 
         @Override

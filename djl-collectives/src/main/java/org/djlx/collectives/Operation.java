@@ -54,6 +54,7 @@ public final class Operation {
     FlightRecorder recorder;
     FlightSlot slot;
     long recordId;
+    private Runnable onStart; // or null
     private CollectiveEvent event; // published by whatever passes the operation between threads
     private String algorithm;
 
@@ -202,11 +203,24 @@ public final class Operation {
         return algorithm;
     }
 
-    /** Reports that the execution begins. To be called by who executes it, at most once. */
+    /** Lets something be done just before the operation reads its tensors. */
+    void onStart(Runnable action) {
+        onStart = action;
+    }
+
+    /**
+     * Reports that the execution begins. To be called by who executes it, once, before it reads any
+     * of the operation's tensors; if that throws, the operation has failed.
+     */
     public void started() {
         long queuedNanos = recorder.started(this);
         if (CollectiveEvent.isWanted()) {
             event = CollectiveEvent.begin(queuedNanos);
+        }
+        if (onStart != null) {
+            Runnable action = onStart;
+            onStart = null;
+            action.run();
         }
     }
 
@@ -217,6 +231,9 @@ public final class Operation {
      * @param failure why it failed, or null if it ended well
      */
     public void ended(Throwable failure) {
+        if (onStart != null && failure == null) {
+            throw new IllegalStateException("the backend did not report the start of " + this);
+        }
         if (event == null && CollectiveEvent.isWanted()) {
             event = CollectiveEvent.begin(0); // It was never started; its event has no duration.
         }

@@ -45,6 +45,8 @@ import org.djlx.nativeops.Torch;
  */
 public final class ProcessGroup implements AutoCloseable {
 
+    private static final Variant PLAIN_ALL_REDUCE = new Variant(OpType.ALL_REDUCE);
+
     private final GroupState state;
     private final Backend backend;
     private final OperationChecks checks;
@@ -182,15 +184,38 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allReduce(NDArray tensor, ReduceOp op) {
-        return allReduce(OpType.ALL_REDUCE, tensor, op, 0);
+        return allReduce(PLAIN_ALL_REDUCE, tensor, op);
     }
 
-    /** All-reduces under another name, with a number on which all ranks must agree. */
-    Work allReduce(OpType name, NDArray tensor, ReduceOp op, int index) {
+    /**
+     * What is special about an operation that another is made of.
+     *
+     * @param type its name
+     * @param index a number on which all ranks must agree
+     * @param onStart what to do when it begins, or null
+     */
+    record Variant(OpType type, int index, Runnable onStart) {
+
+        Variant(OpType type) {
+            this(type, 0, null);
+        }
+
+        private Operation of(Operation operation) {
+            operation.onStart(onStart);
+            return operation;
+        }
+    }
+
+    Work allReduce(Variant variant, NDArray tensor, ReduceOp op) {
         state.checkUsable();
         TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
         checks.written(OpType.ALL_REDUCE, "tensor", info);
-        return issue(name, info, op, index, operation -> backend.allReduce(operation, tensor, op));
+        return issue(
+                variant.type(),
+                info,
+                op,
+                variant.index(),
+                operation -> backend.allReduce(variant.of(operation), tensor, op));
     }
 
     /**
@@ -269,7 +294,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allGatherIntoTensor(NDArray output, NDArray input) {
-        return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, output, input, 0);
+        return allGatherIntoTensor(new Variant(OpType.ALL_GATHER_INTO_TENSOR), output, input);
     }
 
     /**
@@ -292,15 +317,14 @@ public final class ProcessGroup implements AutoCloseable {
         return in;
     }
 
-    /** All-gathers under another name, with a number on which all ranks must agree. */
-    Work allGatherIntoTensor(OpType name, NDArray output, NDArray input, int index) {
+    Work allGatherIntoTensor(Variant variant, NDArray output, NDArray input) {
         TensorInfo in = checkAllGather(output, input);
         return issue(
-                name,
+                variant.type(),
                 in,
                 null,
-                index,
-                operation -> backend.allGather(operation, List.of(output), input));
+                variant.index(),
+                operation -> backend.allGather(variant.of(operation), List.of(output), input));
     }
 
     /**
@@ -390,7 +414,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
-        return reduceScatterTensor(OpType.REDUCE_SCATTER_TENSOR, output, input, op, 0);
+        return reduceScatterTensor(new Variant(OpType.REDUCE_SCATTER_TENSOR), output, input, op);
     }
 
     /**
@@ -414,15 +438,15 @@ public final class ProcessGroup implements AutoCloseable {
         return out;
     }
 
-    /** Reduce-scatters under another name, with a number on which all ranks must agree. */
-    Work reduceScatterTensor(OpType name, NDArray output, NDArray input, ReduceOp op, int index) {
+    Work reduceScatterTensor(Variant variant, NDArray output, NDArray input, ReduceOp op) {
         TensorInfo out = checkReduceScatter(output, input, op);
         return issue(
-                name,
+                variant.type(),
                 out,
                 op,
-                index,
-                operation -> backend.reduceScatter(operation, output, List.of(input), op));
+                variant.index(),
+                operation ->
+                        backend.reduceScatter(variant.of(operation), output, List.of(input), op));
     }
 
     /**

@@ -15,6 +15,7 @@ import java.util.Objects;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.Supplier;
 import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -26,8 +27,8 @@ import org.djlx.nativeops.Torch;
  */
 final class SubGroups {
 
-    private static final OpType NEW_GROUP = new OpType("newGroup");
-    private static final OpType SPLIT = new OpType("split");
+    private static final Variant NEW_GROUP = new Variant(new OpType("newGroup"));
+    private static final Variant SPLIT = new Variant(new OpType("split"));
     private static final int MAX_NAME = 200;
 
     private SubGroups() {}
@@ -113,7 +114,7 @@ final class SubGroups {
                             manager,
                             new Shape((long) parent.worldSize() * call.length),
                             ScalarType.INT8);
-            parent.allGatherIntoTensor(NEW_GROUP, calls, manager.create(call), 0).await();
+            parent.allGatherIntoTensor(NEW_GROUP, calls, manager.create(call)).await();
             return calls.toByteArray();
         }
     }
@@ -128,7 +129,7 @@ final class SubGroups {
         try (NDManager manager = manager(parent)) {
             NDArray all = Torch.empty(manager, new Shape(parent.worldSize(), 2), ScalarType.INT32);
             NDArray own = manager.create(new int[] {color, key});
-            parent.allGatherIntoTensor(SPLIT, all, own, 0).await();
+            parent.allGatherIntoTensor(SPLIT, all, own).await();
             calls = all.toIntArray();
         }
         int number = parent.state().nextSubGroup();

@@ -38,6 +38,7 @@ final class WorkCases {
         Map<String, Case> cases = new LinkedHashMap<>();
         cases.put("barrier", WorkCases::barrier);
         cases.put("severalUnderWay", WorkCases::severalUnderWay);
+        cases.put("oneAfterTheOther", WorkCases::oneAfterTheOther);
         cases.put("work", WorkCases::work);
         cases.put("closedWhileUnderWay", WorkCases::closedWhileUnderWay);
         cases.put("gradients", WorkCases::gradients);
@@ -103,6 +104,43 @@ final class WorkCases {
             assertTrue(works.get(i).isSuccess());
             double[][] inputs = inputs(group, manager, ScalarType.FLOAT32, new Shape(997), i);
             assertReduced(inputs, 0, tensors.get(i), ReduceOp.SUM, ScalarType.FLOAT32);
+        }
+    }
+
+    /** An operation on what the one before writes, in all forms; nobody waits in between. */
+    private static void oneAfterTheOther(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        for (boolean strided : new boolean[] {false, true}) {
+            for (int round = 0; round < 20; round++) {
+                NDArray whole = manager.ones(new Shape(40 * n, 30));
+                NDArray tensor = strided ? whole.transpose() : whole;
+                NDArray part = manager.zeros(new Shape(40 * 30));
+                NDArray gathered = manager.zeros(new Shape(40L * n, 30));
+                NDArray pieces = manager.zeros(new Shape(40 * 30));
+                group.allReduce(tensor, ReduceOp.SUM);
+                group.allReduce(tensor, ReduceOp.SUM);
+                group.allReduceCoalesced(List.of(tensor, part), ReduceOp.SUM);
+                group.reduceScatterTensor(part, tensor, ReduceOp.SUM);
+                group.reduceScatterCoalesced(List.of(pieces), List.of(tensor), ReduceOp.SUM);
+                group.allGatherIntoTensor(gathered, part);
+                group.broadcast(tensor, 0);
+                Work last = group.allGatherCoalesced(List.of(tensor), List.of(pieces));
+                last.await(group.timeout());
+                double expected = Math.pow(n, 4);
+                assertAll(expected, part);
+                assertAll(expected, pieces);
+                assertAll(expected, gathered);
+                assertAll(expected, tensor);
+                for (NDArray array : List.of(tensor, whole, part, gathered, pieces)) {
+                    array.close();
+                }
+            }
+        }
+    }
+
+    private static void assertAll(double expected, NDArray tensor) {
+        for (double value : TestArrays.values(tensor)) {
+            assertEquals(expected, value);
         }
     }
 

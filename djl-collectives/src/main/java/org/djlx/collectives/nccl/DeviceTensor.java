@@ -15,8 +15,8 @@ import org.djlx.nativeops.Torch;
 /**
  * The elements of a tensor as one run of GPU memory, from when an operation is issued until it has
  * ended. It keeps the tensor's storage alive even if the array is closed meanwhile: DJL would give
- * the memory to the next array of the current stream. A tensor that is not contiguous is copied, on
- * the current stream.
+ * the memory to the next array of the current stream. A tensor that is not contiguous is copied by
+ * {@link #load}, in its turn: an operation before may write the tensor.
  */
 final class DeviceTensor implements AutoCloseable {
 
@@ -24,8 +24,10 @@ final class DeviceTensor implements AutoCloseable {
     private final NDArray contiguous;
     private final TensorInfo info;
     private final long address;
+    private final boolean input;
 
     private DeviceTensor(NDManager manager, NDArray tensor, boolean input) {
+        this.input = input;
         original = Torch.alias(manager, tensor);
         info = Torch.info(original);
         if (info.isContiguous()) {
@@ -34,9 +36,6 @@ final class DeviceTensor implements AutoCloseable {
         } else {
             contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
             address = Torch.dataPointer(contiguous);
-            if (input) {
-                copy(contiguous, original);
-            }
         }
     }
 
@@ -69,6 +68,13 @@ final class DeviceTensor implements AutoCloseable {
     /** Tells whether the memory is a copy's, as the tensor is not contiguous. */
     boolean isStaged() {
         return contiguous != original;
+    }
+
+    /** Brings an input's elements into the copy, on the current stream. */
+    void load() {
+        if (input) {
+            copy(contiguous, original);
+        }
     }
 
     /** Brings what was written into the copy to the tensor, on the current stream. */

@@ -7,6 +7,7 @@ package org.djlx.collectives.nccl;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.List;
+import java.util.function.Consumer;
 import org.djlx.collectives.gpu.CurrentStreams;
 import org.djlx.collectives.gpu.EventPool;
 import org.djlx.nativeops.CudaDevice;
@@ -68,13 +69,23 @@ final class GpuResources implements AutoCloseable {
                 : CudaStream.create(cuda);
     }
 
+    /** Copies inputs that are not contiguous, before the operation. */
+    void load(List<DeviceTensor> tensors, CudaStream stream) {
+        copy(tensors, DeviceTensor::load, stream);
+    }
+
     /** Brings results into tensors that are not contiguous, behind the operation. */
     void flush(List<DeviceTensor> tensors, CudaStream stream) {
+        copy(tensors, DeviceTensor::flush, stream);
+    }
+
+    private void copy(
+            List<DeviceTensor> tensors, Consumer<DeviceTensor> copier, CudaStream stream) {
         for (DeviceTensor tensor : tensors) {
             if (tensor.isStaged()) {
                 CudaStreamGuard guard = Torch.cudaStreamGuard(device, stream.handle());
                 try {
-                    tensor.flush();
+                    copier.accept(tensor);
                 } finally {
                     guard.close();
                 }

@@ -90,6 +90,8 @@ final class NcclWork extends GpuWork {
         stream.waitEvent(before);
         lane.resources().events().give(before);
         operation().started();
+        lane.resources().load(call.in(), stream);
+        lane.resources().load(call.out(), stream);
         call.body().enqueue(nccl, stream);
     }
 

@@ -16,8 +16,9 @@ import org.djlx.nativeops.Torch;
 
 /**
  * The elements of a tensor as one run of host memory, from when an operation is issued until it has
- * ended. It keeps the tensor's storage alive even if the array is closed meanwhile; a tensor that
- * is not contiguous is copied.
+ * ended. It keeps the tensor's storage alive even if the array is closed meanwhile. A tensor that
+ * is not contiguous is copied by {@link #load}: when the operation runs, as one before it may write
+ * the tensor.
  */
 final class HostTensor implements AutoCloseable {
 
@@ -29,6 +30,7 @@ final class HostTensor implements AutoCloseable {
     private final NDArray strided;
     private final NDArray copy;
     private final long address;
+    private final boolean input;
 
     private HostTensor(NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
         this.info = info;
@@ -41,10 +43,8 @@ final class HostTensor implements AutoCloseable {
             copy = Torch.empty(manager, new Shape(info.sizes()), info.type());
             address = Torch.dataPointer(copy);
             strided = Torch.alias(manager, tensor);
-            if (input) {
-                copy(copy, strided);
-            }
         }
+        this.input = input;
         original = new TensorHold(tensor);
         OPEN.increment();
     }
@@ -82,6 +82,13 @@ final class HostTensor implements AutoCloseable {
 
     long byteSize() {
         return info.byteSize();
+    }
+
+    /** Makes the elements of an input be at {@link #address}; to be called before they are read. */
+    void load() {
+        if (input && copy != null) {
+            copy(copy, strided);
+        }
     }
 
     /** Brings what was written into the tensor, if it is not there yet. */

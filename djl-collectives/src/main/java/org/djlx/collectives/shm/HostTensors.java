@@ -37,6 +37,11 @@ final class HostTensors implements AutoCloseable {
         return tensors.stream().map(tensor -> output(tensor, Torch.info(tensor))).toList();
     }
 
+    /** See {@link HostTensor#load}. */
+    void load() {
+        open.forEach(HostTensor::load);
+    }
+
     private HostTensor add(HostTensor tensor) {
         open.add(tensor);
         return tensor;

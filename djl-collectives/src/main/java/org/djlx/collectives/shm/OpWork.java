@@ -30,7 +30,6 @@ final class OpWork extends PendingWork {
 
     /** Runs the operation; called by the queue, once. */
     void run() {
-        operation().started();
         try {
             body.run();
             end(null);

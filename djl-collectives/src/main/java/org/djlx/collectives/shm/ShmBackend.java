@@ -168,6 +168,7 @@ final class ShmBackend extends Backend {
         return submit(
                 operation,
                 () -> {
+                    host.load();
                     reductions.allReduce(operation, host, op);
                     host.flush();
                 },
@@ -181,6 +182,7 @@ final class ShmBackend extends Backend {
         return submit(
                 operation,
                 () -> {
+                    host.load();
                     reductions.reduce(operation, host, root, op);
                     if (rank == root) {
                         host.flush();
@@ -199,6 +201,7 @@ final class ShmBackend extends Backend {
         return submit(
                 operation,
                 () -> {
+                    host.load();
                     moves.broadcast(operation, host, root);
                     if (rank != root) {
                         host.flush();
@@ -321,6 +324,7 @@ final class ShmBackend extends Backend {
                 sends
                         ? HostTensor.input(manager, tensor, operation.tensor())
                         : HostTensor.output(manager, tensor, operation.tensor());
+        host.load(); // Messages have no order with the operations before.
         Transfer transfer =
                 new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
         messages.submit(transfer);
@@ -383,14 +387,24 @@ final class ShmBackend extends Backend {
     private Work submit(
             Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
         HostTensors tensors = new HostTensors(manager);
-        Runnable body;
+        Runnable body = opened(tensors, opener);
+        return submit(
+                operation,
+                () -> {
+                    tensors.load();
+                    body.run();
+                },
+                tensors::close,
+                result);
+    }
+
+    private static Runnable opened(HostTensors tensors, Function<HostTensors, Runnable> opener) {
         try {
-            body = opener.apply(tensors);
+            return opener.apply(tensors);
         } catch (RuntimeException | Error e) {
             tensors.close();
             throw e;
         }
-        return submit(operation, body, tensors::close, result);
     }
 
     private Work submit(
@@ -400,6 +414,7 @@ final class ShmBackend extends Backend {
 
     private void run(Operation operation, Runnable body) {
         try {
+            operation.started();
             body.run();
         } catch (CollectiveMismatchException e) {
             throw e; // All ranks throw it at the same point and can go on together.
