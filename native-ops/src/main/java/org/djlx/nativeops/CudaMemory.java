@@ -8,6 +8,7 @@ import ai.djl.Device;
 import java.util.function.IntSupplier;
 import org.bytedeco.cuda.cudart.CUipcMemHandle_v1;
 import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.IntPointer;
 import org.bytedeco.javacpp.Pointer;
 import org.bytedeco.javacpp.PointerPointer;
 import org.bytedeco.javacpp.SizeTPointer;
@@ -156,6 +157,35 @@ public final class CudaMemory {
                                     address, copy, cudart.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
                     "cuIpcCloseMemHandle",
                     () -> cudart.cuIpcCloseMemHandle(address[0]));
+        }
+    }
+
+    /**
+     * Returns the GPU on which memory lies, as this process counts GPUs; for memory of another
+     * process, which {@link #openHandle} says is its user's.
+     *
+     * @param device a GPU that can use the memory
+     * @param memory the memory
+     * @return the GPU
+     */
+    public static Device owner(CudaDevice device, NativeMemory memory) {
+        return Owner.of(device, memory);
+    }
+
+    /** A class of its own: the JVM loads what it needs of the presets to verify it. */
+    private static final class Owner {
+
+        static Device of(CudaDevice device, NativeMemory memory) {
+            try (IntPointer ordinal = new IntPointer(1)) {
+                device.call(
+                        "cuPointerGetAttribute",
+                        () ->
+                                cudart.cuPointerGetAttribute(
+                                        ordinal,
+                                        cudart.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                        memory.address()));
+                return Device.gpu(ordinal.get());
+            }
         }
     }
 

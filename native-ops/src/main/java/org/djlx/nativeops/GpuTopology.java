@@ -145,8 +145,20 @@ public final class GpuTopology {
      * @throws CudaException if NVML fails, or does not know one of the GPUs
      */
     public static GpuTopology query(List<CudaDevice> devices) {
+        return queryBus(devices.stream().map(CudaDevice::pciBusId).toList());
+    }
+
+    /**
+     * Asks NVML how GPUs of this host are linked, also such as this process cannot use.
+     *
+     * @param busIds where the GPUs are on the PCI bus, as {@link CudaDevice#pciBusId}, in the order
+     *     of the matrix
+     * @return the topology
+     * @throws UnsatisfiedLinkError if there is no NVML
+     * @throws CudaException if NVML fails, or does not know one of the GPUs
+     */
+    public static GpuTopology queryBus(List<String> busIds) {
         NativeLibrary.NVML.ensureAvailability();
-        List<String> busIds = devices.stream().map(CudaDevice::pciBusId).toList();
         return new GpuTopology(NvmlLinks.query(busIds));
     }
 

@@ -15,8 +15,10 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.HexFormat;
 import java.util.List;
 import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.shm.Liveness;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaMemory;
 import org.djlx.nativeops.CudaStream;
@@ -28,14 +30,14 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Memory of each rank's GPU that the GPUs of all ranks can address. The ranks are threads of one
- * JVM: its GPUs have one address space, and peer access is all it takes.
+ * Memory of each rank's GPU that the GPUs of all ranks can address: by peer access within a JVM,
+ * whose GPUs have one address space, and by CUDA IPC between processes.
  */
 final class P2pRegion implements AutoCloseable {
 
     private static final Logger logger = LoggerFactory.getLogger(P2pRegion.class);
     private static final Gson GSON = new Gson();
-    private static final String RETIRED_KEY = "p2p-retired";
+    private static final String RETIRED_KEY = "p2p-retired-";
     private static final List<P2pRegion> RETIRED = new ArrayList<>();
 
     private final RegionLayout layout;
@@ -43,8 +45,9 @@ final class P2pRegion implements AutoCloseable {
     private final int rank;
     private final NativeMemory own;
     private final List<NativeMemory> regions = new ArrayList<>(); // of each rank, as seen from here
-    private final List<Integer> ordinals = new ArrayList<>(); // the ranks' GPUs, in CUDA's order
+    private final List<String> buses = new ArrayList<>(); // where the ranks' GPUs are
     private final List<CudaDevice> peers = new ArrayList<>();
+    private List<Card> cards;
     private GroupContext context; // once it is retired
 
     private P2pRegion(RegionLayout layout, CudaDevice device, int rank) {
@@ -59,10 +62,12 @@ final class P2pRegion implements AutoCloseable {
         String problem;
         String host;
         long pid;
+        long startTime;
         int ordinal;
         String bus;
         long address;
         long byteSize;
+        String handle;
     }
 
     /** A region, or why there is none: the same answer on all ranks. */
@@ -133,9 +138,6 @@ final class P2pRegion implements AutoCloseable {
             if (!card.host.equals(cards.get(0).host)) {
                 return "rank 0 and rank " + rank + " are on different hosts";
             }
-            if (card.pid != cards.get(0).pid) {
-                return "rank 0 and rank " + rank + " are in different processes";
-            }
             if (card.byteSize != cards.get(0).byteSize) {
                 return "rank 0 and rank " + rank + " have different options";
             }
@@ -188,28 +190,58 @@ final class P2pRegion implements AutoCloseable {
             throw new EngineException("cannot tell which host this is", e);
         }
         card.pid = ProcessHandle.current().pid();
+        card.startTime = Liveness.startTime(card.pid);
         card.ordinal = device.device().getDeviceId();
         card.bus = device.pciBusId();
         card.address = own.address();
         card.byteSize = own.byteSize();
+        card.handle = HexFormat.of().formatHex(CudaMemory.exportHandle(device, own));
     }
 
-    private void open(List<Card> cards) {
+    private void open(List<Card> all) {
+        cards = all;
         for (int peer = 0; peer < cards.size(); peer++) {
             Card card = cards.get(peer);
-            ordinals.add(card.ordinal);
+            buses.add(card.bus);
             if (peer == rank) {
                 regions.add(own);
-                continue;
+            } else if (card.pid == ProcessHandle.current().pid()) {
+                regions.add(openHere(card));
+            } else {
+                regions.add(openThere(card));
             }
-            CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
-            peers.add(other);
-            if (!device.canAccessPeer(other)) {
-                throw new EngineException(device + " cannot access " + other);
+        }
+    }
+
+    private NativeMemory openHere(Card card) {
+        CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
+        peers.add(other);
+        if (!device.canAccessPeer(other)) {
+            throw new EngineException(device + " cannot access " + other);
+        }
+        device.enablePeerAccess(other);
+        // libtorch wants to know on which GPU the memory is.
+        return new NativeMemory(card.address, card.byteSize, other.device(), () -> {});
+    }
+
+    private NativeMemory openThere(Card card) {
+        byte[] handle = HexFormat.of().parseHex(card.handle);
+        NativeMemory opened = CudaMemory.openHandle(device, handle, card.byteSize);
+        boolean done = false;
+        try {
+            Device owner = CudaMemory.owner(device, opened);
+            NativeMemory memory =
+                    new NativeMemory(opened.address(), card.byteSize, owner, opened::close);
+            // libtorch must agree; if not, it says so here and not in the middle of an operation.
+            try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
+                Torch.view(manager, memory, 0, new Shape(1), ScalarType.INT32);
             }
-            device.enablePeerAccess(other);
-            // libtorch wants to know on which GPU the memory is.
-            regions.add(new NativeMemory(card.address, card.byteSize, other.device(), () -> {}));
+            done = true;
+            return memory;
+        } finally {
+            if (!done) {
+                opened.close();
+            }
         }
     }
 
@@ -245,14 +277,10 @@ final class P2pRegion implements AutoCloseable {
     GpuTopology.Kind topology(GroupContext context) {
         GpuTopology.Kind kind = GpuTopology.Kind.OTHER;
         if (rank == 0) {
-            List<CudaDevice> devices = new ArrayList<>();
             try {
-                ordinals.forEach(ordinal -> devices.add(CudaDevice.open(Device.gpu(ordinal))));
-                kind = GpuTopology.query(devices).kind();
+                kind = GpuTopology.queryBus(buses).kind();
             } catch (RuntimeException | LinkageError e) {
                 logger.warn("cannot tell how the GPUs are linked; all-reduce uses NCCL", e);
-            } finally {
-                devices.forEach(CudaDevice::close);
             }
         }
         List<byte[]> kinds = context.exchange("p2p-topology", bytes(kind.name()));
@@ -278,15 +306,15 @@ final class P2pRegion implements AutoCloseable {
 
     /**
      * Gives the region up. Another rank may still write into it, and would break its CUDA context
-     * if the memory were gone: it is freed when all ranks have given theirs up; at the latest, with
-     * the process.
+     * if the memory were gone: it is freed when all ranks have given theirs up, or have died; at
+     * the latest, with the process.
      */
     void retire(GroupContext context) {
         this.context = context;
         synchronized (RETIRED) {
             RETIRED.add(this);
             try {
-                context.store().add(RETIRED_KEY, 1);
+                context.store().set(RETIRED_KEY + rank, new byte[0]);
             } catch (RuntimeException e) {
                 logger.debug("the memory of group '{}' stays until the exit", context.name(), e);
             }
@@ -309,9 +337,19 @@ final class P2pRegion implements AutoCloseable {
 
     private boolean isUnused() {
         try {
-            return context.store().add(RETIRED_KEY, 0) >= context.worldSize();
+            for (int peer = 0; peer < cards.size(); peer++) {
+                Card card = cards.get(peer);
+                boolean done =
+                        peer == rank
+                                || !Liveness.isAlive(card.pid, card.startTime)
+                                || context.store().check(List.of(RETIRED_KEY + peer));
+                if (!done) {
+                    return false;
+                }
+            }
+            return true;
         } catch (RuntimeException e) {
-            return false;
+            return false; // The store is gone, perhaps.
         }
     }
 

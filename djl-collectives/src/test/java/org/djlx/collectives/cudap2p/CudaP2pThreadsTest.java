@@ -40,9 +40,6 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(300)
 class CudaP2pThreadsTest {
 
-    private static final List<ScalarType> TYPES =
-            List.of(ScalarType.FLOAT32, ScalarType.FLOAT16, ScalarType.BFLOAT16);
-
     private static int worldSize;
 
     @BeforeAll
@@ -71,62 +68,9 @@ class CudaP2pThreadsTest {
         }
     }
 
-    /** What rank r contributes, made on this rank's GPU. */
-    private static NDArray input(
-            NDManager manager, ScalarType type, long count, int rank, long salt) {
-        return TestArrays.random(manager, type, new Shape(count), 7919 * salt + rank);
-    }
-
-    /** The result to the bit: rank order, float32, one rounding; computed by libtorch. */
-    private static double[] expected(
-            NDManager manager, ScalarType type, long count, long salt, ReduceOp op, int begin) {
-        List<NDArray> parts = new ArrayList<>();
-        for (int rank = 0; rank < worldSize; rank++) {
-            parts.add(input(manager, type, count + begin, rank, salt).get(begin + ":"));
-        }
-        NDArray result = Torch.empty(manager, new Shape(count), type);
-        Reductions.reduce(result, parts, op);
-        return TestArrays.values(result);
-    }
-
-    private static void check(
-            ProcessGroup group,
-            NDManager manager,
-            ScalarType type,
-            long count,
-            long salt,
-            ReduceOp op,
-            int begin) {
-        try (NDManager scope = manager.newSubManager()) {
-            NDArray whole = input(scope, type, count + begin, group.rank(), salt);
-            NDArray tensor = begin == 0 ? whole : whole.get(begin + ":");
-            group.allReduce(tensor, op).await();
-            assertArrayEquals(
-                    expected(scope, type, count, salt, op, begin),
-                    TestArrays.values(tensor),
-                    () -> type + " " + count + " " + op + " from " + begin);
-        }
-    }
-
     @Test
     void allReduceHasTheBitsOfRankOrder() {
-        run(
-                CudaP2pOptions.builder(),
-                (group, manager) -> {
-                    long salt = 0;
-                    for (ScalarType type : TYPES) {
-                        // One-shot and two-shot, ends of packs, and every alignment.
-                        for (long count : new long[] {1, 7, 8, 9, 1000, 65_537, 200_003}) {
-                            for (int begin : new int[] {0, 1, 3}) {
-                                ReduceOp op = ++salt % 2 == 0 ? ReduceOp.SUM : ReduceOp.AVG;
-                                check(group, manager, type, count, salt, op, begin);
-                            }
-                        }
-                    }
-                    String dump = group.flightRecorder().dump().toJson();
-                    assertTrue(dump.contains("one_shot"), dump);
-                    assertTrue(dump.contains("two_shot"), dump);
-                });
+        run(CudaP2pOptions.builder(), AllReduceCases::check);
     }
 
     @Test
@@ -177,14 +121,16 @@ class CudaP2pThreadsTest {
         run(
                 CudaP2pOptions.builder().optTopology(GpuTopology.Kind.HYBRID_CUBE_MESH),
                 (group, manager) -> {
-                    for (ScalarType type : TYPES) {
+                    for (ScalarType type : AllReduceCases.TYPES) {
                         for (long count : new long[] {1, 1000, 65_000}) {
-                            NDArray tensor = input(manager, type, count, group.rank(), count);
+                            NDArray tensor =
+                                    AllReduceCases.input(manager, type, count, group.rank(), count);
                             List<NDArray> parts = new ArrayList<>();
                             for (int rank = 0; rank < 8; rank++) {
                                 parts.add(
                                         Torch.cast(
-                                                input(manager, type, count, rank, count),
+                                                AllReduceCases.input(
+                                                        manager, type, count, rank, count),
                                                 ScalarType.FLOAT32));
                             }
                             // The lower four, the upper four, then both, in float32.

@@ -44,41 +44,33 @@ class NcclProcessesTest {
         runOnTwoHosts("nccl", logs);
     }
 
-    /** Between processes it is NCCL alone, and says so. */
     @Test
     void contractOfCudaP2pOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
         GpuTests.require(2, NativeLibrary.NVRTC); // Sub-groups of one rank compile kernels.
-        String output = runOnTwoHosts("cuda_p2p", logs);
-        assertTrue(output.contains("are in different processes"), output);
+        runOnTwoHosts("cuda_p2p", logs);
     }
 
-    /**
-     * NCCL takes the halves of the GPUs for two hosts, which reach each other by sockets. Returns
-     * what rank 0 printed.
-     */
-    private static String runOnTwoHosts(String backend, Path logs)
+    /** NCCL takes the halves of the GPUs for two hosts, which reach each other by sockets. */
+    private static void runOnTwoHosts(String backend, Path logs)
             throws InterruptedException, IOException {
         int half = (CudaDevice.count() + 1) / 2;
-        String output =
-                run(
-                        rank -> {
-                            Map<String, String> environment = new HashMap<>();
-                            environment.put("NCCL_HOSTID", "host-" + rank / half);
-                            environment.put("NCCL_SOCKET_IFNAME", "lo");
-                            environment.put("NCCL_IB_DISABLE", "1");
-                            environment.put("NCCL_DEBUG", "INFO");
-                            environment.put(
-                                    "NCCL_DEBUG_FILE", logs.resolve("rank-" + rank).toString());
-                            return environment;
-                        },
-                        backend,
-                        "eager");
+        run(
+                rank -> {
+                    Map<String, String> environment = new HashMap<>();
+                    environment.put("NCCL_HOSTID", "host-" + rank / half);
+                    environment.put("NCCL_SOCKET_IFNAME", "lo");
+                    environment.put("NCCL_IB_DISABLE", "1");
+                    environment.put("NCCL_DEBUG", "INFO");
+                    environment.put("NCCL_DEBUG_FILE", logs.resolve("rank-" + rank).toString());
+                    return environment;
+                },
+                backend,
+                "eager");
         String log = Files.readString(logs.resolve("rank-0"));
         assertTrue(log.contains("via NET/Socket"), log);
-        return output;
     }
 
-    private static String run(
+    private static void run(
             IntFunction<Map<String, String>> environment, String backend, String mode)
             throws InterruptedException {
         int worldSize = CudaDevice.count();
@@ -94,7 +86,6 @@ class NcclProcessesTest {
                     assertTrue(output.contains("passed " + name + "\n"), output);
                 }
             }
-            return ranks.output(0);
         }
     }
 }

@@ -1,0 +1,40 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.cudap2p;
+
+import org.djlx.collectives.GpuTests;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.RepeatedTest;
+import org.junit.jupiter.api.RepetitionInfo;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+
+/** The process of a rank is killed; the others fail in time, and a new group of them works. */
+@Tag("gpu")
+@Timeout(200)
+class CudaP2pFailureTest {
+
+    private static int worldSize;
+
+    @BeforeAll
+    static void requireGpus() {
+        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        worldSize = Math.min(8, CudaDevice.count());
+    }
+
+    @RepeatedTest(10)
+    void duringAnAllReduce(RepetitionInfo repetition) throws InterruptedException {
+        Survivors.check(
+                worldSize, repetition.getCurrentRepetition(), CudaP2pVictimMain.class, "during");
+    }
+
+    @RepeatedTest(10)
+    void betweenCalls(RepetitionInfo repetition) throws InterruptedException {
+        Survivors.check(
+                worldSize, repetition.getCurrentRepetition(), CudaP2pVictimMain.class, "between");
+    }
+}

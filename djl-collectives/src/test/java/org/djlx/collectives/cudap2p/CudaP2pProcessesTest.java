@@ -1,0 +1,56 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.Collections;
+import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.RankProcesses;
+import org.djlx.collectives.nccl.NcclContractMain;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Backend {@code cuda_p2p} on all GPUs of the machine, with ranks that are processes. */
+@Tag("gpu")
+@Timeout(300)
+class CudaP2pProcessesTest {
+
+    private static int worldSize;
+
+    @BeforeAll
+    static void requireGpus() {
+        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        worldSize = Math.min(8, CudaDevice.count());
+    }
+
+    @Test
+    void allReduceHasTheBitsOfRankOrder() throws InterruptedException {
+        run(CudaP2pRankMain.class);
+    }
+
+    @Test
+    void contract() throws InterruptedException {
+        run(NcclContractMain.class, "cuda_p2p", "lazy");
+    }
+
+    private static void run(Class<?> main, String... arguments) throws InterruptedException {
+        try (RankProcesses ranks = new RankProcesses(worldSize, main, arguments)) {
+            assertEquals(
+                    Collections.nCopies(worldSize, 0),
+                    ranks.await(),
+                    () -> ranks.output(0) + ranks.output(1));
+            for (int rank = 0; rank < worldSize; rank++) {
+                String output = ranks.output(rank);
+                assertTrue(output.contains("passed "), output);
+            }
+        }
+    }
+}

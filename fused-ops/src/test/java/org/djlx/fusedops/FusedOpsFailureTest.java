@@ -1,0 +1,34 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.cudap2p.Survivors;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.RepeatedTest;
+import org.junit.jupiter.api.RepetitionInfo;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+
+/** The process of a rank is killed while fused operators are under way. */
+@Tag("gpu")
+@Timeout(200)
+class FusedOpsFailureTest {
+
+    private static int worldSize;
+
+    @BeforeAll
+    static void requireGpus() {
+        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        worldSize = Math.min(8, CudaDevice.count());
+    }
+
+    @RepeatedTest(10)
+    void duringAFusedOperator(RepetitionInfo repetition) throws InterruptedException {
+        Survivors.check(worldSize, repetition.getCurrentRepetition(), FusedVictimMain.class);
+    }
+}
