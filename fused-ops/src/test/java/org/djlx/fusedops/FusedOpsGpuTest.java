@@ -6,6 +6,7 @@ package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
@@ -20,6 +21,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.cudap2p.CudaP2pOptions;
+import org.djlx.collectives.cudap2p.Replays;
 import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
@@ -83,6 +85,33 @@ class FusedOpsGpuTest {
                                     c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
                                     c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
                                 }));
+    }
+
+    /** With B of ones, the product of a row is its sum. */
+    @Test
+    void graphs() {
+        int k = 64;
+        run(
+                8 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray b = manager.ones(new Shape(k, 32));
+                        Replays.check(
+                                group,
+                                new Shape(16, k),
+                                a ->
+                                        FusedOps.allGatherMatmul(a, List.of(b), 0, group, false)
+                                                .outputs()
+                                                .get(0)
+                                                .get(":16"),
+                                (value, ranks) -> k * value);
+                        Replays.check(
+                                group,
+                                new Shape(16L * worldSize, k),
+                                a -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group),
+                                (value, ranks) -> k * (ranks * value + ranks * (ranks - 1) / 2.0));
+                    }
+                });
     }
 
     @Test

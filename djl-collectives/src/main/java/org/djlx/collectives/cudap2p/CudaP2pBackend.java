@@ -21,6 +21,7 @@ import org.djlx.collectives.cudap2p.P2pAllReduce.Algorithm;
 import org.djlx.collectives.nccl.NcclBackend;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.KernelCache;
 import org.djlx.nativeops.KernelCompiler;
@@ -196,8 +197,19 @@ final class CudaP2pBackend extends Backend {
         if (buffers == null) {
             return super.execute(operation, body);
         }
-        buffers.nextEpoch();
-        return line.run(operation, stream -> body.run(), List.of());
+        return line.run(operation, stream -> execute(operation, stream, body), List.of());
+    }
+
+    private void execute(Operation operation, CudaStream stream, Runnable body) {
+        if (stream.isCapturing()) {
+            // The barrier is a kernel that waits for those of the other ranks.
+            hosts.agree(operation);
+            Runnable barrier = () -> allReduce.barrier(stream, operation.timeout());
+            buffers.capture(stream, barrier, body);
+        } else {
+            buffers.nextEpoch();
+            body.run();
+        }
     }
 
     @Override

@@ -35,6 +35,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
     private final int rank;
     private int epoch;
     private int barriers;
+    private Runnable capturedBarrier; // what a barrier is in a graph; null if none is recorded
 
     CudaP2pBuffers(
             P2pRegion region,
@@ -86,7 +87,40 @@ public final class CudaP2pBuffers extends P2pBuffers {
 
     @Override
     public int epoch(Operation operation) {
-        return epoch;
+        return isCapturing() ? 1 : epoch;
+    }
+
+    /**
+     * Tells whether the operation under way goes into a CUDA graph.
+     *
+     * @return whether it does
+     */
+    public boolean isCapturing() {
+        return capturedBarrier != null;
+    }
+
+    /**
+     * Records an operation. What a graph replays has the same numbers each time: its signals are on
+     * a channel of their own, raised to 1 and lowered when all have come, and barriers before it
+     * and behind it keep it apart from everything else that uses the buffers.
+     *
+     * @param stream the stream that is recorded
+     * @param barrier enqueues a barrier that can be replayed
+     * @param body the operation
+     */
+    void capture(CudaStream stream, Runnable barrier, Runnable body) {
+        capturedBarrier = barrier;
+        try {
+            barrier.run();
+            body.run();
+            for (int peer = 0; peer < region.ranks(); peer++) {
+                long word = region.layout().signal(RegionLayout.CAPTURED, peer);
+                stream.writeValue32(region.address(rank) + word, 0);
+            }
+            barrier.run();
+        } finally {
+            capturedBarrier = null;
+        }
     }
 
     void nextEpoch() {
@@ -110,7 +144,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
     public void putSignal(CudaStream stream, int peer, int channel, int value) {
         checkRank(peer);
         checkChannel(channel);
-        raise(stream, peer, channel, value);
+        raise(stream, peer, isCapturing() ? RegionLayout.CAPTURED : channel, value);
     }
 
     private void raise(CudaStream stream, int peer, int channel, int value) {
@@ -128,7 +162,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
     public void waitSignal(CudaStream stream, int peer, int channel, int value) {
         checkRank(peer);
         checkChannel(channel);
-        await(stream, peer, channel, value);
+        await(stream, peer, isCapturing() ? RegionLayout.CAPTURED : channel, value);
     }
 
     private void await(CudaStream stream, int peer, int channel, int value) {
@@ -159,6 +193,11 @@ public final class CudaP2pBuffers extends P2pBuffers {
 
     @Override
     public void intraNodeBarrier(Operation operation) {
+        if (isCapturing()) {
+            awaitAgreement(operation);
+            capturedBarrier.run();
+            return;
+        }
         barriers++;
         CudaStream stream = current();
         for (int peer = 0; peer < region.ranks(); peer++) {
@@ -178,7 +217,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
      * Lets all streams go on that wait for signals, as the ranks that would raise them are gone.
      */
     void release() {
-        for (int channel = 0; channel <= RegionLayout.BARRIER; channel++) {
+        for (int channel = 0; channel <= RegionLayout.CAPTURED; channel++) {
             int last = channel == RegionLayout.BARRIER ? barriers : epoch;
             for (int peer = 0; peer < region.ranks(); peer++) {
                 long word = region.address(rank) + region.layout().signal(channel, peer);

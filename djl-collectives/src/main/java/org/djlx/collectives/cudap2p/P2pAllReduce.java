@@ -87,7 +87,7 @@ final class P2pAllReduce implements AutoCloseable {
      * @param stream where
      * @param algorithm how
      * @param address the tensor, aligned to its elements
-     * @param count its elements, at least one
+     * @param count its elements; with none, it is a barrier
      * @param type their type
      * @param divisor what the sum is divided by
      * @param timeout how long the kernel waits for other ranks
@@ -128,6 +128,18 @@ final class P2pAllReduce implements AutoCloseable {
         int blocks = (int) Math.max(1, Math.min(MAX_BLOCKS, (work + THREADS - 1) / THREADS));
         kernels.get(algorithm.kernel + "_" + TYPES.get(type))
                 .launch(stream, LaunchSize.of(blocks, THREADS), arguments);
+    }
+
+    /**
+     * Enqueues a barrier: what follows on the stream waits for what was before on the streams of
+     * all ranks. Its epoch is counted in memory, so a graph can replay it.
+     *
+     * @param stream where
+     * @param timeout how long it waits for other ranks
+     */
+    void barrier(CudaStream stream, Duration timeout) {
+        long any = region.address(rank); // Nothing of it is read or written.
+        enqueue(stream, Algorithm.ONE_SHOT, any, 0, ScalarType.FLOAT32, 1, timeout);
     }
 
     /** Makes kernels end that wait for other ranks, now and from now on. */

@@ -43,6 +43,7 @@ final class P2pLine implements Watchdog.Line {
     private final CudaEvent last; // behind the operation before
     private final Watchdog watchdog;
     private long lastStream = -1;
+    private Replays replays; // once an operation is in a graph
     private volatile CollectiveException broken;
 
     /**
@@ -78,6 +79,44 @@ final class P2pLine implements Watchdog.Line {
         currentStreams = new CurrentStreams(device);
         last = CudaEvent.create(device);
         watchdog = new Watchdog(name, new Alone());
+    }
+
+    /** Stands for what graphs replay unseen, so that the death of a peer ends its waits, too. */
+    private final class Replays implements Watchdog.Watched {
+
+        private final Operation operation;
+
+        Replays(Operation operation) {
+            this.operation = operation;
+        }
+
+        @Override
+        public boolean poll() {
+            return false;
+        }
+
+        @Override
+        public boolean isLate() {
+            return false;
+        }
+
+        @Override
+        public Operation operation() {
+            return operation;
+        }
+
+        @Override
+        public Watchdog.Line lane() {
+            return P2pLine.this;
+        }
+
+        @Override
+        public boolean seal(CollectiveException reason) {
+            return true;
+        }
+
+        @Override
+        public void complete(boolean quiet) {}
     }
 
     /** There is one line. */
@@ -128,6 +167,9 @@ final class P2pLine implements Watchdog.Line {
                             + "); destroy it and create a new one",
                     broken);
         }
+        if (currentStreams.get().isCapturing()) {
+            return capture(operation, body, result);
+        }
         List<NDArray> held = result.stream().map(array -> Torch.alias(manager, array)).toList();
         StreamWork work = new StreamWork(this, operation, result, held);
         operation.started();
@@ -154,6 +196,25 @@ final class P2pLine implements Watchdog.Line {
         work.recordEnd(current);
         watchdog.add(work);
         return work;
+    }
+
+    /** Puts an operation into the graph that the current stream is recorded into. */
+    private Work capture(Operation operation, Consumer<CudaStream> body, List<NDArray> result) {
+        CudaStream current = currentStreams.get();
+        operation.started();
+        try {
+            body.accept(current);
+        } catch (RuntimeException e) {
+            operation.ended(e);
+            throw e;
+        }
+        current.keepAlive(result.toArray(new NDArray[0]));
+        operation.ended(null);
+        if (replays == null) {
+            replays = new Replays(operation);
+            watchdog.add(replays);
+        }
+        return new CapturedWork(result);
     }
 
     /** Why an operation failed that has ended; null if it did not. */
@@ -189,6 +250,9 @@ final class P2pLine implements Watchdog.Line {
 
     /** Ends what is under way and frees everything. */
     void close() {
+        if (replays != null) {
+            watchdog.remove(replays);
+        }
         if (!watchdog.isIdle()) {
             watchdog.fail(
                     List.of(this),

@@ -19,6 +19,7 @@ final class RegionLayout {
     static final int MAX_RANKS = 8;
     static final int CHANNELS = 8;
     static final int BARRIER = CHANNELS; // a channel of signals for barriers, behind the others
+    static final int CAPTURED = CHANNELS + 1; // and one for operations in graphs
 
     // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
     private static final long CONTROL = 8192;
@@ -43,7 +44,7 @@ final class RegionLayout {
                         (worldSize + 1) * meshSlot(),
                         worldSize * twoShotSlot + worldSize * twoShotSlot);
         signals = CONTROL + 2 * half;
-        buffer = align(signals + (CHANNELS + 2) * MAX_RANKS * LINE);
+        buffer = align(signals + (CHANNELS + 3) * MAX_RANKS * LINE);
         bufferSize = options.bufferSize();
         heapSize = options.heapSize();
     }
@@ -77,7 +78,7 @@ final class RegionLayout {
     }
 
     long probe(int source) {
-        return signal(CHANNELS + 1, source);
+        return signal(CHANNELS + 2, source);
     }
 
     long buffer() {

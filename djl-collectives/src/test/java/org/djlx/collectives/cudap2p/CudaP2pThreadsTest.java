@@ -116,6 +116,23 @@ class CudaP2pThreadsTest {
     }
 
     @Test
+    void graphsOfAllReduces() {
+        for (long count : new long[] {1000, 500_000}) {
+            run(
+                    CudaP2pOptions.builder(),
+                    (group, manager) ->
+                            Replays.check(
+                                    group,
+                                    new Shape(count),
+                                    input -> {
+                                        group.allReduce(input, ReduceOp.SUM).blockCurrentStream();
+                                        return Torch.alias(manager, input);
+                                    },
+                                    (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
+        }
+    }
+
+    @Test
     void hybridCubeMesh() {
         Assumptions.assumeTrue(worldSize == 8, "a hybrid cube mesh has eight GPUs");
         run(

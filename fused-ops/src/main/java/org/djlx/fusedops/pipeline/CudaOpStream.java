@@ -53,6 +53,15 @@ final class CudaOpStream implements OpStream {
         if (!current) {
             // DJL would give the memory of a closed array to the next one of the current stream.
             stream.keepAlive(source);
+        } else {
+            keepForGraph(destination, source);
+        }
+    }
+
+    /** Each replay of a graph uses the arrays again. */
+    private void keepForGraph(NDArray... arrays) {
+        if (buffers.isCapturing()) {
+            stream.keepAlive(arrays);
         }
     }
 
@@ -70,12 +79,14 @@ final class CudaOpStream implements OpStream {
     public void matmul(NDArray out, NDArray a, NDArray b) {
         requireCurrent("matmul");
         Torch.mmOut(out, a, b);
+        keepForGraph(out, a, b);
     }
 
     @Override
     public void reduce(NDArray out, List<NDArray> parts, ReduceOp op) {
         requireCurrent("reduce");
         buffers.reducer().reduce(stream, out, parts, op);
+        keepForGraph(out);
     }
 
     /** libtorch's operators run on the thread's current stream, whatever stream this is. */
@@ -103,6 +114,8 @@ final class CudaOpStream implements OpStream {
     /** Does nothing: the group's stream lives on, and keeps what it still reads. */
     @Override
     public void close() {
-        stream.releasePassed();
+        if (!buffers.isCapturing()) {
+            stream.releasePassed();
+        }
     }
 }
