@@ -24,8 +24,11 @@ import org.djlx.collectives.cudap2p.CudaP2pOptions;
 import org.djlx.collectives.cudap2p.Replays;
 import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -203,6 +206,43 @@ class FusedOpsGpuTest {
                                             scatter.checkMatmulReduceScatter(
                                                     group, ReduceOp.SUM, 5);
                                         }));
+    }
+
+    /** Operators in turn on two streams, of which neither is waited for. With B of ones. */
+    @Test
+    void twoStreams() {
+        int k = 64;
+        run(
+                8 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+                            CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream one = CudaStream.create(device);
+                            CudaStream other = CudaStream.create(device)) {
+                        NDArray b = manager.ones(new Shape(k, 16));
+                        device.synchronize();
+                        List<NDArray> outputs = new ArrayList<>();
+                        for (int i = 0; i < 60; i++) {
+                            CudaStream stream = i % 2 == 0 ? one : other;
+                            CudaStreamGuard guard =
+                                    Torch.cudaStreamGuard(group.device(), stream.handle());
+                            NDArray a = manager.full(new Shape(8, k), (float) group.rank() + i);
+                            outputs.add(
+                                    FusedOps.allGatherMatmul(a, List.of(b), 0, group, false)
+                                            .outputs()
+                                            .get(0));
+                            guard.close();
+                        }
+                        device.synchronize();
+                        for (int i = 0; i < outputs.size(); i++) {
+                            float[] values = outputs.get(i).toFloatArray();
+                            for (int j = 0; j < values.length; j++) {
+                                int rank = j / (8 * 16);
+                                assertEquals(k * (rank + i), values[j], "operator " + i);
+                            }
+                        }
+                    }
+                });
     }
 
     @Test
