@@ -48,23 +48,26 @@ public final class Replays {
             try {
                 NDArray input = Torch.empty(manager, shape, ScalarType.FLOAT32);
                 NDArray values = manager.arange(50f).add(group.rank());
+                NDArray outputs = Torch.empty(manager, new Shape(ROUNDS, 2), ScalarType.FLOAT32);
                 // What libtorch takes from the driver and loads, it does now.
                 for (int i = 0; i < 3; i++) {
-                    operation.apply(input).close();
+                    feed(input, values, i);
+                    keep(outputs, i, operation.apply(input));
+                    operation.apply(Torch.cast(input, ScalarType.FLOAT32)).close();
                 }
                 stream.synchronize();
-                group.barrier().await();
+                group.barrier().await(group.timeout());
                 NDArray[] output = new NDArray[1];
                 try (CudaGraph graph =
                         CudaGraph.capture(stream, () -> output[0] = operation.apply(input))) {
-                    Shape kept = new Shape(ROUNDS).addAll(new Shape(2));
-                    NDArray outputs = Torch.empty(manager, kept, ScalarType.FLOAT32);
-                    NDArray flat = output[0].flatten();
+                    // A replay waits for those of the other ranks, which must need nothing of the
+                    // driver any more.
+                    stream.synchronize();
+                    group.barrier().await(group.timeout());
                     for (int round = 0; round < ROUNDS; round++) {
-                        Torch.copy(input, values.get(round % 50).broadcast(shape));
+                        feed(input, values, round);
                         graph.launch(stream);
-                        Torch.copy(outputs.get(round).get("0:1"), flat.get("0:1"));
-                        Torch.copy(outputs.get(round).get("1:2"), flat.get(flat.size() - 1 + ":"));
+                        keep(outputs, round, output[0]);
                         if (round % 50 == 49) {
                             operation.apply(Torch.cast(input, ScalarType.FLOAT32)).close();
                         }
@@ -82,5 +85,17 @@ public final class Replays {
                 guard.close();
             }
         }
+    }
+
+    private static void feed(NDArray input, NDArray values, int round) {
+        Torch.copy(input, values.get(round % 50).broadcast(input.getShape()));
+    }
+
+    /** Keeps the first and the last element. */
+    private static void keep(NDArray outputs, int round, NDArray output) {
+        NDArray kept = outputs.get(round);
+        NDArray flat = output.flatten();
+        Torch.copy(kept.get("0:1"), flat.get("0:1"));
+        Torch.copy(kept.get("1:2"), flat.get(flat.size() - 1 + ":"));
     }
 }
