@@ -4,14 +4,10 @@
  */
 package org.djlx.collectives.nccl;
 
-import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
-import java.util.UUID;
 import org.djlx.collectives.shm.Liveness;
 
 /**
@@ -20,7 +16,6 @@ import org.djlx.collectives.shm.Liveness;
  */
 final class Peers {
 
-    private static final String HOST = host();
     private static final long INTERVAL_NANOS = 100_000_000;
 
     private record Peer(int rank, String host, long pid, long startTime) {}
@@ -40,7 +35,7 @@ final class Peers {
     /** What this process tells the others. */
     static byte[] own() {
         long pid = ProcessHandle.current().pid();
-        String text = HOST + " " + pid + " " + Liveness.startTime(pid);
+        String text = Liveness.HOST + " " + pid + " " + Liveness.startTime(pid);
         return text.getBytes(StandardCharsets.UTF_8);
     }
 
@@ -76,7 +71,8 @@ final class Peers {
         }
         lastNanos = now;
         for (Peer peer : peers) {
-            if (peer.host().equals(HOST) && !Liveness.isAlive(peer.pid(), peer.startTime())) {
+            if (peer.host().equals(Liveness.HOST)
+                    && !Liveness.isAlive(peer.pid(), peer.startTime())) {
                 return Optional.of(
                         "the process of rank "
                                 + peer.rank()
@@ -86,15 +82,5 @@ final class Peers {
             }
         }
         return Optional.empty();
-    }
-
-    /** Names this host, as long as it runs, and its process ids' name space. */
-    private static String host() {
-        try {
-            String boot = Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).strip();
-            return boot + Files.readSymbolicLink(Path.of("/proc/self/ns/pid"));
-        } catch (IOException e) {
-            return UUID.randomUUID().toString(); // Nobody else is known to be on this host.
-        }
     }
 }

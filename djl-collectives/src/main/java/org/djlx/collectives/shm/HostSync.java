@@ -14,13 +14,16 @@ import org.djlx.collectives.Operation;
 public final class HostSync implements AutoCloseable {
 
     private static final long LITTLE = 4096;
+    private static final int GONE = 0; // a channel of signals
 
     private final ShmSegment segment;
     private final RankSync sync;
+    private final int rank;
 
-    private HostSync(ShmSegment segment, RankSync sync) {
+    private HostSync(ShmSegment segment, RankSync sync, int rank) {
         this.segment = segment;
         this.sync = sync;
+        this.rank = rank;
     }
 
     /**
@@ -43,7 +46,7 @@ public final class HostSync implements AutoCloseable {
         RankSync sync = new RankSync(control, context.name(), rank, context.worldSize());
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
-        HostSync host = new HostSync(segment, sync);
+        HostSync host = new HostSync(segment, sync, rank);
         try {
             host.agree(context.joining());
         } catch (RuntimeException e) {
@@ -66,7 +69,18 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Tells whether another rank has failed or died, and so will not do what it has begun.
+     * Waits until all ranks have got here, within an operation on which they have agreed.
+     *
+     * @param operation the operation
+     * @throws org.djlx.collectives.CollectiveException if a rank is gone or does not come in time
+     */
+    public void meet(Operation operation) {
+        sync.synchronize(operation);
+    }
+
+    /**
+     * Tells whether another rank has failed or died, and so will not do what it has begun. One that
+     * has left has done so.
      *
      * @return what is known of the first such rank, or null
      */
@@ -88,11 +102,33 @@ public final class HostSync implements AutoCloseable {
         sync.close();
     }
 
-    /** Tells the others that this rank has left, and frees the memory. */
-    @Override
-    public void close() {
+    /** Tells the others that this rank has left, and uses nothing of theirs any more. */
+    public void leave() {
         sync.close();
         sync.leave();
+        for (int peer = 0; peer < segment.worldSize(); peer++) {
+            sync.signal(peer, GONE, 1);
+        }
+    }
+
+    /**
+     * Tells whether all other ranks have left, or died.
+     *
+     * @return whether nobody uses what this rank shared with them
+     */
+    public boolean isAlone() {
+        for (int peer = 0; peer < segment.worldSize(); peer++) {
+            if (peer != rank && !sync.isSignalled(peer, GONE, 1) && sync.deathOf(peer) == null) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /** Leaves, and frees the memory. */
+    @Override
+    public void close() {
+        leave();
         segment.close();
     }
 }

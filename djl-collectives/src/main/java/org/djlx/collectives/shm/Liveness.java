@@ -8,11 +8,27 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.UUID;
 
-/** Tells whether a process of this host still runs, from proc(5). */
+/** Tells which host this is, and whether a process of it still runs, from proc(5). */
 public final class Liveness {
 
+    /**
+     * Names this host, as long as it runs, and the namespace in which its process ids are valid;
+     * has no spaces.
+     */
+    public static final String HOST = host();
+
     private Liveness() {}
+
+    private static String host() {
+        try {
+            return Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).strip()
+                    + Files.readSymbolicLink(Path.of("/proc/self/ns/pid"));
+        } catch (IOException e) {
+            return UUID.randomUUID().toString(); // No other process is known to be here.
+        }
+    }
 
     /**
      * Returns when a process started, in clock ticks since the boot; with its id this names a

@@ -139,7 +139,11 @@ final class RankSync {
     }
 
     void awaitSignal(Operation operation, int peer, int channel, int value) {
-        await(operation, p -> p != peer || control.signal(rank, channel, peer) - value >= 0);
+        await(operation, p -> p != peer || isSignalled(peer, channel, value));
+    }
+
+    boolean isSignalled(int peer, int channel, int value) {
+        return control.signal(rank, channel, peer) - value >= 0;
     }
 
     /** Makes waits of this rank fail, now and from now on. */
@@ -285,8 +289,12 @@ final class RankSync {
     /** What is known of a rank that will never do what it has begun; null if there is none. */
     String brokenRank() {
         for (int peer = 0; peer < worldSize; peer++) {
-            String end = control.state(peer) == State.FAILED ? announcedEndOf(peer) : deathOf(peer);
-            if (peer != rank && end != null) {
+            State state = control.state(peer);
+            if (peer == rank || state == State.LEFT) {
+                continue;
+            }
+            String end = state == State.FAILED ? announcedEndOf(peer) : deathOf(peer);
+            if (end != null) {
                 return end;
             }
         }

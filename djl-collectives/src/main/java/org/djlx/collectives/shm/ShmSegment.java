@@ -5,10 +5,7 @@
 package org.djlx.collectives.shm;
 
 import ai.djl.engine.EngineException;
-import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
@@ -98,8 +95,11 @@ final class ShmSegment implements AutoCloseable {
     static ShmSegment map(GroupContext context, ShmOptions options) {
         String here =
                 String.format(
-                        "%s\nchunk %d, buffer %d, heap %d",
-                        hostId(), options.chunkSize(), options.bufferSize(), options.heapSize());
+                        "host %s\nchunk %d, buffer %d, heap %d",
+                        Liveness.HOST,
+                        options.chunkSize(),
+                        options.bufferSize(),
+                        options.heapSize());
         long byteSize = byteSize(context.worldSize(), options);
         SharedMemory shared = null;
         String path = "";
@@ -177,18 +177,6 @@ final class ShmSegment implements AutoCloseable {
                                 + ": "
                                 + problems.get(rank));
             }
-        }
-    }
-
-    /** Names the host and the namespace in which process ids are valid. */
-    private static String hostId() {
-        try {
-            return "host "
-                    + Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).trim()
-                    + " "
-                    + Files.readSymbolicLink(Path.of("/proc/self/ns/pid"));
-        } catch (IOException e) {
-            throw new CollectiveException("shm needs /proc to be mounted", e);
         }
     }
 
