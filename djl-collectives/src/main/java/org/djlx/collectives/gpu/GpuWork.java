@@ -166,10 +166,18 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
 
     @Override
     public final void complete(boolean quiet) {
-        if (quiet) {
-            release();
+        try {
+            if (quiet) {
+                release();
+            }
+            recycleEvents();
+        } catch (RuntimeException e) {
+            if (failure == null) {
+                failure = new CollectiveException(operation + " failed: " + e.getMessage(), e);
+            } else {
+                failure.addSuppressed(e);
+            }
         }
-        recycleEvents();
         operation.ended(failure);
         if (failure == null) {
             future.complete(result);

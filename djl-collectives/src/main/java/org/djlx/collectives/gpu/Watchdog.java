@@ -15,6 +15,8 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * Completes the works of one rank's group, and ends them if they take too long, if a communicator
@@ -127,6 +129,7 @@ public final class Watchdog implements AutoCloseable {
         Optional<String> deadPeer();
     }
 
+    private static final Logger logger = LoggerFactory.getLogger(Watchdog.class);
     private static final long INTERVAL_MILLIS = 5;
     // Aborting frees GPU memory, which can wait for what other groups have under way.
     private static final Duration ABORT_PATIENCE = Duration.ofSeconds(10);
@@ -177,7 +180,22 @@ public final class Watchdog implements AutoCloseable {
      * @return true if they have
      */
     public boolean isIdle() {
-        return running().stream().allMatch(Watched::poll);
+        return running().stream().allMatch(this::poll);
+    }
+
+    /** Tells whether a work has ended; it has, with all on its line, if the GPU cannot tell. */
+    private boolean poll(Watched work) {
+        try {
+            return work.poll();
+        } catch (RuntimeException e) {
+            CollectiveException reason =
+                    new CollectiveException(work.operation() + " failed: " + e.getMessage(), e);
+            fail(group.failingWith(work.lane()), reason);
+            if (work.seal(reason)) { // Its line was broken before.
+                work.complete(false);
+            }
+            return true;
+        }
     }
 
     private synchronized List<Watched> running() {
@@ -204,17 +222,19 @@ public final class Watchdog implements AutoCloseable {
 
     private void check() {
         List<Watched> running = running();
-        List<Watched> done = running.stream().filter(Watched::poll).toList();
+        // A work that has ended may have done so in a way that shows on its line only.
+        Set<Line> lines = running.stream().map(Watched::lane).collect(Collectors.toSet());
+        List<Watched> done = running.stream().filter(this::poll).toList();
         synchronized (this) {
             done.forEach(works::remove);
         }
         running.removeAll(Set.copyOf(done));
         for (Watched work : running) {
-            if (work.isLate() && !work.poll()) {
+            if (work.isLate() && !poll(work)) {
                 fail(group.failingWith(work.lane()), late(work));
             }
         }
-        for (Line line : running.stream().map(Watched::lane).collect(Collectors.toSet())) {
+        for (Line line : lines) {
             line.error()
                     .map(CollectiveException::new)
                     .ifPresent(reason -> fail(group.failingWith(line), reason));
@@ -257,11 +277,26 @@ public final class Watchdog implements AutoCloseable {
     }
 
     private static boolean seal(Watched work, CollectiveException reason) {
-        return !work.poll() && work.seal(reason);
+        try {
+            if (work.poll()) {
+                return false;
+            }
+        } catch (RuntimeException e) {
+            reason.addSuppressed(e);
+        }
+        return work.seal(reason);
+    }
+
+    private static void abort(Line line) {
+        try {
+            line.abort();
+        } catch (RuntimeException e) {
+            logger.warn("what runs on a GPU cannot be ended", e);
+        }
     }
 
     private static boolean abort(List<Line> lines) {
-        Thread aborter = new Thread(() -> lines.forEach(Line::abort), "nccl-abort");
+        Thread aborter = new Thread(() -> lines.forEach(Watchdog::abort), "collectives-abort");
         aborter.setDaemon(true);
         aborter.start();
         boolean interrupted = false;

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.engine.EngineException;
 import java.time.Duration;
 import java.util.Collection;
 import java.util.List;
@@ -90,6 +91,7 @@ class WatchdogTest {
         private final CountDownLatch completed = new CountDownLatch(1);
         private volatile boolean done; // what the GPU would tell
         private volatile boolean late;
+        private volatile boolean lost; // the GPU does not tell any more
         private volatile int abortsBefore;
         private volatile CollectiveException failure;
 
@@ -99,6 +101,9 @@ class WatchdogTest {
 
         @Override
         public boolean poll() {
+            if (lost && failure == null) {
+                throw new EngineException("CUDA_ERROR_ILLEGAL_ADDRESS");
+            }
             if (done && failure == null) {
                 completed.countDown();
             }
@@ -123,6 +128,9 @@ class WatchdogTest {
 
         @Override
         public boolean seal(CollectiveException reason) {
+            if (failure != null) {
+                return false;
+            }
             abortsBefore = line.aborts.get();
             failure = reason;
             return true;
@@ -130,7 +138,7 @@ class WatchdogTest {
 
         @Override
         public void complete(boolean quiet) {
-            assertTrue(quiet);
+            assertTrue(quiet || lost);
             completed.countDown();
         }
     }
@@ -204,6 +212,41 @@ class WatchdogTest {
         two.completed.await();
         assertEquals(dead + "; the group is broken", one.failure.getMessage());
         assertEquals(one.failure, two.failure);
+    }
+
+    @Test
+    void lostGpuFailsTheLine() throws InterruptedException {
+        FakeWork sibling = work(first);
+        FakeWork bad = work(first);
+        bad.lost = true;
+        for (FakeWork work : List.of(sibling, bad)) {
+            work.completed.await();
+            String message = work.failure.getMessage();
+            assertTrue(message.endsWith("failed: CUDA_ERROR_ILLEGAL_ADDRESS"), message);
+        }
+        assertEquals(1, first.aborts.get());
+        // It watches on.
+        FakeWork next = work(first);
+        next.done = true;
+        next.completed.await();
+        FakeWork last = new FakeWork(second);
+        last.lost = true;
+        watchdog.add(last);
+        assertTrue(watchdog.isIdle());
+        last.completed.await();
+    }
+
+    /** As an all-reduce that has given up waiting ends like one that has not. */
+    @Test
+    void lineThatFailsAsItsOnlyWorkEndsBreaks() throws InterruptedException {
+        FakeWork work = work(first);
+        first.error = "rank 1 did not arrive";
+        work.done = true;
+        work.completed.await();
+        while (first.aborts.get() == 0) {
+            Thread.sleep(1);
+        }
+        assertEquals("rank 1 did not arrive", first.broken.getMessage());
     }
 
     @Test
