@@ -303,6 +303,13 @@ public abstract class Backend implements AutoCloseable {
         return Optional.empty();
     }
 
+    /**
+     * Makes calls end with an exception that wait for other ranks, now and from now on, as the
+     * group is about to be closed. Any thread may call it. A backend whose calls wait for no other
+     * rank need not do anything.
+     */
+    public void stopWaiting() {}
+
     /** Ends operations under way with an exception and frees everything. Idempotent. */
     @Override
     public abstract void close();

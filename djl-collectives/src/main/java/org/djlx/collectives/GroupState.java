@@ -142,6 +142,9 @@ final class GroupState {
 
     void destroy() {
         List<ProcessGroup> dependent;
+        if (!destroyed && unusable == null) {
+            backend.stopWaiting(); // A call that waits for other ranks holds the lock.
+        }
         synchronized (issueLock) {
             if (destroyed || unusable != null) {
                 return;

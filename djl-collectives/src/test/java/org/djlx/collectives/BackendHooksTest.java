@@ -7,6 +7,7 @@ package org.djlx.collectives;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
@@ -17,7 +18,10 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import java.util.Queue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.CountDownLatch;
 import org.djlx.collectives.shm.ShmBackendFactory;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -30,6 +34,8 @@ class BackendHooksTest {
     private static final BackendFactory SHM = new ShmBackendFactory();
 
     private final Queue<String> calls = new ConcurrentLinkedQueue<>();
+    private final CountDownLatch waits = new CountDownLatch(1);
+    private final CountDownLatch stopped = new CountDownLatch(1);
 
     /** Works by {@code shm}, splits and batches by itself, and writes down that it does. */
     private final class Recording extends Backend {
@@ -100,6 +106,23 @@ class BackendHooksTest {
             return shm.barrier(operation);
         }
 
+        /** Waits for other ranks in the call. */
+        @Override
+        public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+            waits.countDown();
+            try {
+                stopped.await();
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            }
+            throw new CollectiveException("nobody waits any more");
+        }
+
+        @Override
+        public void stopWaiting() {
+            stopped.countDown();
+        }
+
         @Override
         public void close() {
             shm.close();
@@ -155,6 +178,24 @@ class BackendHooksTest {
 
     private void assertOnce(String call) {
         assertEquals(1, calls.stream().filter(call::equals).count(), () -> call + ": " + calls);
+    }
+
+    @Test
+    @Timeout(60)
+    void destroyEndsACallThatWaits() throws InterruptedException {
+        List<ProcessGroup> groups =
+                ProcessGroups.local("recording", 2, new BackendOptions(Duration.ofSeconds(30)));
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray tensor = manager.ones(new Shape(1));
+            CompletableFuture<Work> call =
+                    CompletableFuture.supplyAsync(() -> groups.get(0).send(tensor, 1, 0));
+            waits.await();
+            groups.get(0).destroy();
+            CompletionException e = assertThrows(CompletionException.class, call::join);
+            assertEquals("nobody waits any more", e.getCause().getMessage());
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
     }
 
     @Test
