@@ -33,8 +33,7 @@ final class CudaOpStream implements OpStream {
     }
 
     static CudaOpStream current(CudaP2pBuffers buffers) {
-        long handle = Torch.currentCudaStream(buffers.device().device());
-        return new CudaOpStream(buffers, CudaStream.wrap(buffers.device(), handle), true);
+        return new CudaOpStream(buffers, buffers.currentStream(), true);
     }
 
     static CudaOpStream side(CudaP2pBuffers buffers) {
@@ -94,6 +93,11 @@ final class CudaOpStream implements OpStream {
         if (!current) {
             throw new IllegalStateException(work + " is for the current stream");
         }
+    }
+
+    @Override
+    public boolean isRecorded() {
+        return buffers.isCapturing();
     }
 
     @Override

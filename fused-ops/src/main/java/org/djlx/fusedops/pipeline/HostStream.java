@@ -120,6 +120,11 @@ final class HostStream implements OpStream {
     }
 
     @Override
+    public boolean isRecorded() {
+        return false;
+    }
+
+    @Override
     public Event record() {
         return new HostEvent(last);
     }

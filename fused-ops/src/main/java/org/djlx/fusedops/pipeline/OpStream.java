@@ -63,6 +63,13 @@ public interface OpStream extends AutoCloseable {
     void reduce(NDArray out, List<NDArray> parts, ReduceOp op);
 
     /**
+     * Tells whether what is enqueued is recorded for later, when streams may not run side by side.
+     *
+     * @return whether it is
+     */
+    boolean isRecorded();
+
+    /**
      * Marks this point.
      *
      * @return an event that has happened when all work before is done

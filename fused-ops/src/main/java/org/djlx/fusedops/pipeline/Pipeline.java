@@ -79,6 +79,15 @@ public final class Pipeline {
                 : HostStream.side(buffers, operation);
     }
 
+    /** To be called when this rank has enqueued what it sends, and before it waits for others. */
+    private void agreeBeforeWaits(OpStream current, OpStream side) {
+        buffers.awaitAgreement(operation);
+        if (current.isRecorded()) {
+            // CUDA may do the branches of a graph one after the other: first what is sent, then.
+            current.waitEvent(side.record());
+        }
+    }
+
     /** Works on the shard of one rank. */
     @FunctionalInterface
     public interface ShardConsumer {
@@ -113,7 +122,7 @@ public final class Pipeline {
                 side.signal(peer, epoch);
             }
             consumer.consume(current, rank, shard);
-            buffers.awaitAgreement(operation);
+            agreeBeforeWaits(current, side);
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
                 current.waitSignal(peer, epoch);
@@ -151,7 +160,7 @@ public final class Pipeline {
             if (Torch.dataPointer(place) != Torch.dataPointer(shard)) {
                 current.copy(place, shard);
             }
-            buffers.awaitAgreement(operation);
+            agreeBeforeWaits(current, side);
             for (int step = 1; step < worldSize; step++) {
                 current.waitSignal((rank + step) % worldSize, epoch);
             }
@@ -183,6 +192,7 @@ public final class Pipeline {
                 side.signal(peer, epoch);
             }
             current.copy(slots.slot(rank, rank), parts.get(rank));
+            agreeBeforeWaits(current, side);
             reduceSlots(current, slots, result, op, epoch);
             // What follows may overwrite what is being sent.
             current.waitEvent(side.record());
@@ -192,7 +202,6 @@ public final class Pipeline {
     /** Waits for the parts from all ranks, this one's being there, and reduces them. */
     private void reduceSlots(
             OpStream current, Slots slots, NDArray result, ReduceOp op, int epoch) {
-        buffers.awaitAgreement(operation);
         List<NDArray> all = new ArrayList<>();
         for (int source = 0; source < worldSize; source++) {
             if (source != rank) {
@@ -253,6 +262,7 @@ public final class Pipeline {
                 }
             }
             producer.produce(current, rank, slots.slot(rank, rank));
+            agreeBeforeWaits(current, side);
             reduceSlots(current, slots, result, op, epoch);
             // What follows may overwrite what is being sent.
             current.waitEvent(side.record());
