@@ -95,8 +95,8 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns a view of a part of a rank's P2P memory, without a copy. The view keeps the memory
-     * alive.
+     * Returns a view of a part of a rank's P2P memory, without a copy. The view of this rank's own
+     * keeps the memory alive; that of another's must not be used when the group is destroyed.
      *
      * @param manager the manager to attach the array to
      * @param rank whose memory
@@ -160,10 +160,12 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the number that an operation raises its signals to.
+     * Returns the number that an operation raises its signals to. An operation that asks for it
+     * raises a signal to it on every rank, before or after it has put something there, and waits
+     * for those of all ranks; so the next but one may use the same half of the buffers again.
      *
      * @param operation the operation under way
-     * @return the number, the same on all ranks, and larger with each operation
+     * @return the number, the same on all ranks, and larger with each operation that asks for it
      */
     public abstract int epoch(Operation operation);
 

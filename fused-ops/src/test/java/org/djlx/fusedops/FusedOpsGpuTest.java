@@ -5,20 +5,24 @@
 package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Random;
 import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.cudap2p.CudaP2pOptions;
 import org.djlx.collectives.cudap2p.Replays;
@@ -49,15 +53,16 @@ class FusedOpsGpuTest {
         worldSize = Math.min(8, CudaDevice.count());
     }
 
+    static CudaP2pOptions options(long bufferSize) {
+        return CudaP2pOptions.builder()
+                .optBufferSize(bufferSize)
+                .optHeapSize(HEAP)
+                .optNcclOptions(NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build())
+                .build();
+    }
+
     private static void run(long bufferSize, Consumer<ProcessGroup> body) {
-        CudaP2pOptions options =
-                CudaP2pOptions.builder()
-                        .optBufferSize(bufferSize)
-                        .optHeapSize(HEAP)
-                        .optNcclOptions(
-                                NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build())
-                        .build();
-        LocalRanks.run(ProcessGroups.local("cuda_p2p", worldSize, options), body);
+        LocalRanks.run(ProcessGroups.local("cuda_p2p", worldSize, options(bufferSize)), body);
     }
 
     private static void expect(
@@ -88,6 +93,49 @@ class FusedOpsGpuTest {
                                     c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
                                     c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
                                 }));
+    }
+
+    /** The grid once more, each rank in a process. */
+    @Test
+    void inProcesses() throws InterruptedException {
+        try (RankProcesses ranks = new RankProcesses(worldSize, FusedRankMain.class)) {
+            assertEquals(
+                    Collections.nCopies(worldSize, 0),
+                    ranks.await(),
+                    () -> ranks.output(0) + ranks.output(1));
+        }
+    }
+
+    /** What a rank has sent before it is known that ranks differ does not disturb what follows. */
+    @Test
+    void differentCallsFailOnAllRanksAndLeaveTheGroupUsable() {
+        List<FusedCase> grid = FusedOpsTest.gatherGrid();
+        run(
+                8 << 20,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray b = manager.ones(new Shape(3, 3));
+                        NDArray c = manager.ones(new Shape(3L * worldSize, 3));
+                        for (int i = 0; i < 10; i++) {
+                            int odd = i % worldSize;
+                            NDArray a = manager.ones(new Shape(group.rank() == odd ? 400 : 2, 3));
+                            assertThrows(
+                                    CollectiveMismatchException.class,
+                                    () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group));
+                            assertThrows(
+                                    CollectiveMismatchException.class,
+                                    () -> {
+                                        if (group.rank() == odd) {
+                                            FusedOps.matmulReduceScatter(
+                                                    c, b, ReduceOp.SUM, 0, group);
+                                        } else {
+                                            group.allReduce(c, ReduceOp.SUM).await();
+                                        }
+                                    });
+                            grid.get(i).checkAllGatherMatmul(group, 2);
+                        }
+                    }
+                });
     }
 
     /** With B of ones, the product of a row is its sum. */

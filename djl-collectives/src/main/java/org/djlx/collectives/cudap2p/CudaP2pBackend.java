@@ -9,8 +9,11 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.Consumer;
 import java.util.function.LongConsumer;
+import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
@@ -18,6 +21,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.cudap2p.P2pAllReduce.Algorithm;
+import org.djlx.collectives.gpu.CurrentStreams;
 import org.djlx.collectives.nccl.NcclBackend;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
@@ -51,6 +55,7 @@ final class CudaP2pBackend extends Backend {
     private final CudaP2pBuffers buffers;
     private final P2pAllReduce allReduce;
     private final GpuTopology.Kind topology;
+    private Work lastOfNccl; // null if nothing need wait for it
     private boolean closed;
 
     private CudaP2pBackend(GroupContext context, CudaP2pOptions options, NcclBackend nccl) {
@@ -58,14 +63,24 @@ final class CudaP2pBackend extends Backend {
         this.options = options;
         this.worldSize = context.worldSize();
         device = CudaDevice.open(nccl.device());
-        RegionLayout layout = new RegionLayout(options, worldSize);
-        P2pRegion.Mapped mapped = P2pRegion.map(context, layout, device);
-        if (mapped.region() == null) {
+        P2pRegion.Mapped mapped =
+                P2pRegion.map(context, new RegionLayout(options, worldSize), device);
+        P2pRegion region = mapped.region();
+        String problem = mapped.problem();
+        Kernels kernels = new Kernels();
+        if (problem == null) {
+            problem =
+                    P2pRegion.agree(
+                            context, "p2p-kernels", () -> kernels.load(region, device, context));
+        }
+        if (problem != null) {
+            kernels.close();
+            if (region != null) {
+                region.close();
+            }
             if (context.rank() == 0) {
                 logger.warn(
-                        "group '{}' uses NCCL alone, for all ranks: {}",
-                        context.name(),
-                        mapped.problem());
+                        "group '{}' uses NCCL alone, for all ranks: {}", context.name(), problem);
             }
             buffers = null;
             allReduce = null;
@@ -74,16 +89,43 @@ final class CudaP2pBackend extends Backend {
             topology = GpuTopology.Kind.OTHER;
             return;
         }
-        int rank = context.rank();
-        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        allReduce = kernels.allReduce;
         hosts = HostSync.join(context);
-        buffers = new CudaP2pBuffers(mapped.region(), device, rank, hosts, compiler);
-        allReduce = new P2pAllReduce(mapped.region(), device, rank, compiler);
-        boolean blockingWait = options.ncclOptions().isBlockingWait();
+        CurrentStreams currentStreams = new CurrentStreams(device);
+        buffers = new CudaP2pBuffers(region, device, hosts, currentStreams, kernels.reducer);
         line =
                 new P2pLine(
-                        context, device, blockingWait, hosts, buffers, allReduce, nccl::breakWith);
-        topology = options.topology().orElseGet(() -> mapped.region().topology(context));
+                        context,
+                        device,
+                        options.ncclOptions().isBlockingWait(),
+                        hosts,
+                        buffers,
+                        currentStreams,
+                        allReduce,
+                        nccl::breakWith);
+        topology = options.topology().orElseGet(() -> region.topology(context));
+    }
+
+    /** Compiled and loaded before any runs: doing so later could wait for those that wait. */
+    private static final class Kernels {
+
+        private P2pAllReduce allReduce;
+        private RankOrderReducer reducer;
+
+        void load(P2pRegion region, CudaDevice device, GroupContext context) {
+            KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+            allReduce = new P2pAllReduce(region, device, context.rank(), compiler);
+            reducer = new RankOrderReducer(device, compiler);
+        }
+
+        void close() {
+            if (allReduce != null) {
+                allReduce.close();
+            }
+            if (reducer != null) {
+                reducer.close();
+            }
+        }
     }
 
     static CudaP2pBackend create(GroupContext context, CudaP2pOptions options) {
@@ -123,14 +165,15 @@ final class CudaP2pBackend extends Backend {
         TensorInfo info = operation.tensor();
         Algorithm algorithm = algorithm(info, op);
         if (algorithm == null) {
-            return nccl.allReduce(operation, tensor, op);
+            return viaNccl(() -> nccl.allReduce(operation, tensor, op));
         }
         operation.setAlgorithm(algorithm.name().toLowerCase());
         float divisor = op == ReduceOp.AVG ? worldSize : 1;
-        return line.run(
+        return viaP2p(
                 operation,
                 stream ->
                         inPlace(
+                                stream,
                                 tensor,
                                 info,
                                 address -> {
@@ -145,18 +188,33 @@ final class CudaP2pBackend extends Backend {
                                             info.type(),
                                             divisor,
                                             operation.timeout());
+                                    awaitLaunches(operation, stream);
                                 }),
                 List.of(tensor));
     }
 
+    /**
+     * Waits until all ranks have launched a kernel that waits for theirs. In one process this rank
+     * could otherwise call the driver, which waits for all GPUs, and keep the others from it.
+     */
+    private void awaitLaunches(Operation operation, CudaStream stream) {
+        if (buffers.isInOneProcess() && !stream.isCapturing()) {
+            hosts.meet(operation);
+        }
+    }
+
     /** Gives the tensor's address to some code, or that of a copy if it is not contiguous. */
-    private static void inPlace(NDArray tensor, TensorInfo info, LongConsumer body) {
+    private static void inPlace(
+            CudaStream stream, NDArray tensor, TensorInfo info, LongConsumer body) {
         if (info.isContiguous()) {
             body.accept(info.address());
             return;
         }
         try (NDArray copy =
                 Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
+            if (stream.isCapturing()) {
+                stream.keepAlive(copy);
+            }
             NoGradient.run(
                     () -> {
                         Torch.copy(copy, tensor);
@@ -164,6 +222,35 @@ final class CudaP2pBackend extends Backend {
                         Torch.copy(tensor, copy);
                     });
         }
+    }
+
+    /** Runs an operation behind those that NCCL runs on a stream of its own. */
+    private Work viaP2p(Operation operation, Consumer<CudaStream> body, List<NDArray> result) {
+        Work before = lastOfNccl;
+        // Those of one batch have no order, and are not launched yet; a graph is ordered by whoever
+        // launches it.
+        boolean ordered = !nccl.isBatching() && !buffers.currentStream().isCapturing();
+        if (before != null && ordered) {
+            lastOfNccl = null;
+            if (!before.isCompleted()) {
+                try {
+                    before.blockCurrentStream();
+                } catch (CollectiveException e) {
+                    logger.debug("{} follows on an operation that failed", operation, e);
+                }
+            }
+        }
+        return line.run(operation, body, result);
+    }
+
+    /** Runs an operation behind those that run on the callers' streams. */
+    private Work viaNccl(Supplier<Work> operation) {
+        if (line == null) {
+            return operation.get();
+        }
+        line.join();
+        lastOfNccl = operation.get();
+        return lastOfNccl;
     }
 
     /** How a tensor is reduced; null for NCCL. Depends on what is the same on all ranks. */
@@ -197,7 +284,7 @@ final class CudaP2pBackend extends Backend {
         if (buffers == null) {
             return super.execute(operation, body);
         }
-        return line.run(operation, stream -> execute(operation, stream, body), List.of());
+        return viaP2p(operation, stream -> execute(operation, stream, body), List.of());
     }
 
     private void execute(Operation operation, CudaStream stream, Runnable body) {
@@ -207,45 +294,44 @@ final class CudaP2pBackend extends Backend {
             Runnable barrier = () -> allReduce.barrier(stream, operation.timeout());
             buffers.capture(stream, barrier, body);
         } else {
-            buffers.nextEpoch();
             body.run();
         }
     }
 
     @Override
     public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
-        return nccl.reduce(operation, tensor, root, op);
+        return viaNccl(() -> nccl.reduce(operation, tensor, root, op));
     }
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
-        return nccl.broadcast(operation, tensor, root);
+        return viaNccl(() -> nccl.broadcast(operation, tensor, root));
     }
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        return nccl.allGather(operation, outputs, input);
+        return viaNccl(() -> nccl.allGather(operation, outputs, input));
     }
 
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        return nccl.reduceScatter(operation, output, inputs, op);
+        return viaNccl(() -> nccl.reduceScatter(operation, output, inputs, op));
     }
 
     @Override
     public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
-        return nccl.gather(operation, outputs, input, root);
+        return viaNccl(() -> nccl.gather(operation, outputs, input, root));
     }
 
     @Override
     public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
-        return nccl.scatter(operation, output, inputs, root);
+        return viaNccl(() -> nccl.scatter(operation, output, inputs, root));
     }
 
     @Override
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        return nccl.allToAll(operation, outputs, inputs);
+        return viaNccl(() -> nccl.allToAll(operation, outputs, inputs));
     }
 
     @Override
@@ -255,7 +341,8 @@ final class CudaP2pBackend extends Backend {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        return nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts);
+        return viaNccl(
+                () -> nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts));
     }
 
     @Override
@@ -280,7 +367,7 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work barrier(Operation operation) {
-        return nccl.barrier(operation);
+        return viaNccl(() -> nccl.barrier(operation));
     }
 
     @Override
@@ -289,11 +376,21 @@ final class CudaP2pBackend extends Backend {
     }
 
     @Override
+    public synchronized void stopWaiting() {
+        if (line != null && !closed) {
+            line.end();
+        }
+    }
+
+    @Override
     public synchronized void close() {
         if (closed) {
             return;
         }
         closed = true;
+        if (line != null) {
+            line.stop();
+        }
         nccl.close();
         if (line != null) {
             line.close();

@@ -7,13 +7,12 @@ package org.djlx.collectives.cudap2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.gpu.CurrentStreams;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -32,30 +31,39 @@ public final class CudaP2pBuffers extends P2pBuffers {
             releaser; // made in time: the driver may not make one when streams wait
     private final RankOrderReducer reducer;
     private final HostSync hosts;
+    private final CurrentStreams currentStreams;
     private final int rank;
     private int epoch;
     private int barriers;
+    private Operation numbered; // the last operation that has an epoch
+    private int epochBefore; // when the operation under way began
+    private int barriersBefore;
     private Runnable capturedBarrier; // what a barrier is in a graph; null if none is recorded
 
     CudaP2pBuffers(
             P2pRegion region,
             CudaDevice device,
-            int rank,
             HostSync hosts,
-            KernelCompiler compiler) {
+            CurrentStreams currentStreams,
+            RankOrderReducer reducer) {
         super(
-                rank,
+                region.rank(),
                 region.ranks(),
                 region.layout().bufferSize(),
                 region.layout().heapSize(),
                 RegionLayout.CHANNELS);
-        this.hosts = hosts;
         this.region = region;
         this.device = device;
-        this.rank = rank;
+        this.hosts = hosts;
+        this.currentStreams = currentStreams;
+        this.reducer = reducer;
+        this.rank = region.rank();
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.releaser = CudaStream.create(device);
-        this.reducer = new RankOrderReducer(device, compiler);
+    }
+
+    boolean isInOneProcess() {
+        return region.isInOneProcess();
     }
 
     /**
@@ -85,9 +93,41 @@ public final class CudaP2pBuffers extends P2pBuffers {
         return reducer;
     }
 
+    /**
+     * Returns the calling thread's current stream.
+     *
+     * @return the stream, not to be closed
+     */
+    public CudaStream currentStream() {
+        return currentStreams.get();
+    }
+
     @Override
     public int epoch(Operation operation) {
-        return isCapturing() ? 1 : epoch;
+        if (isCapturing()) {
+            return 1;
+        }
+        if (operation != numbered) {
+            numbered = operation;
+            epoch++;
+        }
+        return epoch;
+    }
+
+    /** To be called before each operation. */
+    void begin() {
+        epochBefore = epoch;
+        barriersBefore = barriers;
+    }
+
+    /**
+     * To be called when the ranks did not agree on the operation that had begun: some may have
+     * raised signals, or even counted. Numbers go on from beyond all of that; so that the halves of
+     * the buffers go on in turn, by an even distance from where they were.
+     */
+    void skip() {
+        epoch = epochBefore + 2;
+        barriers = barriersBefore + 1;
     }
 
     /**
@@ -121,10 +161,6 @@ public final class CudaP2pBuffers extends P2pBuffers {
         } finally {
             capturedBarrier = null;
         }
-    }
-
-    void nextEpoch() {
-        epoch++;
     }
 
     @Override
@@ -171,12 +207,12 @@ public final class CudaP2pBuffers extends P2pBuffers {
 
     @Override
     public void putSignal(int peer, int channel, int value) {
-        putSignal(current(), peer, channel, value);
+        putSignal(currentStream(), peer, channel, value);
     }
 
     @Override
     public void waitSignal(Operation operation, int peer, int channel, int value) {
-        waitSignal(current(), peer, channel, value);
+        waitSignal(currentStream(), peer, channel, value);
     }
 
     /**
@@ -199,7 +235,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
             return;
         }
         barriers++;
-        CudaStream stream = current();
+        CudaStream stream = currentStream();
         for (int peer = 0; peer < region.ranks(); peer++) {
             raise(stream, peer, RegionLayout.BARRIER, barriers);
         }
@@ -207,10 +243,6 @@ public final class CudaP2pBuffers extends P2pBuffers {
         for (int peer = 0; peer < region.ranks(); peer++) {
             await(stream, peer, RegionLayout.BARRIER, barriers);
         }
-    }
-
-    private CudaStream current() {
-        return CudaStream.wrap(device, Torch.currentCudaStream(device.device()));
     }
 
     /**
@@ -226,10 +258,10 @@ public final class CudaP2pBuffers extends P2pBuffers {
         }
     }
 
-    void close(GroupContext context) {
+    void close() {
         side.close();
         releaser.close();
         reducer.close();
-        region.retire(context);
+        region.retire(hosts);
     }
 }

@@ -10,7 +10,20 @@ import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.nativeops.GpuTopology;
 
-/** Options of the {@code cuda_p2p} backend. They must be the same on all ranks. */
+/**
+ * Options of the {@code cuda_p2p} backend. They must be the same on all ranks.
+ *
+ * <p>What this backend does not leave to NCCL, small all-reduces and operators on P2P buffers, runs
+ * on the caller's current stream, and the call returns when all ranks have made theirs: ranks must
+ * call the operations of all their groups in one order.
+ *
+ * <p>The same, and nothing else, can be recorded by {@link org.djlx.nativeops.CudaGraph#capture}.
+ * All ranks record it, and launch their graphs equally often. A launch waits for those of the other
+ * ranks, and in one process the driver may wait for that: so let a rank first do once without a
+ * graph whatever it does between launches, and let the ranks wait for each other on the host
+ * between recording and the first launch. A launch that waits in vain for the group's timeout gives
+ * wrong results, and breaks the group: the next call throws.
+ */
 public final class CudaP2pOptions extends BackendOptions {
 
     /** The size of a rank's P2P buffer unless told otherwise: 256 MiB. */

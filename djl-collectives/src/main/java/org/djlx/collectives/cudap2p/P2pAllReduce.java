@@ -8,6 +8,7 @@ import java.time.Duration;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
@@ -145,6 +146,14 @@ final class P2pAllReduce implements AutoCloseable {
     /** Makes kernels end that wait for other ranks, now and from now on. */
     void stop() {
         statusWords.putIntVolatile(STOP, 1);
+    }
+
+    /** Tells for whom a kernel has waited in vain, if one has. */
+    Optional<String> missing() {
+        int missing = statusWords.getIntVolatile(MISSING);
+        return missing == 0
+                ? Optional.empty()
+                : Optional.of("rank " + (missing - 1) + " did not arrive at an all-reduce");
     }
 
     /** What went wrong in a kernel that has ended, or null. */

@@ -30,6 +30,9 @@ import org.djlx.nativeops.Torch;
  */
 final class P2pLine implements Watchdog.Line {
 
+    // Reads files for each rank, at leisure.
+    private static final long LOOK_NANOS = 100_000_000;
+
     private final GroupContext context;
     private final CudaDevice device;
     private final boolean blockingWait;
@@ -42,8 +45,8 @@ final class P2pLine implements Watchdog.Line {
     private final CurrentStreams currentStreams;
     private final CudaEvent last; // behind the operation before
     private final Watchdog watchdog;
-    private long lastStream = -1;
     private Replays replays; // once an operation is in a graph
+    private long looked = System.nanoTime(); // for dead peers
     private volatile CollectiveException broken;
 
     /**
@@ -54,6 +57,7 @@ final class P2pLine implements Watchdog.Line {
      * @param blockingWait whether waiting for a work blocks the host
      * @param hosts the other ranks' hosts
      * @param buffers what operations wait in
+     * @param currentStreams the callers' streams, closed with the line
      * @param allReduce what operations wait in
      * @param onBreak told when the line breaks
      */
@@ -63,6 +67,7 @@ final class P2pLine implements Watchdog.Line {
             boolean blockingWait,
             HostSync hosts,
             CudaP2pBuffers buffers,
+            CurrentStreams currentStreams,
             P2pAllReduce allReduce,
             Consumer<CollectiveException> onBreak) {
         this.context = context;
@@ -76,7 +81,7 @@ final class P2pLine implements Watchdog.Line {
         manager = NDManager.newBaseManager(device.device(), "PyTorch");
         manager.setName(name);
         events = new EventPool(device);
-        currentStreams = new CurrentStreams(device);
+        this.currentStreams = currentStreams;
         last = CudaEvent.create(device);
         watchdog = new Watchdog(name, new Alone());
     }
@@ -134,6 +139,10 @@ final class P2pLine implements Watchdog.Line {
 
         @Override
         public Optional<String> deadPeer() {
+            if (System.nanoTime() - looked < LOOK_NANOS) {
+                return Optional.empty();
+            }
+            looked = System.nanoTime();
             return Optional.ofNullable(hosts.brokenRank());
         }
     }
@@ -167,18 +176,17 @@ final class P2pLine implements Watchdog.Line {
                             + "); destroy it and create a new one",
                     broken);
         }
-        if (currentStreams.get().isCapturing()) {
-            return capture(operation, body, result);
+        buffers.begin();
+        CudaStream current = currentStreams.get();
+        if (current.isCapturing()) {
+            return capture(operation, current, body, result);
         }
         List<NDArray> held = result.stream().map(array -> Torch.alias(manager, array)).toList();
         StreamWork work = new StreamWork(this, operation, result, held);
         operation.started();
-        CudaStream current = currentStreams.get();
-        if (lastStream != -1 && lastStream != current.handle()) {
-            current.waitEvent(last);
-        }
+        current.waitEvent(last);
         try {
-            body.accept(current);
+            attempt(operation, current, body);
         } catch (CollectiveMismatchException e) {
             work.fail(e);
             return work;
@@ -192,19 +200,48 @@ final class P2pLine implements Watchdog.Line {
             return work;
         }
         last.record(current);
-        lastStream = current.handle();
         work.recordEnd(current);
         watchdog.add(work);
+        if (broken != null && watchdog.remove(work) && work.seal(broken)) {
+            // Whoever broke the line did not see the work.
+            work.complete(false);
+        }
         return work;
     }
 
-    /** Puts an operation into the graph that the current stream is recorded into. */
-    private Work capture(Operation operation, Consumer<CudaStream> body, List<NDArray> result) {
+    private void attempt(Operation operation, CudaStream current, Consumer<CudaStream> body) {
+        try {
+            body.accept(current);
+        } catch (CollectiveMismatchException e) {
+            // The group goes on: with what was sent not arriving in the midst of the next one.
+            buffers.skip();
+            buffers.stream().synchronize();
+            hosts.meet(operation);
+            throw e;
+        }
+    }
+
+    /** Lets the current stream wait for the operations so far. */
+    void join() {
         CudaStream current = currentStreams.get();
+        if (!current.isCapturing()) {
+            current.waitEvent(last);
+        }
+    }
+
+    /** Puts an operation into the graph that the current stream is recorded into. */
+    private Work capture(
+            Operation operation,
+            CudaStream current,
+            Consumer<CudaStream> body,
+            List<NDArray> result) {
         operation.started();
         try {
             body.accept(current);
         } catch (RuntimeException e) {
+            if (e instanceof CollectiveMismatchException) {
+                buffers.skip();
+            }
             operation.ended(e);
             throw e;
         }
@@ -222,9 +259,10 @@ final class P2pLine implements Watchdog.Line {
         return allReduce.failure(operation);
     }
 
+    /** Tells also what went wrong in a kernel that a graph replayed. */
     @Override
     public Optional<String> error() {
-        return Optional.empty();
+        return allReduce.missing();
     }
 
     @Override
@@ -237,7 +275,6 @@ final class P2pLine implements Watchdog.Line {
         }
         hosts.fail(reason.getMessage());
         hosts.end();
-        onBreak.accept(reason);
         return true;
     }
 
@@ -245,11 +282,18 @@ final class P2pLine implements Watchdog.Line {
     public void abort() {
         allReduce.stop();
         buffers.release();
+        // What waits for it may be NCCL's, whose abort waits for that.
+        onBreak.accept(broken);
         device.synchronize();
     }
 
-    /** Ends what is under way and frees everything. */
-    void close() {
+    /** Makes the host's waits for other ranks fail; any thread may call it. */
+    void end() {
+        hosts.end();
+    }
+
+    /** Ends what is under way. */
+    void stop() {
         if (replays != null) {
             watchdog.remove(replays);
         }
@@ -260,10 +304,18 @@ final class P2pLine implements Watchdog.Line {
                             "this rank destroyed the group '" + context.name() + "'"));
         }
         watchdog.close();
-        hosts.close();
+        if (replays != null) {
+            // Nobody knows what graphs still do.
+            allReduce.stop();
+            buffers.release();
+        }
+    }
+
+    /** Frees everything, after {@link #stop}. */
+    void close() {
         device.synchronize();
         allReduce.close();
-        buffers.close(context);
+        buffers.close();
         events.close();
         currentStreams.close();
         last.close();

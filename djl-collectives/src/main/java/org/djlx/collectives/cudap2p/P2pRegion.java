@@ -10,16 +10,15 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
-import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
 import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.shm.HostSync;
 import org.djlx.collectives.shm.Liveness;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaMemory;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.GpuTopology;
@@ -37,7 +36,6 @@ final class P2pRegion implements AutoCloseable {
 
     private static final Logger logger = LoggerFactory.getLogger(P2pRegion.class);
     private static final Gson GSON = new Gson();
-    private static final String RETIRED_KEY = "p2p-retired-";
     private static final List<P2pRegion> RETIRED = new ArrayList<>();
 
     private final RegionLayout layout;
@@ -47,8 +45,8 @@ final class P2pRegion implements AutoCloseable {
     private final List<NativeMemory> regions = new ArrayList<>(); // of each rank, as seen from here
     private final List<String> buses = new ArrayList<>(); // where the ranks' GPUs are
     private final List<CudaDevice> peers = new ArrayList<>();
-    private List<Card> cards;
-    private GroupContext context; // once it is retired
+    private boolean inOneProcess; // some ranks are
+    private HostSync hosts; // once it is retired
 
     private P2pRegion(RegionLayout layout, CudaDevice device, int rank) {
         this.layout = layout;
@@ -62,12 +60,12 @@ final class P2pRegion implements AutoCloseable {
         String problem;
         String host;
         long pid;
-        long startTime;
         int ordinal;
         String bus;
         long address;
         long byteSize;
-        String handle;
+        String handle; // null if other processes cannot map the memory
+        String noHandle; // why
     }
 
     /** A region, or why there is none: the same answer on all ranks. */
@@ -93,7 +91,7 @@ final class P2pRegion implements AutoCloseable {
             region.clear();
             region.fill(card);
         } catch (RuntimeException | LinkageError e) {
-            card.problem = e.getMessage();
+            card.problem = e.toString();
         }
         String problem = firstProblem(region, context, card);
         if (problem == null) {
@@ -114,18 +112,29 @@ final class P2pRegion implements AutoCloseable {
         if (problem != null) {
             return problem;
         }
-        String mine = attempt(() -> region.open(cards));
-        problem = firstOf(context.exchange("p2p-mapped", bytes(mine)));
-        if (problem != null) {
-            return problem;
+        problem = agree(context, "p2p-mapped", () -> region.open(cards));
+        if (problem == null) {
+            problem = agree(context, "p2p-probed", region::writeProbes);
         }
-        mine = attempt(region::writeProbes);
-        problem = firstOf(context.exchange("p2p-probed", bytes(mine)));
-        if (problem != null) {
-            return problem;
+        return problem == null ? agree(context, "p2p-checked", region::checkProbes) : problem;
+    }
+
+    /**
+     * Does something on all ranks that may fail.
+     *
+     * @param context the group and the rank
+     * @param name names the step
+     * @param step what to do
+     * @return the first problem; null if there is none on any rank. The same answer on all
+     */
+    static String agree(GroupContext context, String name, Runnable step) {
+        List<byte[]> problems = context.exchange(name, bytes(attempt(step)));
+        for (int rank = 0; rank < problems.size(); rank++) {
+            if (problems.get(rank).length > 0) {
+                return "rank " + rank + ": " + text(problems.get(rank));
+            }
         }
-        mine = attempt(region::checkProbes);
-        return firstOf(context.exchange("p2p-checked", bytes(mine)));
+        return null;
     }
 
     /** What speaks against P2P in what the ranks said; everybody finds the same. */
@@ -154,18 +163,9 @@ final class P2pRegion implements AutoCloseable {
         try {
             step.run();
             return "";
-        } catch (RuntimeException e) {
-            return e.getMessage();
+        } catch (RuntimeException | LinkageError e) {
+            return e.toString();
         }
-    }
-
-    private static String firstOf(List<byte[]> problems) {
-        for (int rank = 0; rank < problems.size(); rank++) {
-            if (problems.get(rank).length > 0) {
-                return "rank " + rank + ": " + text(problems.get(rank));
-            }
-        }
-        return null;
     }
 
     private static byte[] bytes(String text) {
@@ -184,22 +184,22 @@ final class P2pRegion implements AutoCloseable {
     }
 
     private void fill(Card card) {
-        try {
-            card.host = Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).trim();
-        } catch (IOException e) {
-            throw new EngineException("cannot tell which host this is", e);
-        }
+        // Whoever tells NCCL that ranks are on different hosts means it for P2P, too.
+        card.host = Liveness.HOST + " " + System.getenv("NCCL_HOSTID");
         card.pid = ProcessHandle.current().pid();
-        card.startTime = Liveness.startTime(card.pid);
         card.ordinal = device.device().getDeviceId();
         card.bus = device.pciBusId();
         card.address = own.address();
         card.byteSize = own.byteSize();
-        card.handle = HexFormat.of().formatHex(CudaMemory.exportHandle(device, own));
+        try {
+            card.handle = HexFormat.of().formatHex(CudaMemory.exportHandle(device, own));
+        } catch (CudaException e) {
+            card.noHandle = e.getMessage();
+        }
     }
 
-    private void open(List<Card> all) {
-        cards = all;
+    private void open(List<Card> cards) {
+        inOneProcess = cards.stream().map(card -> card.pid).distinct().count() < cards.size();
         for (int peer = 0; peer < cards.size(); peer++) {
             Card card = cards.get(peer);
             buses.add(card.bus);
@@ -225,6 +225,9 @@ final class P2pRegion implements AutoCloseable {
     }
 
     private NativeMemory openThere(Card card) {
+        if (card.handle == null) {
+            throw new EngineException("the memory of another process: " + card.noHandle);
+        }
         byte[] handle = HexFormat.of().parseHex(card.handle);
         NativeMemory opened = CudaMemory.openHandle(device, handle, card.byteSize);
         boolean done = false;
@@ -291,8 +294,17 @@ final class P2pRegion implements AutoCloseable {
         return layout;
     }
 
+    int rank() {
+        return rank;
+    }
+
     int ranks() {
         return regions.size();
+    }
+
+    /** Whether some ranks are in one process, where the driver may wait for all of its GPUs. */
+    boolean isInOneProcess() {
+        return inOneProcess;
     }
 
     /** A rank's region, as this rank's GPU addresses it. */
@@ -308,60 +320,45 @@ final class P2pRegion implements AutoCloseable {
      * Gives the region up. Another rank may still write into it, and would break its CUDA context
      * if the memory were gone: it is freed when all ranks have given theirs up, or have died; at
      * the latest, with the process.
+     *
+     * @param hosts the other ranks, of which this one takes its leave; closed with the region
      */
-    void retire(GroupContext context) {
-        this.context = context;
+    void retire(HostSync hosts) {
+        closePeers();
+        this.hosts = hosts;
+        hosts.leave();
         synchronized (RETIRED) {
             RETIRED.add(this);
-            try {
-                context.store().set(RETIRED_KEY + rank, new byte[0]);
-            } catch (RuntimeException e) {
-                logger.debug("the memory of group '{}' stays until the exit", context.name(), e);
-            }
         }
         freeRetired();
     }
 
     private static void freeRetired() {
         synchronized (RETIRED) {
-            RETIRED.removeIf(
-                    region -> {
-                        boolean free = region.isUnused();
-                        if (free) {
-                            region.close();
-                        }
-                        return free;
-                    });
-        }
-    }
-
-    private boolean isUnused() {
-        try {
-            for (int peer = 0; peer < cards.size(); peer++) {
-                Card card = cards.get(peer);
-                boolean done =
-                        peer == rank
-                                || !Liveness.isAlive(card.pid, card.startTime)
-                                || context.store().check(List.of(RETIRED_KEY + peer));
-                if (!done) {
-                    return false;
-                }
+            List<P2pRegion> unused =
+                    RETIRED.stream().filter(region -> region.hosts.isAlone()).toList();
+            RETIRED.removeAll(unused);
+            for (P2pRegion region : unused) {
+                region.own.close();
+                region.hosts.close();
             }
-            return true;
-        } catch (RuntimeException e) {
-            return false; // The store is gone, perhaps.
         }
     }
 
-    /** Frees this rank's memory and unmaps that of the others; nothing may use it any more. */
-    @Override
-    public void close() {
+    /** Unmaps the memory of the others. */
+    private void closePeers() {
         for (NativeMemory region : regions) {
             if (region != own) {
                 region.close();
             }
         }
-        own.close();
         peers.forEach(CudaDevice::close);
+    }
+
+    /** Frees this rank's memory and unmaps that of the others; nothing may use it any more. */
+    @Override
+    public void close() {
+        closePeers();
+        own.close();
     }
 }

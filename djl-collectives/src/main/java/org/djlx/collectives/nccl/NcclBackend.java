@@ -282,6 +282,15 @@ public final class NcclBackend extends Backend {
         return issue(channels.from(source), operation, call, List.of(tensor), source);
     }
 
+    /**
+     * Tells whether the calling thread is between {@link #startBatch} and {@link #endBatch}.
+     *
+     * @return whether it is
+     */
+    public boolean isBatching() {
+        return NcclBatch.current() != null;
+    }
+
     @Override
     public void startBatch() {
         NcclBatch.begin();
@@ -331,6 +340,13 @@ public final class NcclBackend extends Backend {
     }
 
     private Work issue(Lane where, Operation operation, Call call, List<NDArray> result, int peer) {
+        if (resources.current().get().isCapturing()) {
+            call.release();
+            throw new IllegalStateException(
+                    operation
+                            + " cannot go into a CUDA graph, as NCCL runs it; small all-reduces and"
+                            + " fused operators of backend 'cuda_p2p' can");
+        }
         NcclWork work = new NcclWork(where, operation, call, result, peer);
         watchdog.add(work);
         try {

@@ -6,7 +6,9 @@ package org.djlx.collectives.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -16,6 +18,8 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.function.BiConsumer;
+import java.util.stream.Stream;
+import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -23,16 +27,22 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Reductions;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.nccl.NcclCases;
 import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaGraph;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestFactory;
 import org.junit.jupiter.api.Timeout;
 
 /** All-reduce between GPUs, on all GPUs of the machine, with ranks that are threads. */
@@ -66,6 +76,21 @@ class CudaP2pThreadsTest {
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
+    }
+
+    @TestFactory
+    Stream<DynamicTest> contract() {
+        return NcclCases.cases("cuda_p2p", worldSize).entrySet().stream()
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        entry.getKey(),
+                                        () ->
+                                                run(
+                                                        CudaP2pOptions.builder(),
+                                                        (group, manager) ->
+                                                                ContractCases.run(
+                                                                        entry.getValue(), group))));
     }
 
     @Test
@@ -113,6 +138,87 @@ class CudaP2pThreadsTest {
                         tensor.close();
                     }
                 });
+    }
+
+    /**
+     * Operations by NCCL, which has a stream of its own, and by P2P in turn, issued from two
+     * streams; nobody waits in between. A round leaves what rank 0 has, plus 1.
+     */
+    @Test
+    void nextToThoseOfNccl() {
+        int rounds = 100;
+        run(
+                CudaP2pOptions.builder(),
+                (group, manager) -> {
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream other = CudaStream.create(device)) {
+                        NDArray tensor = manager.full(new Shape(50_000), (float) group.rank());
+                        NDArray ones = manager.ones(new Shape(50_000));
+                        group.broadcast(tensor, 0).await(group.timeout());
+                        group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                        device.synchronize();
+                        Work last = null;
+                        for (int i = 0; i < rounds; i++) {
+                            group.broadcast(tensor, 0);
+                            CudaStreamGuard guard =
+                                    Torch.cudaStreamGuard(group.device(), other.handle());
+                            group.allReduce(tensor, ReduceOp.AVG);
+                            guard.close();
+                            group.reduce(tensor, 0, ReduceOp.MAX);
+                            group.broadcast(tensor, 0).blockCurrentStream();
+                            Torch.addInPlace(tensor, ones);
+                            last = group.allReduce(tensor, ReduceOp.AVG);
+                        }
+                        last.await(group.timeout());
+                        assertEquals(rounds, tensor.max().getFloat());
+                        assertEquals(rounds, tensor.min().getFloat());
+                    }
+                });
+    }
+
+    @Test
+    void graphsOfWhatNcclRuns() {
+        run(
+                CudaP2pOptions.builder(),
+                (group, manager) -> {
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream stream = CudaStream.create(device)) {
+                        NDArray tensor = manager.ones(new Shape(1000));
+                        group.allReduce(tensor, ReduceOp.MAX).await(group.timeout());
+                        CudaStreamGuard guard =
+                                Torch.cudaStreamGuard(group.device(), stream.handle());
+                        IllegalStateException e =
+                                assertThrows(
+                                        IllegalStateException.class,
+                                        () ->
+                                                CudaGraph.capture(
+                                                        stream,
+                                                        () ->
+                                                                group.allReduce(
+                                                                        tensor, ReduceOp.MAX)));
+                        guard.close();
+                        assertTrue(e.getMessage().contains("CUDA graph"), e.getMessage());
+                        group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
+                        assertEquals(worldSize, tensor.max().getFloat());
+                    }
+                });
+    }
+
+    @Test
+    void graphsOfStridedTensors() {
+        run(
+                CudaP2pOptions.builder(),
+                (group, manager) ->
+                        Replays.check(
+                                group,
+                                new Shape(100, 30),
+                                input -> {
+                                    try (NDArray columns = input.transpose()) {
+                                        group.allReduce(columns, ReduceOp.SUM).blockCurrentStream();
+                                    }
+                                    return Torch.alias(manager, input);
+                                },
+                                (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
     }
 
     @Test

@@ -12,6 +12,9 @@ import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.function.ToDoubleBiFunction;
 import java.util.function.UnaryOperator;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaGraph;
@@ -24,6 +27,8 @@ import org.djlx.nativeops.Torch;
 public final class Replays {
 
     private static final int ROUNDS = 1000;
+    private static final int VALUES = 50;
+    private static final OpType MEETING = new OpType("meeting");
 
     private Replays() {}
 
@@ -47,34 +52,39 @@ public final class Replays {
             CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
             try {
                 NDArray input = Torch.empty(manager, shape, ScalarType.FLOAT32);
-                NDArray values = manager.arange(50f).add(group.rank());
-                NDArray outputs = Torch.empty(manager, new Shape(ROUNDS, 2), ScalarType.FLOAT32);
+                NDArray values =
+                        manager.arange((float) VALUES)
+                                .add(group.rank())
+                                .reshape(VALUES, 1)
+                                .repeat(1, shape.size());
+                NDArray outputs = manager.zeros(new Shape(ROUNDS, 2));
                 // What libtorch takes from the driver and loads, it does now.
                 for (int i = 0; i < 3; i++) {
-                    feed(input, values, i);
-                    keep(outputs, i, operation.apply(input));
-                    operation.apply(Torch.cast(input, ScalarType.FLOAT32)).close();
+                    once(operation, input);
+                    operation.apply(input).close();
                 }
                 stream.synchronize();
-                group.barrier().await(group.timeout());
+                meet(group);
                 NDArray[] output = new NDArray[1];
                 try (CudaGraph graph =
                         CudaGraph.capture(stream, () -> output[0] = operation.apply(input))) {
                     // A replay waits for those of the other ranks, which must need nothing of the
                     // driver any more.
                     stream.synchronize();
-                    group.barrier().await(group.timeout());
+                    meet(group);
                     for (int round = 0; round < ROUNDS; round++) {
-                        feed(input, values, round);
+                        copy(stream, input, 0, values, round % VALUES * shape.size(), shape.size());
                         graph.launch(stream);
-                        keep(outputs, round, output[0]);
-                        if (round % 50 == 49) {
-                            operation.apply(Torch.cast(input, ScalarType.FLOAT32)).close();
+                        long last = output[0].size() - 1;
+                        copy(stream, outputs, 2L * round, output[0], 0, 1);
+                        copy(stream, outputs, 2L * round + 1, output[0], last, 1);
+                        if (round % VALUES == VALUES - 1) {
+                            once(operation, input);
                         }
                     }
                     float[] all = outputs.toFloatArray();
                     for (int round = 0; round < ROUNDS; round++) {
-                        double want = expected.applyAsDouble(round % 50, group.worldSize());
+                        double want = expected.applyAsDouble(round % VALUES, group.worldSize());
                         for (float got : List.of(all[2 * round], all[2 * round + 1])) {
                             assertEquals(want, got, 1e-5 * Math.abs(want), "round " + round);
                         }
@@ -87,15 +97,27 @@ public final class Replays {
         }
     }
 
-    private static void feed(NDArray input, NDArray values, int round) {
-        Torch.copy(input, values.get(round % 50).broadcast(input.getShape()));
+    /** Waits for the other ranks' hosts, and leaves the GPUs alone. */
+    private static void meet(ProcessGroup group) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        group.execute(MEETING, new Agreed(null, new long[0], null, 0), buffers::awaitAgreement)
+                .await(group.timeout());
     }
 
-    /** Keeps the first and the last element. */
-    private static void keep(NDArray outputs, int round, NDArray output) {
-        NDArray kept = outputs.get(round);
-        NDArray flat = output.flatten();
-        Torch.copy(kept.get("0:1"), flat.get("0:1"));
-        Torch.copy(kept.get("1:2"), flat.get(flat.size() - 1 + ":"));
+    /** An operation between replays, on a copy of the input. */
+    private static void once(UnaryOperator<NDArray> operation, NDArray input) {
+        try (NDArray copy = Torch.cast(input, ScalarType.FLOAT32);
+                NDArray output = operation.apply(copy)) {
+            output.getShape();
+        }
+    }
+
+    /** Copies elements, without libtorch, which might take memory. */
+    private static void copy(
+            CudaStream stream, NDArray to, long toIndex, NDArray from, long fromIndex, long count) {
+        stream.copyAsync(
+                Torch.dataPointer(to) + toIndex * Float.BYTES,
+                Torch.dataPointer(from) + fromIndex * Float.BYTES,
+                count * Float.BYTES);
     }
 }

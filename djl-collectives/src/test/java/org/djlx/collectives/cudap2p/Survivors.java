@@ -7,6 +7,7 @@ package org.djlx.collectives.cudap2p;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -38,12 +39,7 @@ public final class Survivors {
      */
     public static void run(boolean idle, BiConsumer<ProcessGroup, NDManager> operation)
             throws InterruptedException {
-        CudaP2pOptions options =
-                CudaP2pOptions.builder()
-                        .optBufferSize(16 << 20)
-                        .optNcclOptions(
-                                NcclOptions.builder().optTimeout(Duration.ofSeconds(20)).build())
-                        .build();
+        CudaP2pOptions options = options(NcclOptions.builder());
         ProcessGroup group = ProcessGroups.init("cuda_p2p", options);
         assertTrue(group.isP2pAvailable());
         int rank = group.rank();
@@ -66,11 +62,19 @@ public final class Survivors {
                 System.out.println("failed after " + millis + " ms: " + e.getMessage());
             }
             group.destroy();
-            goOn(manager, options, rank < VICTIM ? rank : rank - 1, worldSize - 1);
+            goOn(manager, group.device(), rank < VICTIM ? rank : rank - 1, worldSize - 1);
         }
     }
 
-    private static void goOn(NDManager manager, CudaP2pOptions options, int rank, int ranks) {
+    private static CudaP2pOptions options(NcclOptions.Builder nccl) {
+        return CudaP2pOptions.builder()
+                .optBufferSize(16 << 20)
+                .optNcclOptions(nccl.optTimeout(Duration.ofSeconds(20)).build())
+                .build();
+    }
+
+    private static void goOn(NDManager manager, Device device, int rank, int ranks) {
+        CudaP2pOptions options = options(NcclOptions.builder().optDevices(device));
         try (TcpStore store =
                         TcpStore.builder()
                                 .setHost(System.getenv("MASTER_ADDR"))
@@ -78,6 +82,7 @@ public final class Survivors {
                                 .build();
                 ProcessGroup left =
                         ProcessGroups.init("cuda_p2p", store, "left", rank, ranks, options)) {
+            assertTrue(left.isP2pAvailable());
             NDArray tensor = manager.ones(new Shape(1000));
             Work work = left.allReduce(tensor, ReduceOp.SUM);
             work.await();

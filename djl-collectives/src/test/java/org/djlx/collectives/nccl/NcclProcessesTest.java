@@ -82,7 +82,7 @@ class NcclProcessesTest {
                     () -> ranks.output(0) + ranks.output(1));
             for (int rank = 0; rank < worldSize; rank++) {
                 String output = ranks.output(rank);
-                for (String name : NcclCases.cases(worldSize).keySet()) {
+                for (String name : NcclCases.cases(backend, worldSize).keySet()) {
                     assertTrue(output.contains("passed " + name + "\n"), output);
                 }
             }

@@ -47,7 +47,7 @@ class NcclThreadsTest {
     }
 
     private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
-        return (verify ? NcclCases.verifiedCases() : NcclCases.cases(worldSize))
+        return (verify ? NcclCases.verifiedCases() : NcclCases.cases("nccl", worldSize))
                 .entrySet().stream()
                         .map(
                                 entry ->
