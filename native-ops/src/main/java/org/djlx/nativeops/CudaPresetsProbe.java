@@ -45,7 +45,14 @@ final class CudaPresetsProbe {
     /** A class of its own, so that nothing of the presets is touched before it is wanted. */
     private static final class Presets {
 
+        private static final String MEMORY_LIMIT = "org.bytedeco.javacpp.maxphysicalbytes";
+
         static void load() throws IOException {
+            // Unless told, JavaCPP lets the process have four times the Java heap, and throws
+            // OutOfMemoryError beyond. libtorch, whose memory that is, has its own limits.
+            if (System.getProperty(MEMORY_LIMIT) == null) {
+                System.setProperty(MEMORY_LIMIT, "0");
+            }
             // JavaCPP copies its libraries into a cache when first used. Where two processes do so
             // at once, one can map a file that the other is writing, and die with SIGBUS.
             Path lock = Loader.getCacheDir().toPath().resolve("org.djlx.nativeops.lock");
