@@ -15,6 +15,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.store.Deadline;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
 
@@ -207,7 +208,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
 
     @Override
     public final void await(Duration timeout) {
-        if (!awaitEnd(timeout.toNanos())) {
+        if (!awaitEnd(Deadline.after(timeout).remainingNanos())) {
             throw new CollectiveTimeoutException(
                     operation + " was still under way after " + timeout, List.of());
         }
