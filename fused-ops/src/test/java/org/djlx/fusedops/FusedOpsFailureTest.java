@@ -4,10 +4,8 @@
  */
 package org.djlx.fusedops;
 
-import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.cudap2p.P2pRanks;
 import org.djlx.collectives.cudap2p.Survivors;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.RepeatedTest;
 import org.junit.jupiter.api.RepetitionInfo;
@@ -23,8 +21,7 @@ class FusedOpsFailureTest {
 
     @BeforeAll
     static void requireGpus() {
-        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        worldSize = Math.min(8, CudaDevice.count());
+        worldSize = P2pRanks.require();
     }
 
     @RepeatedTest(10)

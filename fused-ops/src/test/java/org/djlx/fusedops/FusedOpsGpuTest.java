@@ -10,7 +10,6 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -19,18 +18,16 @@ import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.cudap2p.CudaP2pOptions;
+import org.djlx.collectives.cudap2p.P2pRanks;
 import org.djlx.collectives.cudap2p.Replays;
-import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.BeforeAll;
@@ -49,20 +46,17 @@ class FusedOpsGpuTest {
 
     @BeforeAll
     static void requireGpus() {
-        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        worldSize = Math.min(8, CudaDevice.count());
+        worldSize = P2pRanks.require();
     }
 
     static CudaP2pOptions options(long bufferSize) {
-        return CudaP2pOptions.builder()
-                .optBufferSize(bufferSize)
-                .optHeapSize(HEAP)
-                .optNcclOptions(NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build())
-                .build();
+        return P2pRanks.options().optBufferSize(bufferSize).optHeapSize(HEAP).build();
     }
 
     private static void run(long bufferSize, Consumer<ProcessGroup> body) {
-        LocalRanks.run(ProcessGroups.local("cuda_p2p", worldSize, options(bufferSize)), body);
+        LocalRanks.run(
+                ProcessGroups.local("cuda_p2p", worldSize, options(bufferSize)),
+                group -> P2pRanks.run(group, () -> body.accept(group)));
     }
 
     private static void expect(
@@ -98,7 +92,8 @@ class FusedOpsGpuTest {
     /** The grid once more, each rank in a process. */
     @Test
     void inProcesses() throws InterruptedException {
-        try (RankProcesses ranks = new RankProcesses(worldSize, FusedRankMain.class)) {
+        try (RankProcesses ranks =
+                new RankProcesses(worldSize, rank -> P2pRanks.environment(), FusedRankMain.class)) {
             assertEquals(
                     Collections.nCopies(worldSize, 0),
                     ranks.await(),
@@ -205,6 +200,7 @@ class FusedOpsGpuTest {
 
     @Test
     void fallbacks() {
+        P2pRanks.requireNccl();
         FusedCase last =
                 new FusedCase(ScalarType.BFLOAT16, new Shape(6, 4), List.of(5), 1, false, 1);
         FusedCase large =
@@ -295,6 +291,7 @@ class FusedOpsGpuTest {
 
     @Test
     void randomCases() {
+        P2pRanks.requireNccl(); // Some gather along the last dimension.
         List<Consumer<ProcessGroup>> checks = new ArrayList<>();
         Random random = new Random(7);
         for (int i = 0; i < 60; i++) {

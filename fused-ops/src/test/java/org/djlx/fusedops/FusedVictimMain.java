@@ -23,14 +23,15 @@ public final class FusedVictimMain {
                     try (NDManager scope = manager.newSubManager()) {
                         NDArray a = scope.ones(new Shape(256, 256));
                         NDArray b = scope.ones(new Shape(256, 256));
+                        NDArray sum = a;
                         for (int i = 0; i < 5; i++) {
                             NDArray product =
                                     FusedOps.allGatherMatmul(a, List.of(b), 0, group, false)
                                             .outputs()
                                             .get(0);
-                            FusedOps.matmulReduceScatter(product, b, ReduceOp.AVG, 0, group);
+                            sum = FusedOps.matmulReduceScatter(product, b, ReduceOp.AVG, 0, group);
                         }
-                        group.barrier().await(group.timeout());
+                        sum.toFloatArray(); // Waits for the GPU; the next call tells what failed.
                     }
                 });
     }

@@ -64,7 +64,11 @@ final class CudaP2pBackend extends Backend {
         this.worldSize = context.worldSize();
         device = CudaDevice.open(nccl.device());
         P2pRegion.Mapped mapped =
-                P2pRegion.map(context, new RegionLayout(options, worldSize), device);
+                P2pRegion.map(
+                        context,
+                        new RegionLayout(options, worldSize),
+                        device,
+                        options.isSharedGpus());
         P2pRegion region = mapped.region();
         String problem = mapped.problem();
         Kernels kernels = new Kernels();

@@ -35,6 +35,7 @@ public final class CudaP2pOptions extends BackendOptions {
     private final long oneShotBytes;
     private final long twoShotBytes;
     private final GpuTopology.Kind topology;
+    private final boolean sharedGpus;
 
     private CudaP2pOptions(Builder builder) {
         super(builder.ncclOptions.timeout());
@@ -44,6 +45,7 @@ public final class CudaP2pOptions extends BackendOptions {
         oneShotBytes = builder.oneShotBytes;
         twoShotBytes = builder.twoShotBytes;
         topology = builder.topology;
+        sharedGpus = builder.sharedGpus;
     }
 
     /**
@@ -101,6 +103,15 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
+     * Tells whether ranks may share a GPU.
+     *
+     * @return whether they may
+     */
+    public boolean isSharedGpus() {
+        return sharedGpus;
+    }
+
+    /**
      * Returns a builder.
      *
      * @return the builder, with the defaults
@@ -118,6 +129,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private long oneShotBytes = 256 << 10;
         private long twoShotBytes = 10 << 20;
         private GpuTopology.Kind topology;
+        private boolean sharedGpus;
 
         private Builder() {}
 
@@ -190,6 +202,20 @@ public final class CudaP2pOptions extends BackendOptions {
                 throw new IllegalArgumentException("the size is negative: " + bytes);
             }
             return bytes;
+        }
+
+        /**
+         * Lets ranks share a GPU, to try out what runs on P2P buffers where there are fewer GPUs
+         * than ranks. What needs NCCL fails then, as NCCL refuses to share. Ranks of one process
+         * must each have a current stream of their own, as they wait for each other on it, and more
+         * than four may not find room on a GPU for kernels that wait for each other.
+         *
+         * @param shared whether they may; false, NCCL alone, unless set
+         * @return this builder
+         */
+        public Builder optSharedGpus(boolean shared) {
+            this.sharedGpus = shared;
+            return this;
         }
 
         /**

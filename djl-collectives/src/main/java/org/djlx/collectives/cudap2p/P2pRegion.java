@@ -77,8 +77,10 @@ final class P2pRegion implements AutoCloseable {
      * @param context the group and the rank
      * @param layout how it is divided
      * @param device the rank's GPU
+     * @param sharedGpus whether ranks may be on one GPU
      */
-    static Mapped map(GroupContext context, RegionLayout layout, CudaDevice device) {
+    static Mapped map(
+            GroupContext context, RegionLayout layout, CudaDevice device, boolean sharedGpus) {
         freeRetired();
         P2pRegion region = null;
         Card card = new Card();
@@ -93,7 +95,7 @@ final class P2pRegion implements AutoCloseable {
         } catch (RuntimeException | LinkageError e) {
             card.problem = e.toString();
         }
-        String problem = firstProblem(region, context, card);
+        String problem = firstProblem(region, context, card, sharedGpus);
         if (problem == null) {
             return new Mapped(region, null);
         }
@@ -103,12 +105,13 @@ final class P2pRegion implements AutoCloseable {
         return new Mapped(null, problem);
     }
 
-    private static String firstProblem(P2pRegion region, GroupContext context, Card card) {
+    private static String firstProblem(
+            P2pRegion region, GroupContext context, Card card, boolean sharedGpus) {
         List<Card> cards =
                 context.exchange("p2p", bytes(GSON.toJson(card))).stream()
                         .map(json -> GSON.fromJson(text(json), Card.class))
                         .toList();
-        String problem = describe(cards);
+        String problem = describe(cards, sharedGpus);
         if (problem != null) {
             return problem;
         }
@@ -138,7 +141,7 @@ final class P2pRegion implements AutoCloseable {
     }
 
     /** What speaks against P2P in what the ranks said; everybody finds the same. */
-    private static String describe(List<Card> cards) {
+    private static String describe(List<Card> cards, boolean sharedGpus) {
         for (int rank = 0; rank < cards.size(); rank++) {
             Card card = cards.get(rank);
             if (card.problem != null) {
@@ -150,7 +153,7 @@ final class P2pRegion implements AutoCloseable {
             if (card.byteSize != cards.get(0).byteSize) {
                 return "rank 0 and rank " + rank + " have different options";
             }
-            for (int other = 0; other < rank; other++) {
+            for (int other = 0; other < rank && !sharedGpus; other++) {
                 if (card.bus.equals(cards.get(other).bus)) {
                     return "rank " + other + " and rank " + rank + " are on the same GPU";
                 }
@@ -216,10 +219,12 @@ final class P2pRegion implements AutoCloseable {
     private NativeMemory openHere(Card card) {
         CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
         peers.add(other);
-        if (!device.canAccessPeer(other)) {
-            throw new EngineException(device + " cannot access " + other);
+        if (!other.device().equals(device.device())) {
+            if (!device.canAccessPeer(other)) {
+                throw new EngineException(device + " cannot access " + other);
+            }
+            device.enablePeerAccess(other);
         }
-        device.enablePeerAccess(other);
         // libtorch wants to know on which GPU the memory is.
         return new NativeMemory(card.address, card.byteSize, other.device(), () -> {});
     }

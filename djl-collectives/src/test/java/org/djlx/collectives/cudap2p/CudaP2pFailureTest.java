@@ -4,9 +4,6 @@
  */
 package org.djlx.collectives.cudap2p;
 
-import org.djlx.collectives.GpuTests;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.RepeatedTest;
 import org.junit.jupiter.api.RepetitionInfo;
@@ -22,8 +19,7 @@ class CudaP2pFailureTest {
 
     @BeforeAll
     static void requireGpus() {
-        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        worldSize = Math.min(8, CudaDevice.count());
+        worldSize = P2pRanks.require();
     }
 
     @RepeatedTest(10)

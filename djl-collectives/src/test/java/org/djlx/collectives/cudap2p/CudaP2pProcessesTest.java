@@ -8,11 +8,8 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.util.Collections;
-import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.nccl.NcclContractMain;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -27,8 +24,7 @@ class CudaP2pProcessesTest {
 
     @BeforeAll
     static void requireGpus() {
-        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        worldSize = Math.min(8, CudaDevice.count());
+        worldSize = P2pRanks.require();
     }
 
     @Test
@@ -38,11 +34,13 @@ class CudaP2pProcessesTest {
 
     @Test
     void contract() throws InterruptedException {
+        P2pRanks.requireNccl();
         run(NcclContractMain.class, "cuda_p2p", "lazy");
     }
 
     private static void run(Class<?> main, String... arguments) throws InterruptedException {
-        try (RankProcesses ranks = new RankProcesses(worldSize, main, arguments)) {
+        try (RankProcesses ranks =
+                new RankProcesses(worldSize, rank -> P2pRanks.environment(), main, arguments)) {
             assertEquals(
                     Collections.nCopies(worldSize, 0),
                     ranks.await(),

@@ -7,10 +7,8 @@ package org.djlx.collectives.cudap2p;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDManager;
-import java.time.Duration;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.nccl.NcclOptions;
 
 /** One rank of {@link CudaP2pProcessesTest}. */
 public final class CudaP2pRankMain {
@@ -18,12 +16,7 @@ public final class CudaP2pRankMain {
     private CudaP2pRankMain() {}
 
     public static void main(String[] args) {
-        CudaP2pOptions options =
-                CudaP2pOptions.builder()
-                        .optBufferSize(1 << 20)
-                        .optNcclOptions(
-                                NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build())
-                        .build();
+        CudaP2pOptions options = P2pRanks.options().optBufferSize(1 << 20).build();
         try (ProcessGroup group = ProcessGroups.init("cuda_p2p", options);
                 NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             assertTrue(group.isP2pAvailable());

@@ -13,14 +13,12 @@ import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.function.BiConsumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.ContractCases;
-import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -28,13 +26,11 @@ import org.djlx.collectives.Reductions;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.nccl.NcclCases;
-import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaGraph;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.GpuTopology;
-import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Assumptions;
@@ -54,23 +50,25 @@ class CudaP2pThreadsTest {
 
     @BeforeAll
     static void requireGpus() {
-        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        worldSize = Math.min(8, CudaDevice.count());
+        worldSize = P2pRanks.require();
     }
 
     private static void run(
             CudaP2pOptions.Builder options, BiConsumer<ProcessGroup, NDManager> body) {
-        options.optNcclOptions(NcclOptions.builder().optTimeout(Duration.ofSeconds(30)).build());
         List<ProcessGroup> groups =
                 ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
         try {
             ProcessGroups.run(
                     groups,
                     group -> {
-                        try (NDManager manager =
-                                NDManager.newBaseManager(group.device(), "PyTorch")) {
-                            body.accept(group, manager);
-                        }
+                        P2pRanks.run(
+                                group,
+                                () -> {
+                                    try (NDManager manager =
+                                            NDManager.newBaseManager(group.device(), "PyTorch")) {
+                                        body.accept(group, manager);
+                                    }
+                                });
                         return null;
                     });
         } finally {
@@ -80,6 +78,7 @@ class CudaP2pThreadsTest {
 
     @TestFactory
     Stream<DynamicTest> contract() {
+        P2pRanks.requireNccl();
         return NcclCases.cases("cuda_p2p", worldSize).entrySet().stream()
                 .map(
                         entry ->
@@ -87,7 +86,7 @@ class CudaP2pThreadsTest {
                                         entry.getKey(),
                                         () ->
                                                 run(
-                                                        CudaP2pOptions.builder(),
+                                                        P2pRanks.options(),
                                                         (group, manager) ->
                                                                 ContractCases.run(
                                                                         entry.getValue(), group))));
@@ -95,13 +94,13 @@ class CudaP2pThreadsTest {
 
     @Test
     void allReduceHasTheBitsOfRankOrder() {
-        run(CudaP2pOptions.builder(), AllReduceCases::check);
+        run(P2pRanks.options(), AllReduceCases::check);
     }
 
     @Test
     void stridedTensors() {
         run(
-                CudaP2pOptions.builder(),
+                P2pRanks.options(),
                 (group, manager) -> {
                     Shape shape = new Shape(37, 5);
                     NDArray tensor =
@@ -121,7 +120,7 @@ class CudaP2pThreadsTest {
     @Test
     void randomSizesOneAfterTheOther() {
         run(
-                CudaP2pOptions.builder(),
+                P2pRanks.options().optTwoShotBytes(16 << 20),
                 (group, manager) -> {
                     Random random = new Random(3);
                     for (int i = 0; i < 200; i++) {
@@ -146,9 +145,10 @@ class CudaP2pThreadsTest {
      */
     @Test
     void nextToThoseOfNccl() {
+        P2pRanks.requireNccl();
         int rounds = 100;
         run(
-                CudaP2pOptions.builder(),
+                P2pRanks.options(),
                 (group, manager) -> {
                     try (CudaDevice device = CudaDevice.open(group.device());
                             CudaStream other = CudaStream.create(device)) {
@@ -178,8 +178,9 @@ class CudaP2pThreadsTest {
 
     @Test
     void graphsOfWhatNcclRuns() {
+        P2pRanks.requireNccl();
         run(
-                CudaP2pOptions.builder(),
+                P2pRanks.options(),
                 (group, manager) -> {
                     try (CudaDevice device = CudaDevice.open(group.device());
                             CudaStream stream = CudaStream.create(device)) {
@@ -207,7 +208,7 @@ class CudaP2pThreadsTest {
     @Test
     void graphsOfStridedTensors() {
         run(
-                CudaP2pOptions.builder(),
+                P2pRanks.options(),
                 (group, manager) ->
                         Replays.check(
                                 group,
@@ -225,7 +226,7 @@ class CudaP2pThreadsTest {
     void graphsOfAllReduces() {
         for (long count : new long[] {1000, 500_000}) {
             run(
-                    CudaP2pOptions.builder(),
+                    P2pRanks.options(),
                     (group, manager) ->
                             Replays.check(
                                     group,
@@ -242,7 +243,7 @@ class CudaP2pThreadsTest {
     void hybridCubeMesh() {
         Assumptions.assumeTrue(worldSize == 8, "a hybrid cube mesh has eight GPUs");
         run(
-                CudaP2pOptions.builder().optTopology(GpuTopology.Kind.HYBRID_CUBE_MESH),
+                P2pRanks.options().optTopology(GpuTopology.Kind.HYBRID_CUBE_MESH),
                 (group, manager) -> {
                     for (ScalarType type : AllReduceCases.TYPES) {
                         for (long count : new long[] {1, 1000, 65_000}) {

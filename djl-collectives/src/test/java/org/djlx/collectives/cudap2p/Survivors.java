@@ -11,7 +11,6 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.time.Duration;
 import java.util.Random;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BiConsumer;
@@ -22,7 +21,6 @@ import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TcpStore;
 import org.djlx.collectives.Work;
-import org.djlx.collectives.nccl.NcclOptions;
 
 /** Ranks of {@code cuda_p2p} of which rank 1 is killed; the others notice it and go on. */
 public final class Survivors {
@@ -39,7 +37,7 @@ public final class Survivors {
      */
     public static void run(boolean idle, BiConsumer<ProcessGroup, NDManager> operation)
             throws InterruptedException {
-        CudaP2pOptions options = options(NcclOptions.builder());
+        CudaP2pOptions options = P2pRanks.options().optBufferSize(16 << 20).build();
         ProcessGroup group = ProcessGroups.init("cuda_p2p", options);
         assertTrue(group.isP2pAvailable());
         int rank = group.rank();
@@ -66,15 +64,8 @@ public final class Survivors {
         }
     }
 
-    private static CudaP2pOptions options(NcclOptions.Builder nccl) {
-        return CudaP2pOptions.builder()
-                .optBufferSize(16 << 20)
-                .optNcclOptions(nccl.optTimeout(Duration.ofSeconds(20)).build())
-                .build();
-    }
-
     private static void goOn(NDManager manager, Device device, int rank, int ranks) {
-        CudaP2pOptions options = options(NcclOptions.builder().optDevices(device));
+        CudaP2pOptions options = P2pRanks.options(device).optBufferSize(16 << 20).build();
         try (TcpStore store =
                         TcpStore.builder()
                                 .setHost(System.getenv("MASTER_ADDR"))
@@ -94,7 +85,8 @@ public final class Survivors {
     /** Starts ranks, kills one, and checks the others; with a fixed seed for when. */
     public static void check(int worldSize, long seed, Class<?> main, String... arguments)
             throws InterruptedException {
-        try (RankProcesses ranks = new RankProcesses(worldSize, main, arguments)) {
+        try (RankProcesses ranks =
+                new RankProcesses(worldSize, rank -> P2pRanks.environment(), main, arguments)) {
             for (int rank = 0; rank < worldSize; rank++) {
                 while (!ranks.output(rank).contains("ready")) {
                     assertTrue(ranks.process(rank).isAlive(), ranks.output(rank));
