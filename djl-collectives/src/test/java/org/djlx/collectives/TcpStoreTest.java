@@ -257,6 +257,7 @@ class TcpStoreTest extends StoreContractTest {
             CollectiveException e =
                     assertThrows(CollectiveException.class, () -> call.accept(store));
             assertTrue(e.getMessage().contains("refused"), e.getMessage());
+            assertTrue(e.getMessage().contains("optMaxKeys"), e.getMessage());
         }
     }
 

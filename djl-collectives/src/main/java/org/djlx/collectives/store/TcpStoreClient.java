@@ -504,10 +504,11 @@ public final class TcpStoreClient implements AutoCloseable {
                         + Messages.quote(keys)
                         + ": "
                         + what
-                        + ". Either rank 0, which runs the server, has stopped or restarted, and"
-                        + " all keys are lost: restart the job, or open a new store once all ranks"
-                        + " do; or the server has refused this call, for example a value longer"
-                        + " than it accepts: see its log",
+                        + ". Either the server has refused this call, as its log then says: it"
+                        + " holds as many keys as it may (optMaxKeys), or a value is longer than it"
+                        + " accepts (optMaxValueBytes); or rank 0, which runs the server, has"
+                        + " stopped or restarted, and all keys are lost: restart the job, or open a"
+                        + " new store once all ranks do",
                 e);
     }
 
