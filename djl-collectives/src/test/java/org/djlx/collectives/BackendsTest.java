@@ -58,6 +58,26 @@ class BackendsTest {
         }
     }
 
+    /** Does nothing, and leaves a key in the group's store. */
+    private static final class Marking implements BackendFactory {
+
+        @Override
+        public String name() {
+            return "marking";
+        }
+
+        @Override
+        public Support support() {
+            return NOTHING;
+        }
+
+        @Override
+        public Backend create(GroupContext context) {
+            context.store().set("mark", new byte[0]);
+            return new Nothing(new AtomicInteger());
+        }
+    }
+
     @Test
     void shmIsFoundByServiceLoader() {
         assertEquals("shm", Backends.get("shm").name());
@@ -167,9 +187,10 @@ class BackendsTest {
                             "MASTER_ADDR", "localhost",
                             "MASTER_PORT", Integer.toString(agent.port()),
                             "TORCHELASTIC_USE_AGENT_STORE", "True");
-            try (ProcessGroup group = ProcessGroups.init("shm", options, environment)) {
-                group.barrier().await();
-                assertTrue(agent.numKeys() > 0);
+            Backends.register("marking", new Marking());
+            try (ProcessGroup group = ProcessGroups.init("marking", options, environment)) {
+                assertEquals(0, group.rank());
+                assertEquals(1, agent.numKeys());
             }
         }
     }
@@ -216,12 +237,13 @@ class BackendsTest {
                             "MASTER_PORT", "" + store.port(),
                             "TORCHELASTIC_USE_AGENT_STORE", "True",
                             "TORCHELASTIC_RESTART_COUNT", "3");
-            try (ProcessGroup group = ProcessGroups.init("shm", options, environment)) {
-                group.barrier().await();
+            Backends.register("marking", new Marking());
+            try (ProcessGroup group = ProcessGroups.init("marking", options, environment)) {
+                assertEquals(0, group.rank());
                 // The number of the group depends on how many this JVM has created.
                 assertTrue(
                         IntStream.range(0, 1000)
-                                .mapToObj(i -> "/worker/attempt_3/default" + i + "/segment/0")
+                                .mapToObj(i -> "/worker/attempt_3/default" + i + "/mark")
                                 .anyMatch(key -> store.check(List.of(key))));
             }
         }
@@ -240,9 +262,10 @@ class BackendsTest {
                         "WORLD_SIZE", "1",
                         "MASTER_ADDR", "127.0.0.2",
                         "MASTER_PORT", Integer.toString(port));
-        try (ProcessGroup group = ProcessGroups.init("shm", options, environment);
+        Backends.register("marking", new Marking());
+        try (ProcessGroup group = ProcessGroups.init("marking", options, environment);
                 TcpStore client = TcpStore.builder().setHost("127.0.0.2").setPort(port).build()) {
-            group.barrier().await();
+            assertEquals(0, group.rank());
             assertTrue(client.numKeys() > 0);
         }
     }
