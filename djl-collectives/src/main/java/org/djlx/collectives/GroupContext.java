@@ -8,6 +8,8 @@ import ai.djl.Device;
 import java.util.List;
 import java.util.Objects;
 import java.util.stream.IntStream;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * What a backend is told about the group it serves.
@@ -22,6 +24,8 @@ import java.util.stream.IntStream;
  */
 public record GroupContext(
         String name, int rank, int worldSize, Store store, BackendOptions options, Device device) {
+
+    private static final Logger logger = LoggerFactory.getLogger(GroupContext.class);
 
     /**
      * Checks the arguments.
@@ -51,7 +55,8 @@ public record GroupContext(
     }
 
     /**
-     * Gathers a value from every rank through the store; a slow all-gather for setting up.
+     * Gathers a value from every rank through the store; a slow all-gather for setting up. It
+     * leaves nothing in the store if it succeeds on all ranks.
      *
      * @param key what the values are; used once in the life of the group
      * @param value this rank's value
@@ -62,8 +67,9 @@ public record GroupContext(
         store.set(key + "/" + rank, value);
         List<String> keys =
                 IntStream.range(0, worldSize).mapToObj(peer -> key + "/" + peer).toList();
+        List<byte[]> values;
         try {
-            return store.multiGet(keys, options.timeout());
+            values = store.multiGet(keys, options.timeout());
         } catch (StoreTimeoutException e) {
             List<Integer> missing =
                     IntStream.range(0, worldSize)
@@ -84,6 +90,30 @@ public record GroupContext(
                             + " did not arrive",
                     missing,
                     e);
+        }
+        forget(keys);
+        return values;
+    }
+
+    /**
+     * Deletes keys through which some ranks have told each other something, once all have called
+     * this: the last to do so deletes them. Each of the ranks has set one of the keys and calls
+     * this after it has read all.
+     *
+     * <p>If a rank does not get that far, or if the store cannot delete, the keys stay. That is no
+     * error here: the ranks have what they wanted.
+     *
+     * @param keys the keys in the same order on all of these ranks, as many as there are ranks
+     */
+    public void forget(List<String> keys) {
+        String readers = keys.get(0) + "/read";
+        try {
+            if (store.add(readers, 1) == keys.size()) {
+                keys.forEach(store::delete);
+                store.delete(readers);
+            }
+        } catch (RuntimeException e) {
+            logger.debug("group '{}': the keys {} stay in the store", name, keys, e);
         }
     }
 

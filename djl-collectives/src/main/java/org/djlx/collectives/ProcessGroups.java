@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -22,8 +23,10 @@ public final class ProcessGroups {
     private static final String DEFAULT_NAME = "default";
     private static final BackendOptions DEFAULTS =
             new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+    // How long rank 0 waits in destroy for ranks that do not do the same.
+    private static final Duration STORE_PATIENCE = Duration.ofSeconds(5);
     // All ranks create their groups in the same order, so these are the same on all ranks and keep
-    // the keys of one group apart from those of a later one in the same store.
+    // one group apart from a later one: its keys in the same store, or its server on the same port.
     private static final AtomicInteger INITS = new AtomicInteger();
     private static final AtomicInteger LOCALS = new AtomicInteger();
 
@@ -44,7 +47,8 @@ public final class ProcessGroups {
      * Creates this process's rank of a group from the environment that {@code torchrun} sets:
      * {@code RANK}, {@code WORLD_SIZE}, {@code MASTER_ADDR} and {@code MASTER_PORT}. Rank 0 serves
      * the store there, unless {@code TORCHELASTIC_USE_AGENT_STORE} is {@code True} and the launcher
-     * does. The store lives as long as the group.
+     * does. The store lives as long as the group: on rank 0, {@code destroy} waits some seconds for
+     * the other ranks to destroy theirs. Then all may call this again.
      *
      * @param backend the backend, such as {@code shm}
      * @param options the backend's options
@@ -53,10 +57,29 @@ public final class ProcessGroups {
      * @throws CollectiveException if the ranks do not come together
      */
     public static ProcessGroup init(String backend, BackendOptions options) {
-        return init(backend, options, System.getenv());
+        return init(backend, options, System.getenv(), INITS.getAndIncrement());
     }
 
-    static ProcessGroup init(String backend, BackendOptions options, Map<String, String> env) {
+    /**
+     * Creates a rank of the group with a number, the same on all ranks, that is never used again.
+     *
+     * <p>The servers of groups that follow each other have one port, and the ranks are not equally
+     * fast. None is caught between two servers:
+     *
+     * <ul>
+     *   <li>A rank that is ahead of rank 0 finds the server of the group before. It knows by the
+     *       number that this is not its own, leaves, and comes back until it is. The one it finds
+     *       then does not go away under it: rank 0 stops it in {@code destroy}, or when it fails,
+     *       and no rank has the group before all have come.
+     *   <li>A rank that is behind rank 0 may still need the server when rank 0 destroys the group,
+     *       which stops it when the others have closed their connections. Each has one from here to
+     *       its {@code destroy}, or to its end if it dies; one that goes on without rank 0 is not
+     *       waited for long. Ranks that look whether this is the next group's server hold it up no
+     *       longer than that takes.
+     * </ul>
+     */
+    static ProcessGroup init(
+            String backend, BackendOptions options, Map<String, String> env, int number) {
         Backends.get(backend);
         int rank = integer(env, "RANK");
         int worldSize = integer(env, "WORLD_SIZE");
@@ -64,23 +87,26 @@ public final class ProcessGroups {
         int port = integer(env, "MASTER_PORT");
         GroupContext.checkRank(rank, worldSize);
         boolean agentStore = "True".equalsIgnoreCase(env.get("TORCHELASTIC_USE_AGENT_STORE"));
+        String name = DEFAULT_NAME + number;
         TcpStore store =
                 TcpStore.builder()
                         .setHost(host)
                         .setPort(port)
                         .optServer(rank == 0 && !agentStore)
                         .optBindAddress(host)
+                        .optMark(agentStore ? null : name)
                         .optTimeout(options.timeout())
                         .build();
+        Runnable leave = () -> store.closeAfterOthers(STORE_PATIENCE);
         try {
-            String name = DEFAULT_NAME + INITS.getAndIncrement();
             PrefixStore own = new PrefixStore(agentStore ? attempt(env) + "/" + name : name, store);
             return create(
                     backend,
                     new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
-                    store::close);
+                    leave);
         } catch (RuntimeException e) {
-            store.close();
+            // The others are to find out what went wrong, not that the store is gone.
+            leave.run();
             throw e;
         }
     }

@@ -65,8 +65,12 @@ public final class TcpStore implements Store {
         server = builder.server ? builder.startServer() : null;
         try {
             port = server == null ? builder.port : server.address().getPort();
-            client = TcpStoreClient.connect(builder.connectHost(server), port, timeout);
+            String mark = server == null ? builder.mark : null;
+            client = TcpStoreClient.connect(builder.connectHost(server), port, timeout, mark);
             try {
+                if (server != null && builder.mark != null) {
+                    client.set(builder.mark, new byte[0]);
+                }
                 if (builder.worldSize > 0 && builder.waitForWorkers) {
                     join(builder.worldSize);
                 }
@@ -210,6 +214,24 @@ public final class TcpStore implements Store {
         }
     }
 
+    /**
+     * Closes this handle; if it runs the server, that stays until the other handles are closed.
+     *
+     * @param patience how long to wait for them at most
+     */
+    void closeAfterOthers(Duration patience) {
+        client.close();
+        if (server != null && !server.awaitDisconnection(patience)) {
+            logger.warn(
+                    "TcpStore {}:{}: the server stops, though {} after its own rank has left not"
+                            + " all others have; those can no longer use the store",
+                    host,
+                    port,
+                    patience);
+        }
+        close();
+    }
+
     private void join(int worldSize) {
         long joined = client.join();
         if (server == null || joined >= worldSize) {
@@ -246,6 +268,7 @@ public final class TcpStore implements Store {
         private boolean server;
         private int worldSize;
         private boolean waitForWorkers = true;
+        private String mark;
         private Duration timeout = Arguments.DEFAULT_TIMEOUT;
         private String bindAddress;
         private int maxConnections = 16 << 10;
@@ -311,6 +334,16 @@ public final class TcpStore implements Store {
          */
         public Builder optWaitForWorkers(boolean waitForWorkers) {
             this.waitForWorkers = waitForWorkers;
+            return this;
+        }
+
+        /**
+         * Sets a key that the server's handle sets at once and by which the others know the server:
+         * one without it, on the same port, belongs to somebody else or to a time gone by. They
+         * leave it alone and try again. The default, null, is to take any server.
+         */
+        Builder optMark(String mark) {
+            this.mark = mark;
             return this;
         }
 

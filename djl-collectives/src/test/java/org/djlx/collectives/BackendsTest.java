@@ -18,7 +18,6 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicInteger;
-import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -55,6 +54,26 @@ class BackendsTest {
         @Override
         public void close() {
             closed.incrementAndGet();
+        }
+    }
+
+    /** Does nothing, and leaves a key in the group's store. */
+    private static final class Marking implements BackendFactory {
+
+        @Override
+        public String name() {
+            return "marking";
+        }
+
+        @Override
+        public Support support() {
+            return NOTHING;
+        }
+
+        @Override
+        public Backend create(GroupContext context) {
+            context.store().set("mark", new byte[0]);
+            return new Nothing(new AtomicInteger());
         }
     }
 
@@ -150,7 +169,7 @@ class BackendsTest {
         String message =
                 assertThrows(
                                 IllegalArgumentException.class,
-                                () -> ProcessGroups.init("shm", options, environment))
+                                () -> ProcessGroups.init("shm", options, environment, 7))
                         .getMessage();
         assertTrue(message.contains(text), message);
     }
@@ -167,9 +186,10 @@ class BackendsTest {
                             "MASTER_ADDR", "localhost",
                             "MASTER_PORT", Integer.toString(agent.port()),
                             "TORCHELASTIC_USE_AGENT_STORE", "True");
-            try (ProcessGroup group = ProcessGroups.init("shm", options, environment)) {
-                group.barrier().await();
-                assertTrue(agent.numKeys() > 0);
+            Backends.register("marking", new Marking());
+            try (ProcessGroup group = ProcessGroups.init("marking", options, environment, 7)) {
+                assertEquals(0, group.rank());
+                assertEquals(1, agent.numKeys());
             }
         }
     }
@@ -216,13 +236,10 @@ class BackendsTest {
                             "MASTER_PORT", "" + store.port(),
                             "TORCHELASTIC_USE_AGENT_STORE", "True",
                             "TORCHELASTIC_RESTART_COUNT", "3");
-            try (ProcessGroup group = ProcessGroups.init("shm", options, environment)) {
-                group.barrier().await();
-                // The number of the group depends on how many this JVM has created.
-                assertTrue(
-                        IntStream.range(0, 1000)
-                                .mapToObj(i -> "/worker/attempt_3/default" + i + "/segment/0")
-                                .anyMatch(key -> store.check(List.of(key))));
+            Backends.register("marking", new Marking());
+            try (ProcessGroup group = ProcessGroups.init("marking", options, environment, 7)) {
+                assertEquals(0, group.rank());
+                assertTrue(store.check(List.of("/worker/attempt_3/default7/mark")));
             }
         }
     }
@@ -240,9 +257,10 @@ class BackendsTest {
                         "WORLD_SIZE", "1",
                         "MASTER_ADDR", "127.0.0.2",
                         "MASTER_PORT", Integer.toString(port));
-        try (ProcessGroup group = ProcessGroups.init("shm", options, environment);
+        Backends.register("marking", new Marking());
+        try (ProcessGroup group = ProcessGroups.init("marking", options, environment, 7);
                 TcpStore client = TcpStore.builder().setHost("127.0.0.2").setPort(port).build()) {
-            group.barrier().await();
+            assertEquals(0, group.rank());
             assertTrue(client.numKeys() > 0);
         }
     }

@@ -175,6 +175,58 @@ class TcpStoreTest extends StoreContractTest {
         }
     }
 
+    @Test
+    void aMarkTellsServersOnOnePortApart() throws Exception {
+        int port = server.port();
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () -> client().optMark("next").optTimeout(SHORT).build());
+        assertTrue(e.getMessage().contains("the server of 'next'"), e.getMessage());
+        ExecutorService rank = Executors.newSingleThreadExecutor();
+        Future<TcpStore> waiting = rank.submit(() -> client().optMark("next").build());
+        // Time for it to come to the old server; this test passes without, too.
+        Thread.sleep(100);
+        assertFalse(waiting.isDone());
+        server.close();
+        try (TcpStore next = server(port).optMark("next").build();
+                TcpStore found = waiting.get()) {
+            next.set("k", bytes("1"));
+            assertEquals("1", text(found.get("k")));
+        }
+        rank.shutdown();
+    }
+
+    @Test
+    void aServerMayWaitUntilTheOthersHaveLeft() throws Exception {
+        ExecutorService rank = Executors.newSingleThreadExecutor();
+        Future<?> closing = rank.submit(() -> server.closeAfterOthers(LONG));
+        // Its own handle goes first.
+        assertThrows(
+                CollectiveException.class,
+                () -> {
+                    while (true) {
+                        server.numKeys();
+                    }
+                });
+        // The server is there for the others, also for connections they have yet to open.
+        Future<byte[]> waiting = blocked(() -> store.get("k", LONG));
+        other.set("k", bytes("1"));
+        assertEquals("1", text(waiting.get()));
+        assertFalse(closing.isDone());
+        store.close();
+        other.close();
+        closing.get();
+        rank.shutdown();
+    }
+
+    @Test
+    void aServerDoesNotWaitForEver() {
+        int port = server.port();
+        server.closeAfterOthers(SHORT);
+        assertServerGone(port, assertThrows(RuntimeException.class, () -> store.get("k")));
+    }
+
     private static void assertServerGone(int port, Throwable e) {
         assertEquals(CollectiveException.class, e.getClass());
         assertTrue(e.getMessage().contains("localhost:" + port), e.getMessage());
@@ -257,6 +309,7 @@ class TcpStoreTest extends StoreContractTest {
             CollectiveException e =
                     assertThrows(CollectiveException.class, () -> call.accept(store));
             assertTrue(e.getMessage().contains("refused"), e.getMessage());
+            assertTrue(e.getMessage().contains("optMaxKeys"), e.getMessage());
         }
     }
 

@@ -79,12 +79,14 @@ final class Channels {
     /** The ranks meet in the store first: NCCL itself would wait for ever for one of them. */
     private NcclCommunicator connect(String key, boolean sends) {
         Store store = context.store();
-        String here = key + (sends ? "/sender" : "/receiver");
-        String there = key + (sends ? "/receiver" : "/sender");
+        List<String> ends = List.of(key + "/sender", key + "/receiver");
+        String here = ends.get(sends ? 0 : 1);
+        String there = ends.get(sends ? 1 : 0);
         byte[] own = sends ? NcclCommunicator.uniqueId() : new byte[0];
         store.set(here, own);
         try {
             byte[] other = store.get(there, options.timeout());
+            context.forget(ends);
             return NcclCommunicator.create(
                     resources.cuda(), sends ? own : other, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {

@@ -59,7 +59,6 @@ final class Verification {
         if (work.call().detail().length > 0) {
             compareSizes(operation, calls);
         }
-        forget("verify/" + (operation.sequence() - 1), context.rank());
     }
 
     private static String text(Map<String, List<Integer>> callers) {
@@ -130,7 +129,6 @@ final class Verification {
                                 + " NCCL does not look at tags");
             }
         }
-        forget(lane + (number - 1), context.rank());
     }
 
     private static String describe(long[] call) {
@@ -143,7 +141,9 @@ final class Verification {
         List<String> keys = ranks.stream().map(rank -> key + "/" + rank).toList();
         Duration timeout = work.operation().timeout();
         try {
-            return store.multiGet(keys, timeout).stream().map(Verification::decode).toList();
+            List<byte[]> calls = store.multiGet(keys, timeout);
+            context.forget(keys);
+            return calls.stream().map(Verification::decode).toList();
         } catch (StoreTimeoutException e) {
             List<Integer> missing =
                     ranks.stream()
@@ -169,11 +169,6 @@ final class Verification {
                 : type == OpType.SEND
                         ? "rank " + work.peer() + " did not receive"
                         : "ranks " + missing + " did not arrive";
-    }
-
-    /** All ranks have come to the next operation, so all have read this one. */
-    private void forget(String key, int self) {
-        context.store().delete(key + "/" + self);
     }
 
     private static byte[] encode(NcclWork work) {

@@ -6,6 +6,7 @@ package org.djlx.collectives.store;
 
 import java.io.EOFException;
 import java.io.IOException;
+import java.net.ConnectException;
 import java.net.ProtocolException;
 import java.net.SocketException;
 import java.net.SocketTimeoutException;
@@ -63,11 +64,13 @@ public final class TcpStoreClient implements AutoCloseable {
      * @param port the server's port
      * @param timeout how long to try, and how long to wait for the answer to a command, but for
      *     that at least 30 seconds
+     * @param mark a key by which to know the server: one without it is left alone, and another one
+     *     is waited for in its place; null for any server
      * @return the client
      */
-    public static TcpStoreClient connect(String host, int port, Duration timeout) {
+    public static TcpStoreClient connect(String host, int port, Duration timeout, String mark) {
         TcpStoreClient client = new TcpStoreClient(host, port, timeout);
-        client.commands = client.connectCommands();
+        client.commands = client.connectCommands(mark);
         return client;
     }
 
@@ -278,17 +281,19 @@ public final class TcpStoreClient implements AutoCloseable {
         commands.close();
     }
 
-    private TcpConnection connectCommands() {
+    private TcpConnection connectCommands(String mark) {
         Deadline deadline = Deadline.after(timeout);
         long pause = FIRST_PAUSE_MILLIS;
         while (true) {
             try {
-                return TcpConnection.open(host, port, false, deadline);
+                return openCommands(mark, deadline);
             } catch (IOException e) {
                 if (e instanceof ProtocolException || deadline.isOver()) {
                     throw new CollectiveException(
                             this
-                                    + ": no connection within "
+                                    + ": no connection"
+                                    + (mark == null ? "" : " to the server of '" + mark + "'")
+                                    + " within "
                                     + timeout.toMillis()
                                     + " ms: "
                                     + reason(e)
@@ -306,6 +311,19 @@ public final class TcpStoreClient implements AutoCloseable {
                         this + ": the thread was interrupted while it connected", e);
             }
             pause = Math.min(2 * pause, MAX_PAUSE_MILLIS);
+        }
+    }
+
+    private TcpConnection openCommands(String mark, Deadline deadline) throws IOException {
+        TcpConnection opened = TcpConnection.open(host, port, false, deadline);
+        try {
+            if (mark == null || sendCheck(opened, List.of(mark))) {
+                return opened;
+            }
+            throw new ConnectException("the server there is another one");
+        } catch (IOException e) {
+            opened.close();
+            throw e;
         }
     }
 
@@ -504,10 +522,11 @@ public final class TcpStoreClient implements AutoCloseable {
                         + Messages.quote(keys)
                         + ": "
                         + what
-                        + ". Either rank 0, which runs the server, has stopped or restarted, and"
-                        + " all keys are lost: restart the job, or open a new store once all ranks"
-                        + " do; or the server has refused this call, for example a value longer"
-                        + " than it accepts: see its log",
+                        + ". Either the server has refused this call, as its log then says: it"
+                        + " holds as many keys as it may (optMaxKeys), or a value is longer than it"
+                        + " accepts (optMaxValueBytes); or rank 0, which runs the server, has"
+                        + " stopped or restarted, and all keys are lost: restart the job, or open a"
+                        + " new store once all ranks do",
                 e);
     }
 

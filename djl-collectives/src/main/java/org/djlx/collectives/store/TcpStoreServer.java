@@ -11,11 +11,13 @@ import io.netty.channel.ChannelInitializer;
 import io.netty.channel.ChannelOption;
 import io.netty.channel.EventLoopGroup;
 import io.netty.channel.group.ChannelGroup;
+import io.netty.channel.group.ChannelMatchers;
 import io.netty.channel.group.DefaultChannelGroup;
 import io.netty.channel.nio.NioEventLoopGroup;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
 import io.netty.util.concurrent.DefaultThreadFactory;
 import java.net.InetSocketAddress;
+import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import org.djlx.collectives.CollectiveException;
@@ -91,6 +93,17 @@ public final class TcpStoreServer implements AutoCloseable {
      */
     public CompletableFuture<Void> joined() {
         return state.joined();
+    }
+
+    /**
+     * Waits until the clients have closed all connections that are open now.
+     *
+     * @param timeout how long to wait
+     * @return whether they have
+     */
+    public boolean awaitDisconnection(Duration timeout) {
+        return channels.newCloseFuture(ChannelMatchers.isNonServerChannel())
+                .awaitUninterruptibly(timeout.toMillis());
     }
 
     /**
