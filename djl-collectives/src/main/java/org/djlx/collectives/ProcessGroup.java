@@ -99,7 +99,7 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns the group's name.
+     * Returns the group's name. No two groups created from one group have the same.
      *
      * @return the name, the same on all ranks
      */
@@ -748,9 +748,13 @@ public final class ProcessGroup implements AutoCloseable {
      * this group destroys it too.
      *
      * @param ranks ranks of this group, each once
-     * @param name the group's name
+     * @param name what the group is called within this group: its {@linkplain #name full name} is
+     *     this group's, a dot, and this. Without a dot, not a number, and given once in the life of
+     *     this group, even if the group that has it was destroyed
      * @return the group; on a rank that is not among them, a handle that is no {@linkplain
      *     #isMember member}
+     * @throws IllegalArgumentException if a rank or the name is wrong; on all ranks if this group
+     *     has given the name before
      * @throws CollectiveException if the ranks do not agree or come together
      */
     public ProcessGroup newGroup(List<Integer> ranks, String name) {
