@@ -128,6 +128,48 @@ class FlightRecorderGroupTest {
     }
 
     @Test
+    void theLastFailedMessageIsWrittenWhenTheGroupIsDestroyedAtTheLatest() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        try {
+            ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofMillis(30));
+            for (int tag = 0; tag < 2; tag++) {
+                Work message = hasty.recv(manager.ones(new Shape(1)), 1, tag);
+                assertThrows(CollectiveTimeoutException.class, message::await);
+                assertEquals(1, files().size());
+            }
+            assertThrows(
+                    CollectiveTimeoutException.class,
+                    () -> hasty.monitoredBarrier(Duration.ofMillis(30), true));
+        } finally {
+            destroy(groups);
+        }
+        FlightDump dump = FlightDump.read(files().get(0));
+        assertTrue(dump.reason().contains("tag -1"), dump::reason);
+        assertEquals(List.of(1), dump.missingRanks());
+        assertEquals(3, dump.entries().size());
+    }
+
+    @Test
+    void messagesThatFailInABrokenGroupLeaveTheRecordAsItWas() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        try {
+            ProcessGroup early = groups.get(0);
+            Work pending = early.recv(manager.ones(new Shape(1)), 1, 0);
+            Work barrier = early.withTimeout(Duration.ofMillis(30)).barrier();
+            assertThrows(CollectiveTimeoutException.class, barrier::await);
+            for (Work message : List.of(pending, early.send(manager.ones(new Shape(1)), 1, 0))) {
+                CollectiveException e = assertThrows(CollectiveException.class, message::await);
+                assertEquals(barrier.exception().orElseThrow(), e.getCause());
+            }
+        } finally {
+            destroy(groups);
+        }
+        FlightDump dump = FlightDump.read(files().get(0));
+        assertTrue(dump.reason().contains("barrier"), dump::reason);
+        assertEquals(List.of(1), dump.missingRanks());
+    }
+
+    @Test
     void anAsynchronousOperationIsUnderWayUntilItsPeersCome() throws InterruptedException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
