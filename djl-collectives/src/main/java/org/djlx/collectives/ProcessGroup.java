@@ -648,8 +648,8 @@ public final class ProcessGroup implements AutoCloseable {
      * @see #allReduce
      */
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
+        state.checkUsable();
         for (NDArray tensor : tensors) {
-            state.checkUsable();
             TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
             checks.written(OpType.ALL_REDUCE, "tensor", info);
         }
@@ -666,9 +666,9 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
+        state.checkUsable();
         checkPairs(type, outputs, inputs);
         for (int i = 0; i < inputs.size(); i++) {
-            state.checkUsable();
             TensorInfo in = checks.moved(type, "input", inputs.get(i));
             TensorInfo out = checks.moved(type, "output", outputs.get(i));
             checks.whole(type, "output", out, "input", in);
@@ -688,9 +688,9 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
+        state.checkUsable();
         checkPairs(type, outputs, inputs);
         for (int i = 0; i < inputs.size(); i++) {
-            state.checkUsable();
             TensorInfo out = checks.reduced(type, "output", outputs.get(i), op);
             TensorInfo in = checks.reduced(type, "input", inputs.get(i), op);
             checks.whole(type, "input", in, "output", out);
