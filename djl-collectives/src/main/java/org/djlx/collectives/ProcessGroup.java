@@ -146,7 +146,9 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Returns a view of this group whose operations have another timeout: the way to give a single
-     * call one of its own. It is the same group, also to {@link #destroy}.
+     * call one of its own. It is the same group, also to {@link #destroy}. With {@code shm} the
+     * time of an operation counts from when it begins to run, which it does after those issued
+     * before it, each with its own timeout; that of a message counts from the call.
      *
      * @param timeout how long the view's operations wait for other ranks
      * @return the view
