@@ -19,7 +19,8 @@ public class BackendOptions {
     private final Duration timeout;
 
     /**
-     * Creates options.
+     * Creates options. With {@code shm} the timeout of an operation counts from when it begins to
+     * run, after those issued before it; that of a message counts from the call.
      *
      * @param timeout how long an operation waits for the other ranks; more than 73 years are taken
      *     for that

@@ -7,7 +7,6 @@ package org.djlx.collectives;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.List;
-import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.trace.FlightDump;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -16,12 +15,15 @@ import org.slf4j.LoggerFactory;
  * The last operations of one rank of a group; the counterpart of c10d's flight recorder.
  *
  * <p>Always on. It keeps the last {@value #DEFAULT_SIZE} operations, or as many as the system
- * property {@value #SIZE_PROPERTY} says, and allocates nothing when one is recorded. When a group
- * breaks, a timeout included, each rank that notices writes what it has to a file, once; so it does
- * when a message fails for the first time. Where, is logged: {@code flight-GROUP-rankN-pidP.json}
- * in the directory given by the system property {@value #DIRECTORY_PROPERTY}, or else by the
- * environment variable {@value #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The record can
- * also be had at any time, here and over JMX ({@link FlightRecorderMXBean}). {@link
+ * property {@value #SIZE_PROPERTY} says, and allocates nothing when one is recorded. When an
+ * operation fails, a timeout included but not a mismatch, each rank that notices writes what it has
+ * to a file, over what was there: at once, above all when the group breaks. If more fails in the
+ * next seconds, such as messages, which leave the group usable, it writes for the last of them when
+ * these have passed or the group is destroyed. It does not for what fails because the group is
+ * broken. Where, is logged: {@code flight-GROUP-rankN-pidP.json} in the directory given by the
+ * system property {@value #DIRECTORY_PROPERTY}, or else by the environment variable {@value
+ * #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The record can also be had at any time,
+ * here and over JMX ({@link FlightRecorderMXBean}). {@link
  * org.djlx.collectives.trace.FlightAnalysis} compares the records of all ranks.
  *
  * <p>All methods are thread-safe.
@@ -46,10 +48,8 @@ public final class FlightRecorder {
     private final String backend;
     private final FlightSlot[] ring;
     private long recorded; // guarded by the group's lock for issuing
-    private final AtomicBoolean dumped = new AtomicBoolean();
-    private final AtomicBoolean messageDumped = new AtomicBoolean();
+    private final FailureDumps dumps = new FailureDumps(this::write);
     private Runnable unregister = () -> {};
-    private volatile boolean closed;
 
     FlightRecorder(GroupContext context, String backend, int size) {
         this.context = context;
@@ -115,15 +115,11 @@ public final class FlightRecorder {
         operation.slot.end(operation, failure);
         // After a mismatch the group goes on.
         if (failure != null && !(failure instanceof CollectiveMismatchException)) {
-            // It goes on, too, after a message that failed: what breaks it may be yet to come.
-            dumpOnce(operation.type().isPointToPoint() ? messageDumped : dumped, failure);
+            dumps.failed(failure, operation.type().isPointToPoint());
         }
     }
 
-    private void dumpOnce(AtomicBoolean done, Throwable failure) {
-        if (closed || !done.compareAndSet(false, true)) {
-            return;
-        }
+    private void write(Throwable failure) {
         List<Integer> missing =
                 failure instanceof CollectiveTimeoutException timeout
                         ? timeout.missingRanks()
@@ -160,7 +156,7 @@ public final class FlightRecorder {
 
     /** Ends the view over JMX, and that failures, which are now the caller's own, are dumped. */
     void close() {
-        closed = true;
+        dumps.close();
         unregister.run();
     }
 

@@ -6,6 +6,7 @@ package org.djlx.collectives;
 
 import java.net.InetAddress;
 import java.net.UnknownHostException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.time.Instant;
@@ -14,6 +15,7 @@ import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Locale;
+import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
@@ -24,6 +26,8 @@ import org.djlx.nativeops.ScalarType;
 final class FlightSnapshot {
 
     private static final double NANOS_PER_MILLI = 1e6;
+    // How much of a group's name is in that of its file: the system takes at most 255 bytes.
+    private static final int MAX_NAME = 100;
 
     private final String backend;
     private final List<FlightEntry> entries = new ArrayList<>();
@@ -115,7 +119,7 @@ final class FlightSnapshot {
         }
     }
 
-    /** Where the record of a group that breaks goes. */
+    /** Where the record of a group that breaks goes; another file for each group and rank. */
     static Path file(String group, int rank) {
         String directory = System.getProperty(FlightRecorder.DIRECTORY_PROPERTY);
         if (directory == null) {
@@ -125,6 +129,10 @@ final class FlightSnapshot {
             directory = System.getProperty("java.io.tmpdir");
         }
         String name = group.replaceAll("[^A-Za-z0-9._-]", "_");
+        if (!name.equals(group) || name.length() > MAX_NAME) {
+            UUID hash = UUID.nameUUIDFromBytes(group.getBytes(StandardCharsets.UTF_8));
+            name = name.substring(0, Math.min(name.length(), MAX_NAME)) + "-" + hash;
+        }
         long pid = ProcessHandle.current().pid();
         return Path.of(directory, "flight-" + name + "-rank" + rank + "-pid" + pid + ".json");
     }

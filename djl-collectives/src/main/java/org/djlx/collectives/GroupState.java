@@ -6,7 +6,9 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import org.djlx.collectives.Operation.Agreed;
 
 /** What all handles on a group share on one rank: its backend, its counters, its sub-groups. */
@@ -24,6 +26,7 @@ final class GroupState {
 
     // Guarded by issueLock.
     private final List<ProcessGroup> subGroups = new ArrayList<>();
+    private final Set<String> givenNames = new HashSet<>();
     private long sequence;
     private long messages;
     private int subGroupCount;
@@ -108,10 +111,24 @@ final class GroupState {
         }
     }
 
-    /** Returns a number that is the same on all ranks, as all create sub-groups in one order. */
-    int nextSubGroup() {
+    /**
+     * Returns a number that is the same on all ranks, as all create sub-groups in one order.
+     *
+     * @param givenName the name that the sub-group is to have within this group, or null
+     * @throws IllegalArgumentException if a sub-group has been given that name, on all ranks alike:
+     *     also if it was destroyed since, which only its members know
+     */
+    int nextSubGroup(String givenName) {
         synchronized (issueLock) {
             checkUsable();
+            if (givenName != null && !givenNames.add(givenName)) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "newGroup: the group '%s' has had a group '%s' already; choose"
+                                        + " another name or leave it out: a name can be given once,"
+                                        + " even if the group that has it was destroyed",
+                                name, givenName));
+            }
             return subGroupCount++;
         }
     }

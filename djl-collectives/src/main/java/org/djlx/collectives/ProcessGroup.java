@@ -101,7 +101,7 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns the group's name.
+     * Returns the group's name. No two groups created from one group have the same.
      *
      * @return the name, the same on all ranks
      */
@@ -148,7 +148,9 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Returns a view of this group whose operations have another timeout: the way to give a single
-     * call one of its own. It is the same group, also to {@link #destroy}.
+     * call one of its own. It is the same group, also to {@link #destroy}. With {@code shm} the
+     * time of an operation counts from when it begins to run, which it does after those issued
+     * before it, each with its own timeout; that of a message counts from the call.
      *
      * @param timeout how long the view's operations wait for other ranks
      * @return the view
@@ -672,8 +674,8 @@ public final class ProcessGroup implements AutoCloseable {
      * @see #allReduce
      */
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
+        state.checkUsable();
         for (NDArray tensor : tensors) {
-            state.checkUsable();
             TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
             checks.written(OpType.ALL_REDUCE, "tensor", info);
         }
@@ -690,9 +692,9 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
+        state.checkUsable();
         checkPairs(type, outputs, inputs);
         for (int i = 0; i < inputs.size(); i++) {
-            state.checkUsable();
             TensorInfo in = checks.moved(type, "input", inputs.get(i));
             TensorInfo out = checks.moved(type, "output", outputs.get(i));
             checks.whole(type, "output", out, "input", in);
@@ -712,9 +714,9 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
+        state.checkUsable();
         checkPairs(type, outputs, inputs);
         for (int i = 0; i < inputs.size(); i++) {
-            state.checkUsable();
             TensorInfo out = checks.reduced(type, "output", outputs.get(i), op);
             TensorInfo in = checks.reduced(type, "input", inputs.get(i), op);
             checks.whole(type, "input", in, "output", out);
@@ -772,9 +774,13 @@ public final class ProcessGroup implements AutoCloseable {
      * this group destroys it too.
      *
      * @param ranks ranks of this group, each once
-     * @param name the group's name
+     * @param name what the group is called within this group: its {@linkplain #name full name} is
+     *     this group's, a dot, and this. Without a dot, not a number, and given once in the life of
+     *     this group, even if the group that has it was destroyed
      * @return the group; on a rank that is not among them, a handle that is no {@linkplain
      *     #isMember member}
+     * @throws IllegalArgumentException if a rank or the name is wrong; on all ranks if this group
+     *     has given the name before
      * @throws CollectiveException if the ranks do not agree or come together
      */
     public ProcessGroup newGroup(List<Integer> ranks, String name) {

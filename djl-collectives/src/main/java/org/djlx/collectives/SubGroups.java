@@ -35,6 +35,7 @@ final class SubGroups {
 
     static ProcessGroup newGroup(ProcessGroup parent, List<Integer> ranks, String givenName) {
         parent.state().checkUsable();
+        checkName(givenName);
         byte[] call = encode(parent, ranks, givenName == null ? "" : givenName);
         byte[] calls = exchange(parent, call);
         for (int rank = 0; rank < parent.worldSize(); rank++) {
@@ -52,10 +53,31 @@ final class SubGroups {
                                 describe(parent, other)));
             }
         }
-        int number = parent.state().nextSubGroup();
-        String name = givenName == null ? parent.name() + "." + number : givenName;
+        int number = parent.state().nextSubGroup(givenName);
+        String name = parent.name() + "." + (givenName == null ? number : givenName);
         List<Integer> members = members(parent, call);
         return together(parent, () -> create(parent, Integer.toString(number), name, 0, members));
+    }
+
+    /**
+     * A group's full name is that of its parent, a dot, and its own: a number, or two, unless it is
+     * given. So no two groups that come from one have the same, whoever created them.
+     */
+    private static void checkName(String givenName) {
+        if (givenName == null) {
+            return;
+        }
+        if (givenName.getBytes(StandardCharsets.UTF_8).length > MAX_NAME) {
+            throw new IllegalArgumentException(
+                    "newGroup: the name has more than " + MAX_NAME + " bytes: " + givenName);
+        }
+        if (givenName.indexOf('.') >= 0 || givenName.chars().allMatch(Character::isDigit)) {
+            throw new IllegalArgumentException(
+                    "newGroup: the name must have no dot and must not be a number or empty, as in"
+                            + " the names of groups that are given none: '"
+                            + givenName
+                            + "'");
+        }
     }
 
     /** Which ranks are members, a byte each, and the name. */
@@ -63,10 +85,6 @@ final class SubGroups {
         Objects.requireNonNull(ranks, "ranks");
         int worldSize = parent.worldSize();
         byte[] utf8 = name.getBytes(StandardCharsets.UTF_8);
-        if (utf8.length > MAX_NAME) {
-            throw new IllegalArgumentException(
-                    "newGroup: the name has more than " + MAX_NAME + " bytes: " + name);
-        }
         if (ranks.isEmpty()) {
             throw new IllegalArgumentException("newGroup: a group has one rank at least");
         }
@@ -132,7 +150,7 @@ final class SubGroups {
             parent.allGatherIntoTensor(SPLIT, all, own).await();
             calls = all.toIntArray();
         }
-        int number = parent.state().nextSubGroup();
+        int number = parent.state().nextSubGroup(null);
         String name = parent.name() + "." + number;
         List<Integer> members =
                 IntStream.range(0, parent.worldSize())

@@ -25,6 +25,7 @@ import java.util.Map;
 import org.djlx.collectives.ContractCases.Case;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.function.Executable;
 
 /** Collectives on several tensors at once. */
 final class CoalescedCases {
@@ -37,6 +38,7 @@ final class CoalescedCases {
         cases.put("allGatherCoalesced", CoalescedCases::allGatherCoalesced);
         cases.put("reduceScatterCoalesced", CoalescedCases::reduceScatterCoalesced);
         cases.put("coalescedMismatch", CoalescedCases::coalescedMismatch);
+        cases.put("coalescedOnUnusableGroups", CoalescedCases::coalescedOnUnusableGroups);
         return cases;
     }
 
@@ -147,5 +149,23 @@ final class CoalescedCases {
                 IllegalArgumentException.class, () -> group.allGatherCoalesced(List.of(), tensors));
         assertThrows(
                 IllegalArgumentException.class, () -> group.allGatherCoalesced(tensors, tensors));
+    }
+
+    /** Also calls that would do nothing. */
+    private static void coalescedOnUnusableGroups(ProcessGroup group, NDManager manager) {
+        ProcessGroup destroyed = group.split(0, 0);
+        destroyed.destroy();
+        ProcessGroup another = group.split(-1, 0);
+        for (ProcessGroup unusable : List.of(destroyed, another)) {
+            for (List<NDArray> list : List.of(List.<NDArray>of(), List.of(manager.create(1f)))) {
+                for (Executable call :
+                        List.<Executable>of(
+                                () -> unusable.allReduceCoalesced(list, ReduceOp.SUM),
+                                () -> unusable.allGatherCoalesced(list, list),
+                                () -> unusable.reduceScatterCoalesced(list, list, ReduceOp.SUM))) {
+                    assertThrows(IllegalStateException.class, call);
+                }
+            }
+        }
     }
 }

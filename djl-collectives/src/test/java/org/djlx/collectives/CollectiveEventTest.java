@@ -104,15 +104,15 @@ class CollectiveEventTest {
 
     @Test
     void failuresAreEventsTooWhetherOrNotTheyStarted() throws IOException {
-        List<ProcessGroup> groups =
-                ProcessGroups.local("shm", 2, new BackendOptions(Duration.ofMillis(300)));
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, OPTIONS);
+        ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofMillis(300));
         List<RecordedEvent> events;
         try {
             events =
                     record(
                             () -> {
-                                Work first = groups.get(0).barrier();
-                                Work second = groups.get(0).barrier();
+                                Work first = hasty.barrier();
+                                Work second = hasty.barrier();
                                 assertTrue(awaitFailure(first) && awaitFailure(second));
                             });
         } finally {

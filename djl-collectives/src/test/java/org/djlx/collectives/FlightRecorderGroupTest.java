@@ -40,7 +40,8 @@ import org.junit.jupiter.api.io.TempDir;
 class FlightRecorderGroupTest {
 
     private static final BackendOptions PATIENT = new BackendOptions(Duration.ofSeconds(60));
-    private static final BackendOptions IMPATIENT = new BackendOptions(Duration.ofMillis(300));
+    // Of operations only: the ranks must come together to create a group.
+    private static final Duration SHORT = Duration.ofMillis(300);
 
     @TempDir private Path temp;
     private Path directory;
@@ -111,9 +112,9 @@ class FlightRecorderGroupTest {
 
     @Test
     void aFailedMessageDoesNotUseUpTheRecordOfWhatBreaksTheGroup() throws IOException {
-        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, IMPATIENT);
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
-            ProcessGroup early = groups.get(0);
+            ProcessGroup early = groups.get(0).withTimeout(SHORT);
             Work message = early.recv(manager.ones(new Shape(1)), 1, 0);
             assertThrows(CollectiveTimeoutException.class, message::await);
             String first = FlightDump.read(files().get(0)).reason();
@@ -125,6 +126,47 @@ class FlightRecorderGroupTest {
         } finally {
             destroy(groups);
         }
+    }
+
+    @Test
+    void theLastFailedMessageIsWrittenWhenTheGroupIsDestroyedAtTheLatest() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        try {
+            ProcessGroup hasty = groups.get(0).withTimeout(SHORT);
+            for (int tag = 0; tag < 2; tag++) {
+                Work message = hasty.recv(manager.ones(new Shape(1)), 1, tag);
+                assertThrows(CollectiveTimeoutException.class, message::await);
+                assertEquals(1, files().size());
+            }
+            assertThrows(
+                    CollectiveTimeoutException.class, () -> hasty.monitoredBarrier(SHORT, true));
+        } finally {
+            destroy(groups);
+        }
+        FlightDump dump = FlightDump.read(files().get(0));
+        assertTrue(dump.reason().contains("tag -1"), dump::reason);
+        assertEquals(List.of(1), dump.missingRanks());
+        assertEquals(3, dump.entries().size());
+    }
+
+    @Test
+    void messagesThatFailInABrokenGroupLeaveTheRecordAsItWas() throws IOException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        try {
+            ProcessGroup early = groups.get(0);
+            Work pending = early.recv(manager.ones(new Shape(1)), 1, 0);
+            Work barrier = early.withTimeout(SHORT).barrier();
+            assertThrows(CollectiveTimeoutException.class, barrier::await);
+            for (Work message : List.of(pending, early.send(manager.ones(new Shape(1)), 1, 0))) {
+                CollectiveException e = assertThrows(CollectiveException.class, message::await);
+                assertEquals(barrier.exception().orElseThrow(), e.getCause());
+            }
+        } finally {
+            destroy(groups);
+        }
+        FlightDump dump = FlightDump.read(files().get(0));
+        assertTrue(dump.reason().contains("barrier"), dump::reason);
+        assertEquals(List.of(1), dump.missingRanks());
     }
 
     @Test
@@ -155,9 +197,9 @@ class FlightRecorderGroupTest {
 
     @Test
     void aTimeoutLeavesAFileThatNamesTheMissingRank() throws IOException {
-        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, IMPATIENT);
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
-            ProcessGroup early = groups.get(0);
+            ProcessGroup early = groups.get(0).withTimeout(SHORT);
             NDArray tensor = manager.ones(new Shape(4));
             assertThrows(
                     CollectiveTimeoutException.class,
@@ -207,12 +249,12 @@ class FlightRecorderGroupTest {
     void aFileThatCannotBeWrittenHidesNothing() throws IOException {
         Files.createDirectories(directory.getParent());
         Files.createFile(directory);
-        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, IMPATIENT);
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         try {
             CollectiveTimeoutException e =
                     assertThrows(
                             CollectiveTimeoutException.class,
-                            () -> groups.get(0).barrier().await());
+                            () -> groups.get(0).withTimeout(SHORT).barrier().await());
             assertEquals(List.of(1), e.missingRanks());
         } finally {
             destroy(groups);

@@ -12,7 +12,9 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.sun.management.ThreadMXBean;
 import java.lang.management.ManagementFactory;
 import java.time.Duration;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
@@ -228,6 +230,31 @@ class FlightRecorderTest {
             assertEquals(2 * entry.collectiveSeqId(), entry.bytes());
             assertEquals(entry.state() == State.COMPLETED, entry.durationMs() != null);
             assertEquals(entry.state() != State.SCHEDULED, entry.queuedMs() != null);
+        }
+    }
+
+    @Test
+    void everyGroupAndRankHasAFileOfItsOwn() {
+        List<String> groups =
+                List.of(
+                        "default",
+                        "default.tp",
+                        "a b",
+                        "a_b",
+                        "a/b",
+                        "\u00e9".repeat(200),
+                        "\u00e8".repeat(200),
+                        "x".repeat(300) + ".tp",
+                        "x".repeat(300) + ".pp");
+        Set<String> files = new HashSet<>();
+        for (String group : groups) {
+            for (int rank = 0; rank < 2; rank++) {
+                String file = FlightSnapshot.file(group, rank).getFileName().toString();
+                assertTrue(file.length() <= 200, file);
+                assertTrue(
+                        file.matches("flight-[A-Za-z0-9._-]+-rank" + rank + "-pid\\d+.json"), file);
+                assertTrue(files.add(file), file);
+            }
         }
     }
 

@@ -33,6 +33,7 @@ final class GroupCases {
         cases.put("newGroup", GroupCases::newGroup);
         cases.put("newGroupDiffers", GroupCases::newGroupDiffers);
         cases.put("wrongGroups", GroupCases::wrongGroups);
+        cases.put("nameGivenAgain", GroupCases::nameGivenAgain);
         cases.put("split", GroupCases::split);
         cases.put("subGroupsOfSubGroups", GroupCases::subGroupsOfSubGroups);
         cases.put("subGroupOfOne", GroupCases::subGroupOfOne);
@@ -63,7 +64,7 @@ final class GroupCases {
         double expected = ranks.stream().mapToInt(rank -> rank).sum();
         Collections.reverse(ranks);
         ProcessGroup evens = group.newGroup(ranks, "evens");
-        assertEquals("evens", evens.name());
+        assertEquals(group.name() + ".evens", evens.name());
         assertEquals(ranks.size(), evens.worldSize());
         if (group.rank() % 2 == 0) {
             assertTrue(evens.isMember());
@@ -73,7 +74,7 @@ final class GroupCases {
             assertFalse(evens.isMember());
             assertEquals(-1, evens.rank());
             String message = assertThrows(IllegalStateException.class, evens::barrier).getMessage();
-            assertTrue(message.contains("not a member of the group 'evens'"), message);
+            assertTrue(message.contains("not a member of the group '" + evens.name()), message);
             assertTrue(message.contains("rank " + group.rank()), message);
             assertThrows(IllegalStateException.class, () -> evens.newGroup(List.of(0)));
         }
@@ -118,8 +119,32 @@ final class GroupCases {
                         List.of(0, 0))) {
             assertThrows(IllegalArgumentException.class, () -> group.newGroup(ranks));
         }
-        assertThrows(
-                IllegalArgumentException.class, () -> group.newGroup(List.of(0), "x".repeat(201)));
+        // Without a name, groups are called by numbers and dots.
+        for (String name : List.of("x".repeat(201), "", "0", "12", "1.2", "x.0", ".")) {
+            assertThrows(IllegalArgumentException.class, () -> group.newGroup(List.of(0), name));
+        }
+    }
+
+    /** All ranks refuse it, members or not, and nothing has happened. */
+    private static void nameGivenAgain(ProcessGroup group, NDManager manager) {
+        ProcessGroup first = group.newGroup(List.of(0), "given");
+        int last = group.worldSize() - 1;
+        for (int again = 0; again < 2; again++) {
+            String message =
+                    assertThrows(
+                                    IllegalArgumentException.class,
+                                    () -> group.newGroup(List.of(last), "given"))
+                            .getMessage();
+            assertTrue(message.contains("'" + group.name() + "'"), message);
+            assertTrue(message.contains("'given'"), message);
+            first.destroy(); // Only its members know.
+        }
+        // Within another group it is another name.
+        ProcessGroup part = group.split(group.rank() % 2, 0);
+        ProcessGroup second = part.newGroup(List.of(0), "given");
+        assertEquals(part.name() + ".given", second.name());
+        part.destroy();
+        assertEquals(group.worldSize(), sum(group, manager, 1));
     }
 
     private static void split(ProcessGroup group, NDManager manager) {

@@ -63,6 +63,8 @@ final class Messages implements MessageDriver.Engine {
     private volatile int pendingCount;
     private volatile int unpostedCount;
     private long lastLook; // by whoever drives
+    // What broke the group, if it was this rank's operation; not guarded.
+    private volatile CollectiveException failedOperation;
 
     Messages(ShmSegment segment, ControlBlock control, RankSync sync, String group, int rank) {
         this.control = control;
@@ -456,13 +458,15 @@ final class Messages implements MessageDriver.Engine {
     }
 
     private CollectiveException ownEnd(Transfer transfer, String broken) {
-        return new CollectiveException(
-                broken == null || closed
-                        ? transfer.operation() + " was ended: this rank destroyed the group"
-                        : transfer.operation()
+        return broken == null || closed
+                ? new CollectiveException(
+                        transfer.operation() + " was ended: this rank destroyed the group")
+                : new CollectiveException(
+                        transfer.operation()
                                 + " cannot run: the group is broken since "
                                 + broken
-                                + "; destroy it and create a new one");
+                                + "; destroy it and create a new one",
+                        failedOperation);
     }
 
     /** Forgets a message that fails, and tells the other end if that waits for data. */
@@ -493,6 +497,11 @@ final class Messages implements MessageDriver.Engine {
 
     void expedite() {
         driver.expedite();
+    }
+
+    /** Tells why messages will fail: to be called before the rank says that it has failed. */
+    void breakWith(CollectiveException reason) {
+        failedOperation = reason;
     }
 
     /** Fails what is under way; nothing uses the shared memory afterwards. */

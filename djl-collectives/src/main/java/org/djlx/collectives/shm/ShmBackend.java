@@ -424,6 +424,7 @@ final class ShmBackend extends Backend {
                             ? collective
                             : new CollectiveException(operation + " failed: " + e, e);
             queue.breakWith(reason);
+            messages.breakWith(reason);
             if (!gone) { // The code of an operation may have destroyed the group itself.
                 sync.fail(reason.getMessage());
             }

@@ -52,6 +52,9 @@ import org.junit.jupiter.api.function.Executable;
 @Timeout(200)
 class ShmFailureTest {
 
+    // Of operations only: the ranks must come together to create a group.
+    private static final Duration SHORT = Duration.ofMillis(300);
+
     private static List<ProcessGroup> groups(int worldSize, Duration timeout) {
         return ProcessGroups.local("shm", worldSize, new BackendOptions(timeout));
     }
@@ -72,7 +75,7 @@ class ShmFailureTest {
     @Test
     void timeoutNamesTheOperationAndWhoIsMissing() {
         onAll(
-                groups(4, Duration.ofMillis(300)),
+                groups(4, Duration.ofSeconds(60)),
                 group -> {
                     group.barrier().await();
                     if (group.rank() % 2 == 1) {
@@ -80,7 +83,7 @@ class ShmFailureTest {
                     }
                     try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
                         NDArray tensor = manager.ones(new Shape(3));
-                        Work work = group.allReduce(tensor, ReduceOp.SUM);
+                        Work work = group.withTimeout(SHORT).allReduce(tensor, ReduceOp.SUM);
                         CollectiveTimeoutException e =
                                 assertThrows(CollectiveTimeoutException.class, work::await);
                         assertEquals(List.of(1, 3), e.missingRanks());
@@ -107,19 +110,22 @@ class ShmFailureTest {
 
     @Test
     void lateRankLearnsWhyTheOthersGaveUp() {
+        CountDownLatch gaveUp = new CountDownLatch(1);
         onAll(
-                groups(2, Duration.ofMillis(300)),
+                groups(2, Duration.ofSeconds(60)),
                 group -> {
                     if (group.rank() == 0) {
                         assertThrows(
-                                CollectiveTimeoutException.class, () -> group.barrier().await());
+                                CollectiveTimeoutException.class,
+                                () -> group.withTimeout(SHORT).barrier().await());
+                        gaveUp.countDown();
                     } else {
                         // Its own operations wait for rank 0, which has given up.
                         String message =
                                 assertThrows(
                                                 CollectiveException.class,
                                                 () -> {
-                                                    Thread.sleep(1000);
+                                                    gaveUp.await();
                                                     group.barrier().await();
                                                     group.barrier().await();
                                                 })
