@@ -114,6 +114,19 @@ class LauncherTest {
     }
 
     @Test
+    void ranksFindStdinEmpty() throws Exception {
+        assertEquals(0, probe(2, "read").build().launch());
+        assertEquals(Set.of("[0] read 0", "[1] read 0"), outLines());
+    }
+
+    @Test
+    void theMainClassNeedNotBePublic() throws Exception {
+        String name = RankProbe.PackagePrivate.class.getName();
+        assertEquals(0, probe(1).setMainClass(name).build().launch(), this::errText);
+        assertEquals(Set.of("[0] package-private"), outLines());
+    }
+
+    @Test
     void returnsTheCodeOfTheRankThatFails() throws Exception {
         assertEquals(1, probe(2, "exit-code-is-rank").build().launch());
         assertTrue(errText().contains("rank 1 exited with code 1"), this::errText);
