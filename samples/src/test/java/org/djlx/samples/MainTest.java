@@ -58,6 +58,7 @@ class MainTest {
                 "launch --nproc two org.djlx.samples.RankProbe",
                 "launch --nproc 0 org.djlx.samples.RankProbe",
                 "launch --nproc 1 --env A org.djlx.samples.RankProbe",
+                "launch --nproc 1 --env RANK=7 org.djlx.samples.RankProbe",
                 "launch --nproc 1 --master-port 65536 org.djlx.samples.RankProbe",
                 "launch --nproc 1 org.djlx.Missing"
             })
