@@ -63,8 +63,11 @@ final class FlightCommand implements Callable<Integer> {
 
     private static void print(FlightAnalysis group, PrintWriter out) {
         out.printf(
-                "group '%s', %d of %d ranks: %s%n",
-                group.group(), group.dumps().size(), group.worldSize(), group.verdict());
+                "group '%s', %d of %s: %s%n",
+                group.group(),
+                group.dumps().size(),
+                Ranks.count(group.worldSize()),
+                group.verdict());
         group.findings().stream().skip(1).map(FlightFinding::message).forEach(out::println);
         TextTable table =
                 new TextTable(
