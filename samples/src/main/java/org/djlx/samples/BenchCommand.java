@@ -11,8 +11,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ProcessGroups;
-import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.ThreadBinding;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
@@ -31,6 +29,8 @@ import picocli.CommandLine.Spec;
                     + " that process's rank."
         })
 final class BenchCommand implements Callable<Integer> {
+
+    private static final int DEFAULT_RANKS = 2;
 
     @Spec private CommandSpec spec;
 
@@ -52,8 +52,8 @@ final class BenchCommand implements Callable<Integer> {
     @Option(
             names = "--dtype",
             defaultValue = "float32",
-            description = "The element type; ${DEFAULT-VALUE} if not given.")
-    private ScalarType type;
+            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
+    private OpCommand.DataType type;
 
     @Option(
             names = "--idle",
@@ -70,47 +70,48 @@ final class BenchCommand implements Callable<Integer> {
 
     @Override
     public Integer call() throws Exception {
-        if (ranks != null && ranks < 1) {
-            throw new ParameterException(
-                    spec.commandLine(), "--ranks must be at least 1, not " + ranks);
-        }
+        Ranks.check(spec, "--ranks", ranks, processes);
         if (idle != null && idle < 0) {
             throw new ParameterException(
                     spec.commandLine(), "--idle must not be negative: " + idle);
         }
-        List<BenchCase> cases = cases(spec, sizes);
         if (processes) {
-            return launch();
+            int worldSize = ranks == null ? DEFAULT_RANKS : ranks;
+            cases(worldSize);
+            return launch(worldSize);
         }
-        if (System.getenv("RANK") != null) {
-            try (ProcessGroup group = ProcessGroups.init("shm")) {
-                return run(group, cases);
-            }
-        }
-        ThreadsPerRank.limit(worldSize());
-        List<ProcessGroup> groups = ProcessGroups.local(worldSize());
-        try {
-            return ProcessGroups.run(groups, group -> run(group, cases)).get(0);
-        } finally {
-            groups.forEach(ProcessGroup::destroy);
-        }
+        Ranks here = Ranks.of(ranks, DEFAULT_RANKS);
+        List<BenchCase> cases = cases(here.worldSize());
+        return here.run("shm", group -> run(group, cases)).get(0);
     }
 
-    static List<BenchCase> cases(CommandSpec spec, List<String> words) {
+    private List<BenchCase> cases(int worldSize) {
+        return cases(spec, sizes, (long) op.parts(worldSize) * type.scalarType().itemSize());
+    }
+
+    /** Parses what to measure; no size may be less than the least. */
+    static List<BenchCase> cases(CommandSpec spec, List<String> words, long least) {
         try {
-            return words.isEmpty()
-                    ? BenchCase.DEFAULTS
-                    : words.stream().map(BenchCase::parse).toList();
+            List<BenchCase> cases =
+                    words.isEmpty()
+                            ? BenchCase.DEFAULTS
+                            : words.stream().map(BenchCase::parse).toList();
+            for (BenchCase wanted : cases) {
+                if (wanted.size() < least) {
+                    throw new IllegalArgumentException(
+                            "a size of "
+                                    + wanted.size()
+                                    + " bytes is too small: there must be at least "
+                                    + least);
+                }
+            }
+            return cases;
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
     }
 
-    private int worldSize() {
-        return ranks == null ? 2 : ranks;
-    }
-
-    private int launch() throws IOException, InterruptedException {
+    private int launch(int worldSize) throws IOException, InterruptedException {
         List<String> args = new ArrayList<>(List.of(spec.name(), "--op", op.toString()));
         args.addAll(List.of("--dtype", type.name()));
         if (bind) {
@@ -121,7 +122,7 @@ final class BenchCommand implements Callable<Integer> {
         }
         args.addAll(sizes);
         return Launcher.builder()
-                .setProcesses(worldSize())
+                .setProcesses(worldSize)
                 .setMainClass(Main.class.getName())
                 .optArgs(args)
                 .build()
@@ -135,7 +136,7 @@ final class BenchCommand implements Callable<Integer> {
         if (bind) {
             ThreadBinding.bindToCore(group.rank());
         }
-        try (BenchJob job = new BenchJob(group, op, type)) {
+        try (BenchJob job = new BenchJob(group, op, type.scalarType())) {
             if (idle != null) {
                 double millis = job.idle(Duration.ofSeconds(idle));
                 if (reports) {
@@ -145,7 +146,7 @@ final class BenchCommand implements Callable<Integer> {
                 return 0;
             }
             if (reports) {
-                out.printf("# %s, %d ranks%n%s%n", op, group.worldSize(), BenchRow.HEADER);
+                out.printf("# %s, %s%n%s%n", op, Ranks.count(group.worldSize()), BenchRow.HEADER);
             }
             long wrong = 0;
             for (BenchCase wanted : cases) {

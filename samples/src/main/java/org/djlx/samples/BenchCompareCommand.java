@@ -90,7 +90,12 @@ final class BenchCompareCommand implements Callable<Integer> {
             throw new ParameterException(
                     spec.commandLine(), "--rounds must be at least 1, not " + rounds);
         }
-        List<BenchCase> cases = BenchCommand.cases(spec, sizes);
+        Ranks.check(spec, "--many", many, false);
+        if (idle < 0) {
+            throw new ParameterException(
+                    spec.commandLine(), "--idle must not be negative: " + idle);
+        }
+        List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES);
         PrintWriter out = spec.commandLine().getOut();
         BenchComparison comparison = compare(cases);
         out.printf("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);

@@ -37,7 +37,7 @@ final class BenchJob implements AutoCloseable {
     /** Measures; returns the same on all ranks. */
     BenchRow measure(BenchCase wanted) {
         int worldSize = group.worldSize();
-        int parts = Math.max(op.inputParts(worldSize), op.outputParts(worldSize));
+        int parts = op.parts(worldSize);
         long part = wanted.size() / parts / type.itemSize();
         long inputCount = part * op.inputParts(worldSize);
         long outputCount = part * op.outputParts(worldSize);
@@ -105,9 +105,8 @@ final class BenchJob implements AutoCloseable {
 
     private long wrong(NDArray output, long part) {
         LongToIntFunction expected = i -> op.expected(group.rank(), group.worldSize(), part, i);
-        try (NDArray actual = Torch.cast(output, ScalarType.FLOAT32);
-                NDArray wanted = create(actual.size(), expected);
-                NDArray differ = actual.neq(wanted);
+        try (NDArray wanted = tensor(output.size(), expected);
+                NDArray differ = output.neq(wanted);
                 NDArray count = differ.countNonzero()) {
             return count.getLong();
         }
@@ -125,8 +124,9 @@ final class BenchJob implements AutoCloseable {
         }
     }
 
+    /** Returns integers: converted, they wrap around as sums in a smaller type do. */
     private NDArray create(long count, LongToIntFunction value) {
-        float[] values = new float[Math.toIntExact(count)];
+        int[] values = new int[Math.toIntExact(count)];
         for (int i = 0; i < values.length; i++) {
             values[i] = value.applyAsInt(i);
         }

@@ -43,6 +43,11 @@ enum BenchOp {
         return this == REDUCE_SCATTER ? worldSize : 1;
     }
 
+    /** How many ranks' parts the largest tensor has. */
+    int parts(int worldSize) {
+        return Math.max(inputParts(worldSize), outputParts(worldSize));
+    }
+
     /** How many ranks' parts the output has. */
     int outputParts(int worldSize) {
         return this == ALL_GATHER ? worldSize : 1;

@@ -34,8 +34,8 @@ record BenchProgram(String name, List<String> command) {
         int code = process.waitFor();
         Runtime.getRuntime().removeShutdownHook(stop);
         if (code != 0) {
-            throw new IOException(
-                    name + " ended with code " + code + ": " + String.join("\n", lines));
+            String printed = lines.isEmpty() ? "" : ": " + String.join("\n", lines);
+            throw new IOException(name + " ended with code " + code + printed);
         }
         return lines;
     }

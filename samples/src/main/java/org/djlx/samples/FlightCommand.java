@@ -4,8 +4,10 @@
  */
 package org.djlx.samples;
 
+import com.google.gson.JsonParseException;
 import java.io.IOException;
 import java.io.PrintWriter;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Instant;
 import java.time.temporal.ChronoUnit;
@@ -46,11 +48,28 @@ final class FlightCommand implements Callable<Integer> {
     public Integer call() throws IOException {
         List<FlightDump> dumps = new ArrayList<>();
         for (Path file : files) {
-            dumps.add(FlightDump.read(file));
+            dumps.add(read(file));
         }
         PrintWriter out = spec.commandLine().getOut();
         analyse(dumps).forEach(group -> print(group, out));
         return 0;
+    }
+
+    private static FlightDump read(Path file) throws IOException {
+        if (Files.isDirectory(file)) {
+            throw new IOException(file + " is not a flight record: it is a directory");
+        }
+        try {
+            return FlightDump.read(file);
+        } catch (IOException e) {
+            // The parser's message is for who calls it.
+            if (e.getCause() != null && e.getCause().getCause() instanceof JsonParseException) {
+                throw new IOException(
+                        file + " is not a flight record: it is not JSON, or that of something else",
+                        e);
+            }
+            throw e;
+        }
     }
 
     private List<FlightAnalysis> analyse(List<FlightDump> dumps) {
@@ -63,8 +82,11 @@ final class FlightCommand implements Callable<Integer> {
 
     private static void print(FlightAnalysis group, PrintWriter out) {
         out.printf(
-                "group '%s', %d of %d ranks: %s%n",
-                group.group(), group.dumps().size(), group.worldSize(), group.verdict());
+                "group '%s', %d of %s: %s%n",
+                group.group(),
+                group.dumps().size(),
+                Ranks.count(group.worldSize()),
+                group.verdict());
         group.findings().stream().skip(1).map(FlightFinding::message).forEach(out::println);
         TextTable table =
                 new TextTable(

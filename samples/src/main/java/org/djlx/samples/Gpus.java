@@ -29,8 +29,8 @@ final class Gpus {
                     "each rank needs a GPU: there are "
                             + CudaDevice.count()
                             + " for "
-                            + count
-                            + " ranks on this host");
+                            + Ranks.count(count)
+                            + " on this host");
         }
     }
 

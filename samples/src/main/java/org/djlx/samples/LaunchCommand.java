@@ -23,7 +23,7 @@ import picocli.CommandLine.Spec;
             "Runs a program in N processes with the environment of torchrun: RANK, WORLD_SIZE,"
                     + " MASTER_ADDR and the like.",
             "Each line that a rank prints is prefixed with its number. If a rank fails, the others"
-                    + " are stopped, and its exit code is returned."
+                    + " are stopped, and its exit code is returned. Standard input is empty."
         })
 final class LaunchCommand implements Callable<Integer> {
 

@@ -52,11 +52,17 @@ public final class Launcher {
         processes = builder.processes;
         masterAddress = builder.masterAddress;
         masterPort = builder.masterPort;
-        environment = Map.copyOf(builder.environment);
+        environment = builder.environment;
         command = command(builder);
         gracePeriod = builder.gracePeriod;
         out = builder.out;
         err = builder.err;
+        for (String name : rankEnvironment(0, 0).keySet()) {
+            if (environment.containsKey(name)) {
+                throw new IllegalArgumentException(
+                        "The variable " + name + " cannot be given: the launcher sets it itself");
+            }
+        }
     }
 
     /**
@@ -72,7 +78,8 @@ public final class Launcher {
      * Starts the ranks and waits until all have exited.
      *
      * @return 0 if every rank returned 0, otherwise the exit code of the rank that failed first;
-     *     128 plus the signal's number if a signal ended it
+     *     128 plus the signal's number if a signal ended it. 141, that of SIGPIPE, if what ranks
+     *     write to stdout can no longer be passed on; the ranks have been stopped then
      * @throws IOException if a process cannot be started
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
@@ -210,8 +217,8 @@ public final class Launcher {
         }
 
         /**
-         * Sets environment variables of the ranks, beside those that they inherit. The launcher's
-         * own (RANK and the like) prevail.
+         * Sets environment variables of the ranks, beside those that they inherit; not those that
+         * the launcher itself sets (RANK and the like).
          *
          * @param environment the variables
          * @return this builder
@@ -260,8 +267,9 @@ public final class Launcher {
          * Builds the launcher.
          *
          * @return the launcher
-         * @throws IllegalArgumentException if an option is missing or out of range, or if the main
-         *     class does not exist or has no main method
+         * @throws IllegalArgumentException if an option is missing or out of range, if the main
+         *     class does not exist or has no main method, or if the environment has a variable that
+         *     the launcher sets
          */
         public Launcher build() {
             if (processes < 1) {

@@ -7,8 +7,11 @@ package org.djlx.samples;
 import java.io.PrintWriter;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
 
 /**
  * The command line of the samples; each sample is a subcommand.
@@ -47,6 +50,8 @@ public final class Main {
             description = "Shows the stack trace of an error.")
     private boolean verbose;
 
+    @Spec private CommandSpec spec;
+
     private Main() {}
 
     /**
@@ -55,7 +60,13 @@ public final class Main {
      * @param args the subcommand and its arguments
      */
     public static void main(String[] args) {
-        System.exit(run(args));
+        int code = run(args);
+        // A PrintStream keeps to itself that it cannot write.
+        if (System.out.checkError() && code == 0) {
+            System.err.println("error: cannot write to stdout");
+            code = 1;
+        }
+        System.exit(code);
     }
 
     /**
@@ -78,6 +89,17 @@ public final class Main {
         root.setExecutionExceptionHandler((e, command, result) -> main.failure(e, command));
         root.getSubcommands().get("launch").setStopAtPositional(true);
         return root;
+    }
+
+    // Not picocli's own: its --help and the one that all commands have exclude each other.
+    @Command(name = "help", description = "Shows the help of a command.")
+    void showHelp(@Parameters(arity = "0..1", paramLabel = "COMMAND") String command) {
+        CommandLine root = spec.commandLine();
+        CommandLine wanted = command == null ? root : root.getSubcommands().get(command);
+        if (wanted == null) {
+            throw new ParameterException(root, "there is no command '" + command + "'");
+        }
+        wanted.usage(root.getOut());
     }
 
     private static int badArguments(ParameterException e) {

@@ -102,9 +102,10 @@ final class MlpCommand implements Callable<Integer> {
         if (text == null) {
             text = Path.of(System.getProperty("djlx.home", "."), "README.md");
         }
-        if (ranks != null && ranks < 1) {
+        Ranks.check(spec, "--ranks", ranks, processes);
+        if (!(tolerance() >= 0)) {
             throw new ParameterException(
-                    spec.commandLine(), "--ranks must be at least 1, not " + ranks);
+                    spec.commandLine(), "--tolerance must be 0 or more, not " + tolerance);
         }
         if (processes) {
             return launch();
@@ -162,11 +163,11 @@ final class MlpCommand implements Callable<Integer> {
         if (group.rank() == 0) {
             PrintWriter out = spec.commandLine().getOut();
             out.printf(
-                    "MLP on %d tokens of %s, %s, %d ranks, device %s, backend %s%n%n%s%n",
+                    "MLP on %d tokens of %s, %s, %s, device %s, backend %s%n%n%s%n",
                     result.tokens(),
                     text.getFileName(),
                     dtype,
-                    group.worldSize(),
+                    Ranks.count(group.worldSize()),
                     device,
                     device.backend,
                     result.table());

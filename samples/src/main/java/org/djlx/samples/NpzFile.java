@@ -13,7 +13,11 @@ import java.io.EOFException;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.OutputStream;
+import java.io.UncheckedIOException;
+import java.nio.file.AccessDeniedException;
+import java.nio.file.FileSystemException;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.zip.CRC32;
@@ -83,8 +87,9 @@ final class NpzFile {
      *
      * @param file the file, which is replaced
      * @param arrays the arrays, on any device
+     * @throws UncheckedIOException if the file cannot be written, with its name and the reason
      */
-    static void write(Path file, List<NDArray> arrays) throws IOException {
+    static void write(Path file, List<NDArray> arrays) {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
                 OutputStream out = Files.newOutputStream(file)) {
             NDList list = new NDList();
@@ -96,7 +101,19 @@ final class NpzFile {
                 list.add(copy);
             }
             list.encode(out, NDList.Encoding.NPZ);
+        } catch (IOException e) {
+            throw new UncheckedIOException("cannot write " + file + ": " + reason(e), e);
         }
+    }
+
+    private static String reason(IOException e) {
+        if (e instanceof NoSuchFileException) {
+            return "No such file or directory";
+        }
+        if (e instanceof AccessDeniedException) {
+            return "Permission denied";
+        }
+        return e instanceof FileSystemException failure ? failure.getReason() : e.getMessage();
     }
 
     static ScalarType writtenAs(NDArray array) {

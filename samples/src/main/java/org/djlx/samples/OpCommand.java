@@ -38,7 +38,8 @@ import picocli.CommandLine.Spec;
                     + " that process's rank.",
             "scatter, reduceScatter and allToAll pass an array for each rank, the others one."
                 + " broadcast and scatter read on the root only. Results are named as numpy.savez"
-                + " does, arr_0 and so on; those of the fused operators gathered, product.",
+                + " does, arr_0 and so on; those of allGatherMatmul product_0 and so on, and"
+                + " gathered; that of matmulReduceScatter product.",
             "Example: samples/run.sh op allGatherMatmul --ranks 2 --input a.npz --split 0 --b"
                     + " b-{rank}.npz --output out-{rank}.npz"
         })
@@ -56,7 +57,7 @@ final class OpCommand implements Callable<Integer> {
         uint8,
         bool;
 
-        private ScalarType scalarType() {
+        ScalarType scalarType() {
             return ScalarType.valueOf(name().toUpperCase(Locale.ROOT));
         }
     }
@@ -187,9 +188,7 @@ final class OpCommand implements Callable<Integer> {
     }
 
     private void checkOptions() {
-        if (ranks != null && ranks < 1) {
-            throw wrong("--ranks must be at least 1, not %d", ranks);
-        }
+        Ranks.check(spec, "--ranks", ranks, processes);
         try {
             Backends.get(backend);
         } catch (IllegalArgumentException e) {
@@ -228,7 +227,7 @@ final class OpCommand implements Callable<Integer> {
 
     private void checkCall(int worldSize) {
         if (root() < 0 || root() >= worldSize) {
-            throw wrong("--root %d is none of %d ranks", root(), worldSize);
+            throw wrong("--root %d is none of %s", root(), Ranks.count(worldSize));
         }
         if (output == null) {
             return;
@@ -281,7 +280,7 @@ final class OpCommand implements Callable<Integer> {
 
     private void report(int worldSize, List<List<OpJob.Result>> results) {
         PrintWriter out = spec.commandLine().getOut();
-        out.printf("%s done, %d ranks, backend %s%n", operation, worldSize, backend);
+        out.printf("%s done, %s, backend %s%n", operation, Ranks.count(worldSize), backend);
         TextTable table = new TextTable("rank", "result", "shape", "type", "file");
         List<OpJob.Result> all = results.stream().flatMap(List::stream).toList();
         for (OpJob.Result result : all) {

@@ -75,7 +75,7 @@ record OpJob(
     }
 
     /** Runs the operation as a rank of a group, and writes the results. */
-    List<Result> run(ProcessGroup group, Arrays arrays) throws IOException {
+    List<Result> run(ProcessGroup group, Arrays arrays) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             List<NDArray> results =
                     operation.run(

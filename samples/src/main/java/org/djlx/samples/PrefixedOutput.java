@@ -20,16 +20,23 @@ final class PrefixedOutput implements Runnable {
     private final byte[] prefix;
     private final InputStream in;
     private final PrintStream out;
+    private final Runnable onFailure;
 
-    private PrefixedOutput(int rank, InputStream in, PrintStream out) {
+    private PrefixedOutput(int rank, InputStream in, PrintStream out, Runnable onFailure) {
         this.prefix = ("[" + rank + "] ").getBytes(StandardCharsets.US_ASCII);
         this.in = in;
         this.out = out;
+        this.onFailure = onFailure;
     }
 
-    /** Starts a thread that runs until the end of the input. */
-    static Thread start(int rank, InputStream in, PrintStream out) {
-        Thread thread = new Thread(new PrefixedOutput(rank, in, out), "output-of-rank-" + rank);
+    /**
+     * Starts a thread that runs until the end of the input, whether or not it can be passed on.
+     *
+     * @param onFailure what is called after each line that cannot
+     */
+    static Thread start(int rank, InputStream in, PrintStream out, Runnable onFailure) {
+        PrefixedOutput output = new PrefixedOutput(rank, in, out, onFailure);
+        Thread thread = new Thread(output, "output-of-rank-" + rank);
         thread.setDaemon(true);
         thread.start();
         return thread;
@@ -59,7 +66,9 @@ final class PrefixedOutput implements Runnable {
             out.write(prefix, 0, prefix.length);
             out.write(line.toByteArray(), 0, line.size());
             out.write('\n');
-            out.flush();
+            if (out.checkError()) {
+                onFailure.run();
+            }
         }
         line.reset();
     }

@@ -5,7 +5,9 @@
 package org.djlx.samples;
 
 import java.io.IOException;
+import java.io.InputStream;
 import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
 import java.util.Arrays;
 
 /**
@@ -14,7 +16,7 @@ import java.util.Arrays;
  *
  * <p>The launcher holds the other end of this process's stdin and never writes to it. The kernel
  * closes it however the launcher ends, SIGKILL included; then this process halts. A rank's main
- * therefore cannot read stdin.
+ * finds {@link System#in} at its end.
  */
 public final class RankMain {
 
@@ -33,14 +35,17 @@ public final class RankMain {
      * @throws ReflectiveOperationException if there is no such class or main method
      */
     public static void main(String[] args) throws ReflectiveOperationException {
-        Thread watch = new Thread(RankMain::haltWithLauncher, "launcher-watch");
+        InputStream lifeline = System.in;
+        System.setIn(InputStream.nullInputStream());
+        Thread watch = new Thread(() -> haltWithLauncher(lifeline), "launcher-watch");
         watch.setDaemon(true);
         watch.start();
         String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);
         try {
-            Class.forName(args[0])
-                    .getMethod("main", String[].class)
-                    .invoke(null, (Object) mainArgs);
+            Method main = Class.forName(args[0]).getMethod("main", String[].class);
+            // The class itself need not be public, as java sees it.
+            main.setAccessible(true);
+            main.invoke(null, (Object) mainArgs);
         } catch (InvocationTargetException e) {
             e.getCause().printStackTrace();
             System.exit(1);
@@ -48,9 +53,9 @@ public final class RankMain {
     }
 
     /** Halts rather than exits: shutdown hooks could wait for ranks that are gone as well. */
-    private static void haltWithLauncher() {
+    private static void haltWithLauncher(InputStream lifeline) {
         try {
-            while (System.in.read() >= 0) {
+            while (lifeline.read() >= 0) {
                 // The launcher writes nothing; only the end matters.
                 continue;
             }

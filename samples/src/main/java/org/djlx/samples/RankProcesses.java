@@ -23,6 +23,12 @@ final class RankProcesses implements AutoCloseable {
     /** How long to wait for output after a rank's end; only its own orphans can hold it back. */
     private static final Duration LAST_OUTPUT = Duration.ofSeconds(5);
 
+    /** Takes the place of a rank that has exited: its output cannot be passed on. */
+    private static final int NO_OUTPUT = -1;
+
+    /** The exit code of a process that SIGPIPE ended. */
+    private static final int BROKEN_PIPE = 141;
+
     private final Duration gracePeriod;
     private final PrintStream out;
     private final PrintStream err;
@@ -36,7 +42,12 @@ final class RankProcesses implements AutoCloseable {
         this.gracePeriod = gracePeriod;
         this.out = out;
         this.err = err;
-        Runtime.getRuntime().addShutdownHook(shutdownHook);
+        try {
+            Runtime.getRuntime().addShutdownHook(shutdownHook);
+        } catch (IllegalStateException e) {
+            // The JVM is shutting down: there is no point in starting anything.
+            stopping = true;
+        }
     }
 
     /** Starts the next rank; does nothing once the job is being stopped. */
@@ -47,16 +58,25 @@ final class RankProcesses implements AutoCloseable {
         int rank = processes.size();
         Process process = builder.start();
         processes.add(process);
-        outputs.add(PrefixedOutput.start(rank, process.getInputStream(), out));
-        outputs.add(PrefixedOutput.start(rank, process.getErrorStream(), err));
+        outputs.add(
+                PrefixedOutput.start(
+                        rank, process.getInputStream(), out, () -> exited.add(NO_OUTPUT)));
+        outputs.add(PrefixedOutput.start(rank, process.getErrorStream(), err, () -> {}));
         process.onExit().thenRun(() -> exited.add(rank));
     }
 
-    /** Waits for all ranks, or for the first that fails; returns its exit code, or 0. */
+    /**
+     * Waits for all ranks, for the first that fails, or until their output cannot be passed on;
+     * returns 0, its exit code, or that of a broken pipe.
+     */
     int await() throws InterruptedException {
         List<Process> ranks = started();
         for (int running = ranks.size(); running > 0; running--) {
             int rank = exited.take();
+            if (rank == NO_OUTPUT) {
+                err.println("[launch] cannot write to stdout; stopping all ranks");
+                return BROKEN_PIPE;
+            }
             int code = ranks.get(rank).exitValue();
             if (code != 0) {
                 reportFailure(rank, code, running - 1);

@@ -10,12 +10,17 @@ import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.NativeLibrary;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.ParameterException;
 
 /**
  * The ranks that this process runs: in a process started by {@code launch} or torchrun one, the
  * process's own; otherwise all, each on a thread.
  */
 final class Ranks {
+
+    /** More are not meant for one host; every backend can take as many. */
+    private static final int MAX = 1024;
 
     private static final BackendOptions OPTIONS =
             new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
@@ -28,6 +33,33 @@ final class Ranks {
         this.threads = threads;
         this.worldSize = worldSize;
         this.first = first;
+    }
+
+    /**
+     * Checks what the user said of the ranks.
+     *
+     * @param option the name of the option for their number
+     * @param requested the number; null if he gave none
+     * @param processes whether he wants processes
+     * @throws ParameterException if that cannot be
+     */
+    static void check(CommandSpec spec, String option, Integer requested, boolean processes) {
+        if (requested != null && (requested < 1 || requested > MAX)) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    option + " must be at least 1 and at most " + MAX + ", not " + requested);
+        }
+        if (processes && System.getenv("RANK") != null) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--processes starts the ranks of a job, but this process is itself one: RANK is"
+                            + " set");
+        }
+    }
+
+    /** Returns a number of ranks as it is written. */
+    static String count(int ranks) {
+        return ranks + (ranks == 1 ? " rank" : " ranks");
     }
 
     /**

@@ -51,7 +51,10 @@ class BenchTest {
         "all_reduce,     int8,     1, 40,   40",
         "all_gather,     float32,  2, 4096, 512",
         "reduce_scatter, float64,  2, 4096, 512",
-        "broadcast,      int64,    2, 4096, 512"
+        "broadcast,      int64,    2, 4096, 512",
+        "all_reduce,     bool,     2, 40,   40",
+        "broadcast,      bool,     2, 40,   40",
+        "reduce_scatter, bool,     3, 3,    3"
     })
     void measuresAndChecksAnOperation(String op, String type, int ranks, long size, long count) {
         assertEquals(
@@ -89,8 +92,16 @@ class BenchTest {
                 "bench --ranks 0",
                 "bench --op all_or_nothing",
                 "bench --dtype float31",
+                "bench --dtype complex64",
+                "bench 3",
+                "bench --processes 3",
+                "bench --op reduce_scatter --ranks 3 4",
+                "bench --ranks 1025",
                 "bench --idle -1",
                 "bench-compare --rounds 0",
+                "bench-compare --many 0",
+                "bench-compare --idle -1",
+                "bench-compare 3",
                 "bench-compare --peer gloo"
             })
     void rejectsBadArguments(String args) {
@@ -129,7 +140,7 @@ class BenchTest {
     @Test
     void aPeerThatFailsIsAnError() {
         assertEquals(1, run("bench-compare", "--rounds=1", "--peer=bad=exit 3;", "4K:1:1"));
-        assertTrue(err.toString().contains("bad ended with code 3"), err::toString);
+        assertTrue(err.toString().contains("bad ended with code 3\n"), err::toString);
     }
 
     @Test

@@ -5,6 +5,7 @@
 package org.djlx.samples;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
@@ -19,6 +20,8 @@ import org.djlx.collectives.trace.FlightEntry.State;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 import picocli.CommandLine;
 
 @Timeout(60)
@@ -133,14 +136,25 @@ class FlightCommandTest {
         assertEquals(4, out.toString().lines().count(), out::toString);
     }
 
-    @Test
-    void aFileThatIsNoRecordIsAFailure() throws IOException {
+    @ParameterizedTest
+    @ValueSource(strings = {"{}", "", "no JSON", "{", "[1]", "{\"rank\": \"zero\"}"})
+    void aFileThatIsNoRecordIsAFailure(String content) throws IOException {
         Path good = write("good.json", 0, FIRST);
-        Path bad = Files.writeString(directory.resolve("bad.json"), "{}");
+        Path bad = Files.writeString(directory.resolve("bad.json"), content);
         assertEquals(1, run("flight", good, bad));
         assertEquals("", out.toString());
         assertTrue(
                 err.toString().startsWith("error: " + bad + " is not a flight record: "),
+                err::toString);
+        assertFalse(err.toString().contains("com.google"), err::toString);
+        assertFalse(err.toString().contains("http"), err::toString);
+    }
+
+    @Test
+    void aDirectoryIsAFailure() {
+        assertEquals(1, run("flight", directory));
+        assertTrue(
+                err.toString().startsWith("error: " + directory + " is not a flight record: "),
                 err::toString);
     }
 

@@ -56,8 +56,7 @@ class LauncherTest {
                 probe(2, "environment")
                         .optMasterAddress("localhost")
                         .optMasterPort(29501)
-                        .optEnvironment(
-                                Map.of("COLOUR", "a=b", "RANK", "7", "OMP_NUM_THREADS", "3"))
+                        .optEnvironment(Map.of("COLOUR", "a=b", "OMP_NUM_THREADS", "3"))
                         .build();
         assertEquals(0, launcher.launch());
         for (int rank = 0; rank < 2; rank++) {
@@ -114,6 +113,19 @@ class LauncherTest {
     }
 
     @Test
+    void ranksFindStdinEmpty() throws Exception {
+        assertEquals(0, probe(2, "read").build().launch());
+        assertEquals(Set.of("[0] read 0", "[1] read 0"), outLines());
+    }
+
+    @Test
+    void theMainClassNeedNotBePublic() throws Exception {
+        String name = RankProbe.PackagePrivate.class.getName();
+        assertEquals(0, probe(1).setMainClass(name).build().launch(), this::errText);
+        assertEquals(Set.of("[0] package-private"), outLines());
+    }
+
+    @Test
     void returnsTheCodeOfTheRankThatFails() throws Exception {
         assertEquals(1, probe(2, "exit-code-is-rank").build().launch());
         assertTrue(errText().contains("rank 1 exited with code 1"), this::errText);
@@ -148,6 +160,14 @@ class LauncherTest {
     }
 
     @Test
+    void outputThatNobodyReadsStopsTheRanks() throws Exception {
+        PrintStream gone = stream(out);
+        gone.close();
+        assertEquals(141, probe(2, "sleep").optOutput(gone, stream(err)).build().launch());
+        assertEquals("[launch] cannot write to stdout; stopping all ranks\n", errText());
+    }
+
+    @Test
     void anInterruptStopsTheRanks() throws Exception {
         Launcher launcher = probe(2, "sleep").build();
         Thread launching =
@@ -165,6 +185,14 @@ class LauncherTest {
     @ValueSource(strings = {"org.djlx.Missing", "org.djlx.samples.LauncherTest", "a/b"})
     void rejectsAClassWithoutMain(String name) {
         Launcher.Builder builder = probe(1).setMainClass(name);
+        String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
+        assertTrue(message.contains(name), message);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
+    void rejectsTheVariablesThatItSetsItself(String name) {
+        Launcher.Builder builder = probe(1).optEnvironment(Map.of(name, "7"));
         String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
         assertTrue(message.contains(name), message);
     }

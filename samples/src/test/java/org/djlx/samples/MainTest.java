@@ -10,6 +10,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.nio.file.Path;
+import java.util.List;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -39,7 +41,8 @@ class MainTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"--help", "launch --help", "flight --help", "op --help"})
+    @ValueSource(
+            strings = {"--help", "launch --help", "flight --help", "op --help", "help", "help op"})
     void helpIsNoError(String args) {
         assertEquals(0, run(args.split(" ")));
         assertTrue(out.toString().startsWith("Usage: samples/run.sh"), out::toString);
@@ -51,6 +54,7 @@ class MainTest {
                 "",
                 "unknown",
                 "--unknown",
+                "help unknown",
                 "flight",
                 "launch",
                 "launch --nproc 2",
@@ -58,6 +62,7 @@ class MainTest {
                 "launch --nproc two org.djlx.samples.RankProbe",
                 "launch --nproc 0 org.djlx.samples.RankProbe",
                 "launch --nproc 1 --env A org.djlx.samples.RankProbe",
+                "launch --nproc 1 --env RANK=7 org.djlx.samples.RankProbe",
                 "launch --nproc 1 --master-port 65536 org.djlx.samples.RankProbe",
                 "launch --nproc 1 org.djlx.Missing"
             })
@@ -74,6 +79,25 @@ class MainTest {
         assertFalse(err.toString().contains("\tat "), err::toString);
         assertEquals(1, run("failing", "--verbose"));
         assertTrue(err.toString().contains("\tat "), err::toString);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {">/dev/full", ">&-"})
+    void outputThatIsLostIsAFailure(String redirection) throws Exception {
+        Process process =
+                new ProcessBuilder(
+                                "sh",
+                                "-c",
+                                "\"$0\" -cp \"$1\" "
+                                        + Main.class.getName()
+                                        + " help "
+                                        + redirection,
+                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                                System.getProperty("java.class.path"))
+                        .start();
+        List<String> lines = process.errorReader().lines().toList();
+        assertTrue(lines.contains("error: cannot write to stdout"), lines::toString);
+        assertEquals(1, process.waitFor());
     }
 
     @Test

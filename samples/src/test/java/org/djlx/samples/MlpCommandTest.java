@@ -96,6 +96,22 @@ class MlpCommandTest {
     }
 
     @Test
+    void aRankStartsNoProcesses() throws Exception {
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        try (PrintStream sink = new PrintStream(bytes, true)) {
+            Launcher launcher =
+                    Launcher.builder()
+                            .setProcesses(1)
+                            .setMainClass(Main.class.getName())
+                            .optArgs(List.of("mlp", "--processes", "--text", text.toString()))
+                            .optOutput(sink, sink)
+                            .build();
+            assertEquals(2, launcher.launch(), bytes::toString);
+        }
+        assertTrue(bytes.toString().contains("error: --processes starts"), bytes::toString);
+    }
+
+    @Test
     void saysWhyThereIsNoGpu() {
         Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
         assumeTrue(cause != null, "there are GPUs");
@@ -134,6 +150,9 @@ class MlpCommandTest {
             strings = {
                 "--ranks 0",
                 "--ranks -1",
+                "--ranks 1025",
+                "--tolerance -1",
+                "--tolerance NaN",
                 "--ranks many",
                 "--dtype float8",
                 "--device tpu",

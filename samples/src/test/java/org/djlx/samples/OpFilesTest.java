@@ -240,6 +240,14 @@ class OpFilesTest {
     void anOutputThatCannotBeWritten() throws IOException {
         op.write("in.npz", op.array(new Shape(3), i -> i));
         Files.createDirectory(file("out-1.npz"));
-        fails("allReduce --input in.npz --output out-{rank}.npz", "out-1.npz");
+        fails(
+                "allReduce --input in.npz --output out-{rank}.npz",
+                "error: cannot write " + op.path("out-1.npz") + ": Is a directory");
+        op.reset();
+        fails("reduce --input in.npz --output /proc/out", "error: cannot write /proc/out: ");
+        op.reset();
+        fails(
+                "reduce --input in.npz --output /dev/full",
+                "error: cannot write /dev/full: No space left on device");
     }
 }

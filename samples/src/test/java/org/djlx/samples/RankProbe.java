@@ -33,6 +33,7 @@ public final class RankProbe {
                 keepRunning();
                 throw new IOException("rank " + rank + " failed");
             }
+            case "read" -> System.out.println("read " + System.in.readAllBytes().length);
             case "exit-code-is-rank" -> System.exit(Integer.parseInt(rank));
             case "exit-code-from" -> System.exit(Integer.parseInt(System.getenv(args[2])));
             case "one-exits" -> {
@@ -49,6 +50,16 @@ public final class RankProbe {
     private static void printEnvironment() {
         Map<String, String> variables = new TreeMap<>(System.getenv());
         variables.forEach((name, value) -> System.out.println(name + "=" + value));
+    }
+
+    /** A program whose class is not public. */
+    static final class PackagePrivate {
+
+        private PackagePrivate() {}
+
+        public static void main(String[] args) {
+            System.out.println("package-private");
+        }
     }
 
     /** Starts a thread that alone keeps the JVM alive. */
