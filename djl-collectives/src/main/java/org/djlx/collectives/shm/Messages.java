@@ -8,7 +8,6 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.HashMap;
-import java.util.Iterator;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -39,8 +38,8 @@ import org.djlx.collectives.shm.Mailbox.Letter;
  */
 final class Messages implements MessageDriver.Engine {
 
-    /** A message of another rank that nobody here has asked for yet. */
-    private record Offer(int source, Letter letter) {}
+    /** A message of another rank that nobody here has asked for yet, and when it came. */
+    private record Offer(long turn, Letter letter) {}
 
     /** A message that has ended, and how; its work is completed without the lock held. */
     private record Ended(Transfer transfer, CollectiveException reason) {}
@@ -55,10 +54,10 @@ final class Messages implements MessageDriver.Engine {
     // All below is guarded by lock.
     private final List<Peer> peers;
     private final Set<Transfer> pending = new LinkedHashSet<>();
-    private final List<Transfer> wanted = new ArrayList<>();
-    private final List<Offer> offers = new ArrayList<>();
+    private final TagQueues<Transfer> wantedOfAny = new TagQueues<>();
     private List<Ended> ended = new ArrayList<>();
     private long lastNumber;
+    private long lastTurn; // of what waits for its other end
     private boolean closed;
     private volatile int pendingCount;
     private volatile int unpostedCount;
@@ -93,6 +92,8 @@ final class Messages implements MessageDriver.Engine {
         private final Map<Long, Transfer> offered = new HashMap<>();
         private final Deque<Transfer> sending = new ArrayDeque<>();
         private final Map<Long, Transfer> receiving = new HashMap<>();
+        private final TagQueues<Transfer> wanted = new TagQueues<>();
+        private final TagQueues<Offer> offers = new TagQueues<>();
 
         Peer(Mailbox in, Mailbox out) {
             this.in = in;
@@ -141,15 +142,34 @@ final class Messages implements MessageDriver.Engine {
     }
 
     private void want(Transfer transfer) {
-        for (Iterator<Offer> i = offers.iterator(); i.hasNext(); ) {
-            Offer offer = i.next();
-            if (transfer.wants(offer.source(), offer.letter())) {
-                i.remove();
-                match(transfer, offer.source(), offer.letter());
-                return;
+        int tag = transfer.tag();
+        int source = transfer.peer() == Transfer.ANY ? firstToOffer(tag) : transfer.peer();
+        Offer offer = source == Transfer.ANY ? null : peers.get(source).offers.poll(tag);
+        if (offer != null) {
+            match(transfer, source, offer.letter());
+        } else {
+            transfer.setTurn(++lastTurn);
+            wantedOf(transfer.peer()).add(tag, transfer);
+        }
+    }
+
+    /** The rank whose offer with a tag is the oldest, or {@link Transfer#ANY} if there is none. */
+    private int firstToOffer(int tag) {
+        int first = Transfer.ANY;
+        long turn = Long.MAX_VALUE;
+        for (int i = 0; i < worldSize; i++) {
+            Offer offer = peers.get(i).offers.peek(tag);
+            if (offer != null && offer.turn() < turn) {
+                first = i;
+                turn = offer.turn();
             }
         }
-        wanted.add(transfer);
+        return first;
+    }
+
+    /** The receives from a rank, or from any, that wait for an offer. */
+    private TagQueues<Transfer> wantedOf(int source) {
+        return source == Transfer.ANY ? wantedOfAny : peers.get(source).wanted;
     }
 
     private void match(Transfer transfer, int source, Letter offer) {
@@ -217,7 +237,7 @@ final class Messages implements MessageDriver.Engine {
 
     private void handle(int source, Peer peer, Letter letter) {
         switch (letter.kind()) {
-            case OFFER -> handleOffer(source, letter);
+            case OFFER -> handleOffer(source, peer, letter);
             case ACCEPT -> {
                 Transfer transfer = peer.offered.remove(letter.message());
                 if (transfer != null && transfer.isMoved()) {
@@ -233,10 +253,8 @@ final class Messages implements MessageDriver.Engine {
                 }
             }
             case WITHDRAW -> {
-                offers.removeIf(
-                        offer ->
-                                offer.source() == source
-                                        && offer.letter().message() == letter.message());
+                peer.offers.removeFirst(
+                        letter.tag(), offer -> offer.letter().message() == letter.message());
                 Transfer transfer = peer.receiving.remove(letter.message());
                 if (transfer != null) {
                     end(
@@ -252,16 +270,17 @@ final class Messages implements MessageDriver.Engine {
         }
     }
 
-    private void handleOffer(int source, Letter offer) {
-        for (Iterator<Transfer> i = wanted.iterator(); i.hasNext(); ) {
-            Transfer transfer = i.next();
-            if (transfer.wants(source, offer)) {
-                i.remove();
-                match(transfer, source, offer);
-                return;
-            }
+    private void handleOffer(int source, Peer peer, Letter letter) {
+        int tag = letter.tag();
+        Transfer named = peer.wanted.peek(tag);
+        Transfer any = wantedOfAny.peek(tag);
+        boolean anyFirst = named == null || any != null && any.turn() < named.turn();
+        Transfer transfer = (anyFirst ? wantedOfAny : peer.wanted).poll(tag);
+        if (transfer != null) {
+            match(transfer, source, letter);
+        } else {
+            peer.offers.add(tag, new Offer(++lastTurn, letter));
         }
-        offers.add(new Offer(source, offer));
     }
 
     private boolean write(Peer peer) {
@@ -471,8 +490,8 @@ final class Messages implements MessageDriver.Engine {
 
     /** Forgets a message that fails, and tells the other end if that waits for data. */
     private void abandon(Transfer transfer) {
-        wanted.remove(transfer);
-        if (transfer.peer() == Transfer.ANY) {
+        if (!transfer.isBound()) {
+            wantedOf(transfer.peer()).removeFirst(transfer.tag(), other -> other == transfer);
             return;
         }
         Peer peer = peers.get(transfer.peer());

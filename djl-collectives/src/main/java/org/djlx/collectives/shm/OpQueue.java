@@ -19,7 +19,8 @@ import org.djlx.collectives.Operation;
  *
  * <p>Whoever waits for an operation runs it himself, and those before it: a call followed by {@code
  * await} costs no change of thread. What nobody waits for is run by a thread of the queue, which
- * looks at the queue some time after an operation was issued, and sleeps while none is.
+ * looks at the queue some time after an operation was issued, or after somebody stopped running
+ * them, and sleeps while none is pending or somebody runs them.
  */
 final class OpQueue {
 
@@ -33,6 +34,7 @@ final class OpQueue {
     private final long patienceNanos;
     private long submitted; // guarded by pending
     private boolean idle; // guarded by pending
+    private volatile boolean awaitsStop; // the queue's thread, of whoever runs operations
     private volatile boolean closed;
     private CollectiveException broken; // guarded by runner
     private OpWork running; // the last that was run, or null; guarded by runner
@@ -84,6 +86,10 @@ final class OpQueue {
             }
         } finally {
             runner.unlock();
+            if (awaitsStop) {
+                awaitsStop = false;
+                LockSupport.unpark(progress);
+            }
         }
         return true;
     }
@@ -155,9 +161,21 @@ final class OpQueue {
                     runner.unlock();
                 }
             } else {
+                awaitStop();
+                // What he has left may have somebody to wait for it, too.
                 LockSupport.parkNanos(this, patienceNanos);
             }
         }
+    }
+
+    /** Sleeps until whoever runs operations has stopped. */
+    private void awaitStop() {
+        awaitsStop = true;
+        // He may have stopped before that, and woken nobody.
+        if (runner.isLocked() && !closed) {
+            LockSupport.park(this);
+        }
+        awaitsStop = false;
     }
 
     /** Fails what is pending and waits until nothing runs any more; the caller ends what runs. */

@@ -23,6 +23,7 @@ final class Transfer extends PendingWork {
     private final long begin = System.nanoTime();
     private volatile int peer;
     private long message = -1; // the sender's number, once it is known
+    private long turn; // of a receive, among those that wait for an offer
     private long moved;
 
     Transfer(
@@ -53,8 +54,25 @@ final class Transfer extends PendingWork {
         return peer;
     }
 
+    int tag() {
+        return tag;
+    }
+
     long message() {
         return message;
+    }
+
+    long turn() {
+        return turn;
+    }
+
+    void setTurn(long turn) {
+        this.turn = turn;
+    }
+
+    /** Whether it is known which message this is the end of. */
+    boolean isBound() {
+        return message >= 0;
     }
 
     /** Tells which message this is the end of. */
@@ -75,11 +93,6 @@ final class Transfer extends PendingWork {
                 tensor.type().code(),
                 tensor.byteSize(),
                 operation().signature());
-    }
-
-    /** Whether this receive is for a message that a rank has offered. */
-    boolean wants(int source, Letter offer) {
-        return tag == offer.tag() && (peer == ANY || peer == source);
     }
 
     boolean fits(Letter other) {
