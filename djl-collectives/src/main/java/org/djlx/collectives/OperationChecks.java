@@ -8,7 +8,6 @@ import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.Objects;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
@@ -41,7 +40,10 @@ final class OperationChecks {
 
     /** Checks that the backend can reduce a tensor, and returns what is known of it then. */
     TensorInfo reduced(OpType type, String role, NDArray tensor, ReduceOp op) {
-        return tensor(type, role, tensor, Objects.requireNonNull(op, "op"));
+        if (op == null) {
+            throw new IllegalArgumentException(type + ": op is null");
+        }
+        return tensor(type, role, tensor, op);
     }
 
     private TensorInfo tensor(OpType type, String role, NDArray tensor, ReduceOp op) {
@@ -110,7 +112,7 @@ final class OperationChecks {
         onePerRank(type, role, tensors);
         List<TensorInfo> infos = new ArrayList<>();
         for (NDArray tensor : tensors) {
-            TensorInfo info = tensor(type, role, tensor, op);
+            TensorInfo info = tensor(type, role + "[" + infos.size() + "]", tensor, op);
             sameType(type, role, info, like);
             if (!Arrays.equals(info.sizes(), like.sizes())) {
                 throw new IllegalArgumentException(

@@ -784,7 +784,10 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws CollectiveException if the ranks do not agree or come together
      */
     public ProcessGroup newGroup(List<Integer> ranks, String name) {
-        return SubGroups.newGroup(this, ranks, Objects.requireNonNull(name, "name"));
+        if (name == null) {
+            throw new IllegalArgumentException("newGroup: name is null");
+        }
+        return SubGroups.newGroup(this, ranks, name);
     }
 
     /**

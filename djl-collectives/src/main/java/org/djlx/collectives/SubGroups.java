@@ -82,7 +82,9 @@ final class SubGroups {
 
     /** Which ranks are members, a byte each, and the name. */
     private static byte[] encode(ProcessGroup parent, List<Integer> ranks, String name) {
-        Objects.requireNonNull(ranks, "ranks");
+        if (ranks == null || ranks.stream().anyMatch(Objects::isNull)) {
+            throw new IllegalArgumentException("newGroup: ranks is or contains null: " + ranks);
+        }
         int worldSize = parent.worldSize();
         byte[] utf8 = name.getBytes(StandardCharsets.UTF_8);
         if (ranks.isEmpty()) {

@@ -49,7 +49,8 @@ public interface Work {
      * unless the backend's options ask for that.
      *
      * <p>On the CPU the waiting thread may run the operation itself. If it is interrupted then, the
-     * operation fails and the group is broken, on all ranks.
+     * operation fails and the group is broken, on all ranks: a rank that takes part too late to be
+     * waited for may get its result, and fails with the next operation.
      *
      * @throws CollectiveException if the operation failed; on GPUs, if that is known already
      */

@@ -125,6 +125,11 @@ final class ErrorCases {
         NDArray closed = manager.ones(new Shape(1));
         closed.close();
         assertRejected(() -> group.allReduce(null, ReduceOp.SUM), "tensor is null");
+        assertRejected(() -> group.allReduce(tensor, null), "op is null");
+        assertRejected(() -> group.newGroup(null), "ranks is or contains null");
+        assertRejected(() -> group.newGroup(List.of(0), null), "name is null");
+        List<NDArray> holes = Collections.nCopies(group.worldSize(), null);
+        assertRejected(() -> group.allGather(holes, tensor), "outputs[0] is null");
         assertRejected(() -> group.allReduce(closed, ReduceOp.SUM), "closed");
         assertRejected(() -> group.broadcast(tensor, n), "root " + n);
         assertRejected(() -> group.broadcast(tensor, -1), "root -1");
