@@ -109,16 +109,27 @@ public abstract class P2pBuffers {
      */
     public final NDArray p2pBuffer(
             NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+        checkRange(rank, offset, Math.multiplyExact(shape.size(), type.itemSize()));
+        return view(manager, rank, shape, type, offset);
+    }
+
+    /**
+     * Checks a part of a rank's memory that a caller passes.
+     *
+     * @param rank the rank
+     * @param offset where the part begins
+     * @param byteSize its size
+     * @throws IllegalArgumentException if there is none
+     */
+    protected final void checkRange(int rank, long offset, long byteSize) {
         checkRank(rank);
-        long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
         if (offset < 0 || offset > bufferSize + heapSize - byteSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s %s at %d does not fit into a P2P buffer of %d bytes and a heap of"
+                            "%d bytes at %d do not fit into a P2P buffer of %d bytes and a heap of"
                                     + " %d bytes",
-                            type, shape, offset, bufferSize, heapSize));
+                            byteSize, offset, bufferSize, heapSize));
         }
-        return view(manager, rank, shape, type, offset);
     }
 
     /**

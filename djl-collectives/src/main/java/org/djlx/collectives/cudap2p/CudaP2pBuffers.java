@@ -170,6 +170,34 @@ public final class CudaP2pBuffers extends P2pBuffers {
     }
 
     /**
+     * Returns the size of an array.
+     *
+     * @param array a contiguous array
+     * @return the size of its elements, in bytes
+     */
+    public static long byteSize(NDArray array) {
+        return array.getShape().size() * Torch.scalarType(array).itemSize();
+    }
+
+    /**
+     * Copies an array into a rank's P2P memory, by a copy engine.
+     *
+     * @param stream where it is enqueued; the array must live until it has been copied
+     * @param peer whose memory
+     * @param offset where in it, in bytes from the start of the buffer
+     * @param source the array, contiguous
+     * @throws IllegalArgumentException if the array does not fit into the buffer and the heap
+     */
+    public void put(CudaStream stream, int peer, long offset, NDArray source) {
+        long byteSize = byteSize(source);
+        checkRange(peer, offset, byteSize);
+        stream.copyAsync(
+                region.address(peer) + region.layout().buffer() + offset,
+                Torch.dataPointer(source),
+                byteSize);
+    }
+
+    /**
      * Raises this rank's signal on a rank, from a stream.
      *
      * @param stream where it is enqueued

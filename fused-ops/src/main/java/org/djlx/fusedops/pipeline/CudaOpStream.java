@@ -43,18 +43,18 @@ final class CudaOpStream implements OpStream {
     private record StreamEvent(CudaEvent event) implements Event {}
 
     @Override
+    public void put(int rank, long offset, NDArray source) {
+        buffers.put(stream, rank, offset, source);
+        keepForGraph(source);
+    }
+
+    @Override
     public void copy(NDArray destination, NDArray source) {
-        long byteSize = source.getShape().size() * (long) Torch.scalarType(source).itemSize();
-        if (byteSize == 0) {
-            return;
-        }
-        stream.copyAsync(Torch.dataPointer(destination), Torch.dataPointer(source), byteSize);
-        if (!current) {
-            // DJL would give the memory of a closed array to the next one of the current stream.
-            stream.keepAlive(source);
-        } else {
-            keepForGraph(destination, source);
-        }
+        stream.copyAsync(
+                Torch.dataPointer(destination),
+                Torch.dataPointer(source),
+                CudaP2pBuffers.byteSize(source));
+        keepForGraph(destination, source);
     }
 
     /** Each replay of a graph uses the arrays again. */
@@ -115,11 +115,7 @@ final class CudaOpStream implements OpStream {
         }
     }
 
-    /** Does nothing: the group's stream lives on, and keeps what it still reads. */
+    /** Does nothing: the group's stream lives on. */
     @Override
-    public void close() {
-        if (!buffers.isCapturing()) {
-            stream.releasePassed();
-        }
-    }
+    public void close() {}
 }

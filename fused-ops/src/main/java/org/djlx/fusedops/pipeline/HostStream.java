@@ -95,6 +95,22 @@ final class HostStream implements OpStream {
     }
 
     @Override
+    public void put(int rank, long offset, NDArray source) {
+        enqueue(
+                () -> {
+                    try (NDArray there =
+                            buffers.p2pBuffer(
+                                    source.getManager(),
+                                    rank,
+                                    source.getShape(),
+                                    Torch.scalarType(source),
+                                    offset)) {
+                        Torch.copy(there, source);
+                    }
+                });
+    }
+
+    @Override
     public void copy(NDArray destination, NDArray source) {
         enqueue(() -> Torch.copy(destination, source));
     }

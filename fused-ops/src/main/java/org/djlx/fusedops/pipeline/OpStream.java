@@ -12,8 +12,8 @@ import org.djlx.collectives.ReduceOp;
  * A queue of device work that runs in order; two streams run side by side. What the pipelines need
  * of a device, and no more.
  *
- * <p>A method may return before its work is done. The stream keeps alive what it still needs then.
- * Used by one thread.
+ * <p>A method may return before its work is done. What another than the current stream reads must
+ * live until the current one waits for it. Used by one thread.
  */
 public interface OpStream extends AutoCloseable {
 
@@ -21,9 +21,18 @@ public interface OpStream extends AutoCloseable {
     interface Event {}
 
     /**
+     * Copies an array into a rank's P2P memory.
+     *
+     * @param rank whose memory
+     * @param offset where in it, in bytes; the array fits there
+     * @param source where from, contiguous
+     */
+    void put(int rank, long offset, NDArray source);
+
+    /**
      * Copies an array.
      *
-     * @param destination where to; possibly in another rank's buffer
+     * @param destination where to
      * @param source where from, of the same shape and type
      */
     void copy(NDArray destination, NDArray source);

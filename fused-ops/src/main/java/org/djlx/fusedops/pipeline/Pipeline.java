@@ -112,13 +112,13 @@ public final class Pipeline {
      */
     public void gatherAndConsume(NDArray shard, ScalarType type, ShardConsumer consumer) {
         int epoch = buffers.epoch(operation);
-        Slots slots = new Slots(buffers, manager, shard.getShape(), type, epoch);
+        Slots slots = new Slots(buffers, manager, rank, shard.getShape(), type, epoch);
         try (OpStream current = currentStream();
                 OpStream side = sideStream()) {
             side.waitEvent(current.record());
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank - step + worldSize) % worldSize;
-                side.copy(slots.slot(peer, rank), shard);
+                side.put(peer, slots.offset(rank), shard);
                 side.signal(peer, epoch);
             }
             consumer.consume(current, rank, shard);
@@ -126,7 +126,7 @@ public final class Pipeline {
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
                 current.waitSignal(peer, epoch);
-                consumer.consume(current, peer, slots.slot(rank, peer));
+                consumer.consume(current, peer, slots.slot(peer));
             }
             // What follows may overwrite what is being sent.
             current.waitEvent(side.record());
@@ -153,7 +153,7 @@ public final class Pipeline {
             side.waitEvent(current.record());
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank - step + worldSize) % worldSize;
-                side.copy(buffers.p2pBuffer(manager, peer, shard.getShape(), type, own), shard);
+                side.put(peer, own, shard);
                 side.signal(peer, epoch);
             }
             NDArray place = buffers.p2pBuffer(manager, rank, shard.getShape(), type, own);
@@ -182,16 +182,16 @@ public final class Pipeline {
     public void scatterAndReduce(
             NDArray result, List<NDArray> parts, ScalarType type, ReduceOp op) {
         int epoch = buffers.epoch(operation);
-        Slots slots = new Slots(buffers, manager, result.getShape(), type, epoch);
+        Slots slots = new Slots(buffers, manager, rank, result.getShape(), type, epoch);
         try (OpStream current = currentStream();
                 OpStream side = sideStream()) {
             side.waitEvent(current.record());
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
-                side.copy(slots.slot(peer, rank), parts.get(peer));
+                side.put(peer, slots.offset(rank), parts.get(peer));
                 side.signal(peer, epoch);
             }
-            current.copy(slots.slot(rank, rank), parts.get(rank));
+            current.copy(slots.slot(rank), parts.get(rank));
             agreeBeforeWaits(current, side);
             reduceSlots(current, slots, result, op, epoch);
             // What follows may overwrite what is being sent.
@@ -207,7 +207,7 @@ public final class Pipeline {
             if (source != rank) {
                 current.waitSignal(source, epoch);
             }
-            all.add(slots.slot(rank, source));
+            all.add(slots.slot(source));
         }
         current.reduce(result, all, op);
     }
@@ -238,7 +238,7 @@ public final class Pipeline {
     public void produceAndScatter(
             NDArray result, ScalarType type, ReduceOp op, PartProducer producer) {
         int epoch = buffers.epoch(operation);
-        Slots slots = new Slots(buffers, manager, result.getShape(), type, epoch);
+        Slots slots = new Slots(buffers, manager, rank, result.getShape(), type, epoch);
         try (OpStream current = currentStream();
                 OpStream side = sideStream()) {
             side.waitEvent(current.record());
@@ -255,13 +255,13 @@ public final class Pipeline {
                 }
                 producer.produce(current, peer, parts[turn]);
                 side.waitEvent(current.record());
-                side.copy(slots.slot(peer, rank), parts[turn]);
+                side.put(peer, slots.offset(rank), parts[turn]);
                 side.signal(peer, epoch);
                 if (step + 2 < worldSize) {
                     pushed[turn] = side.record();
                 }
             }
-            producer.produce(current, rank, slots.slot(rank, rank));
+            producer.produce(current, rank, slots.slot(rank));
             agreeBeforeWaits(current, side);
             reduceSlots(current, slots, result, op, epoch);
             // What follows may overwrite what is being sent.

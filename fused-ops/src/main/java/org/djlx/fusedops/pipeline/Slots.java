@@ -25,13 +25,21 @@ final class Slots {
 
     private final P2pBuffers buffers;
     private final NDManager manager;
+    private final int rank;
     private final Shape shape;
     private final ScalarType type;
     private final long half;
 
-    Slots(P2pBuffers buffers, NDManager manager, Shape shape, ScalarType type, int epoch) {
+    Slots(
+            P2pBuffers buffers,
+            NDManager manager,
+            int rank,
+            Shape shape,
+            ScalarType type,
+            int epoch) {
         this.buffers = buffers;
         this.manager = manager;
+        this.rank = rank;
         this.shape = shape;
         this.type = type;
         this.half = (epoch & 1) * halfSize(buffers.bufferSize());
@@ -51,8 +59,13 @@ final class Slots {
         return slotSize(shape, type) <= halfSize(byteSize) / worldSize;
     }
 
-    /** The slot on a rank into which another rank writes. */
-    NDArray slot(int rank, int source) {
-        return buffers.p2pBuffer(manager, rank, shape, type, half + source * slotSize(shape, type));
+    /** Where on any rank the slot is into which a rank writes. */
+    long offset(int source) {
+        return half + source * slotSize(shape, type);
+    }
+
+    /** This rank's slot into which a rank writes. */
+    NDArray slot(int source) {
+        return buffers.p2pBuffer(manager, rank, shape, type, offset(source));
     }
 }
