@@ -55,7 +55,7 @@ final class CudaP2pBackend extends Backend {
     private final CudaP2pBuffers buffers;
     private final P2pAllReduce allReduce;
     private final GpuTopology.Kind topology;
-    private Work lastOfNccl; // null if nothing need wait for it
+    private Work lastOfNccl; // null if nothing need wait for it; guarded by the group's lock
     private boolean closed;
 
     private CudaP2pBackend(GroupContext context, CudaP2pOptions options, NcclBackend nccl) {
@@ -94,7 +94,14 @@ final class CudaP2pBackend extends Backend {
             return;
         }
         allReduce = kernels.allReduce;
-        hosts = HostSync.join(context);
+        try {
+            topology = options.topology().orElseGet(() -> region.topology(context));
+            hosts = HostSync.join(context);
+        } catch (RuntimeException e) {
+            kernels.close();
+            region.close();
+            throw e;
+        }
         CurrentStreams currentStreams = new CurrentStreams(device);
         buffers = new CudaP2pBuffers(region, device, hosts, currentStreams, kernels.reducer);
         line =
@@ -107,7 +114,6 @@ final class CudaP2pBackend extends Backend {
                         currentStreams,
                         allReduce,
                         nccl::breakWith);
-        topology = options.topology().orElseGet(() -> region.topology(context));
     }
 
     /** Compiled and loaded before any runs: doing so later could wait for those that wait. */
