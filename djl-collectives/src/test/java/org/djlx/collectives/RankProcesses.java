@@ -99,6 +99,19 @@ public final class RankProcesses implements AutoCloseable {
         return codes;
     }
 
+    /**
+     * Waits until all ranks have ended; fails with what the first printed that did not end well.
+     */
+    public void awaitSuccess() throws InterruptedException {
+        List<Integer> codes = await();
+        for (int rank = 0; rank < codes.size(); rank++) {
+            if (codes.get(rank) != 0) {
+                throw new AssertionError(
+                        "exit codes " + codes + "; rank " + rank + " printed:\n" + output(rank));
+            }
+        }
+    }
+
     /** What a rank has printed until now. */
     public String output(int rank) {
         try {
