@@ -87,14 +87,12 @@ final class CaseInputs {
                 for (double part : parts) {
                     magnitude += Math.abs(part * op.factor());
                 }
+                // No partial sum is larger; of products of such numbers, the last counts.
+                magnitude = Math.max(magnitude, Math.abs(exact));
+                ScalarType between = type == ScalarType.FLOAT64 ? type : ScalarType.FLOAT32;
                 double tolerance =
                         epsilon(type) * Math.abs(exact)
-                                + (parts.length + 1)
-                                        * epsilon(
-                                                type == ScalarType.FLOAT64
-                                                        ? type
-                                                        : ScalarType.FLOAT32)
-                                        * Math.max(magnitude, Math.abs(exact));
+                                + (parts.length + 1) * epsilon(between) * magnitude;
                 if (!inRankOrder) {
                     // NCCL rounds to the element type at every rank, and the factor as well.
                     tolerance += (parts.length + 1) * epsilon(type) * magnitude;
