@@ -155,6 +155,8 @@ final class PointToPointCases {
             group.send(number(manager, group.rank()), 0, 1).await();
             return;
         }
+        NDArray wide = number(manager, 0).broadcast(3);
+        assertRejected(() -> group.recvAnySource(wide, 1), "duplicate");
         Set<Integer> sources = new TreeSet<>();
         for (int i = 1; i < n; i++) {
             Work work = group.recvAnySource(number(manager, -1), 1);

@@ -45,8 +45,14 @@ final class Calls {
                                 io.type(),
                                 op,
                                 number -> reduce(nccl, stream, io, io, number, root));
+        return inPlace(body, io, isRoot);
+    }
+
+    /** A call on one tensor, which is written on some ranks and read on the others. */
+    private static Call inPlace(Call.Body body, DeviceTensor io, boolean isWritten) {
         List<DeviceTensor> tensor = List.of(io);
-        return new Call(body, isRoot ? List.of() : tensor, isRoot ? tensor : List.of(), NO_DETAIL);
+        return new Call(
+                body, isWritten ? List.of() : tensor, isWritten ? tensor : List.of(), NO_DETAIL);
     }
 
     private static void reduce(
@@ -59,9 +65,9 @@ final class Calls {
         nccl.reduce(in.address(), out.address(), out.count(), out.type(), number, root, stream);
     }
 
-    static Call broadcast(DeviceTensor io, int root) {
+    static Call broadcast(DeviceTensor io, int root, boolean isRoot) {
         Call.Body body = (nccl, stream) -> broadcast(nccl, stream, io, io, root);
-        return new Call(body, List.of(), List.of(io), NO_DETAIL);
+        return inPlace(body, io, !isRoot);
     }
 
     private static void broadcast(

@@ -224,7 +224,9 @@ public final class NcclBackend extends Backend {
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
-        return issue(operation, Calls.broadcast(input(tensor), root), List.of(tensor));
+        boolean isRoot = context.rank() == root;
+        DeviceTensor io = isRoot ? input(tensor) : output(tensor);
+        return issue(operation, Calls.broadcast(io, root, isRoot), List.of(tensor));
     }
 
     @Override
