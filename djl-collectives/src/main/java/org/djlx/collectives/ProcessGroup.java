@@ -815,6 +815,9 @@ public final class ProcessGroup implements AutoCloseable {
      * Leaves the group: operations under way fail, everything the group holds is freed, sub-groups
      * of it are destroyed as well, and further calls throw {@link IllegalStateException}.
      * Idempotent.
+     *
+     * <p>Memory of GPUs that other ranks have mapped is freed when these have left, too, and when
+     * their GPUs have come to the end of what they run: maybe after this call has returned.
      */
     public void destroy() {
         state.destroy();

@@ -22,6 +22,7 @@ import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.cudap2p.P2pAllReduce.Algorithm;
 import org.djlx.collectives.gpu.CurrentStreams;
+import org.djlx.collectives.gpu.Disposal;
 import org.djlx.collectives.nccl.NcclBackend;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
@@ -48,6 +49,7 @@ final class CudaP2pBackend extends Backend {
 
     private final NcclBackend nccl;
     private final CudaP2pOptions options;
+    private final String name;
     private final int worldSize;
     private final CudaDevice device;
     private final HostSync hosts; // this and the next three: null if there is no P2P
@@ -61,7 +63,8 @@ final class CudaP2pBackend extends Backend {
     private CudaP2pBackend(GroupContext context, CudaP2pOptions options, NcclBackend nccl) {
         this.nccl = nccl;
         this.options = options;
-        this.worldSize = context.worldSize();
+        name = context.name();
+        worldSize = context.worldSize();
         device = CudaDevice.open(nccl.device());
         P2pRegion.Mapped mapped =
                 P2pRegion.map(
@@ -402,9 +405,13 @@ final class CudaP2pBackend extends Backend {
             line.stop();
         }
         nccl.close();
-        if (line != null) {
-            line.close();
-        }
-        device.close();
+        Disposal.run(
+                "the P2P memory of group '" + name + "'",
+                () -> {
+                    if (line != null) {
+                        line.close();
+                    }
+                    device.close();
+                });
     }
 }

@@ -15,6 +15,7 @@ import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
 import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.gpu.Disposal;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.collectives.shm.Liveness;
 import org.djlx.nativeops.CudaDevice;
@@ -81,7 +82,7 @@ final class P2pRegion implements AutoCloseable {
      */
     static Mapped map(
             GroupContext context, RegionLayout layout, CudaDevice device, boolean sharedGpus) {
-        freeRetired();
+        Disposal.run("P2P memory of groups before", P2pRegion::freeRetired);
         P2pRegion region = null;
         Card card = new Card();
         try {

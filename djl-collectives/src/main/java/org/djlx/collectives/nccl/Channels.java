@@ -5,9 +5,9 @@
 package org.djlx.collectives.nccl;
 
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Store;
@@ -32,7 +32,8 @@ final class Channels {
     private final GpuResources resources;
     private final NcclOptions options;
     private final Lane.Listener listener;
-    private final Map<String, Lane> lanes = new HashMap<>(); // by "sender-receiver"
+    // By "sender-receiver"; in an order that all ranks have in common, in which they are closed.
+    private final Map<String, Lane> lanes = new TreeMap<>();
 
     Channels(
             GroupContext context,

@@ -24,8 +24,6 @@ import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NcclCommunicator;
 import org.djlx.nativeops.NcclConfig;
 import org.djlx.nativeops.NcclGroup;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
 
 /**
  * A communicator and its stream: operations run there one after the other, in the order of the
@@ -60,7 +58,6 @@ final class Lane implements Watchdog.Line {
         void refused(NcclWork work, CollectiveException reason);
     }
 
-    private static final Logger LOGGER = LoggerFactory.getLogger(Lane.class);
     private static final int ROOT_WORD = 4; // of a signature
     private static final long QUIET_INTERVAL_NANOS = 100_000;
 
@@ -341,22 +338,16 @@ final class Lane implements Watchdog.Line {
         }
     }
 
-    /** Frees the communicator, which no operation uses any more, and the stream. */
-    void close(Duration patience) {
+    /**
+     * Frees the communicator, which no operation uses any more, and the stream. With ranks in
+     * several processes, NCCL waits for the others of this host to do the same.
+     */
+    void close() {
         broken.compareAndSet(null, new CollectiveException(name + " was destroyed"));
         NcclCommunicator nccl = communicator;
         if (nccl != null) {
-            try {
-                BoundedCall.run("destroying " + name, patience, () -> closed(nccl));
-            } catch (CollectiveException e) {
-                LOGGER.warn("what NCCL holds for {} is not freed: {}", name, e.getMessage());
-            }
+            nccl.close();
         }
         stream.close();
-    }
-
-    private static boolean closed(NcclCommunicator nccl) {
-        nccl.close();
-        return true;
     }
 }

@@ -22,6 +22,7 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.gpu.Disposal;
 import org.djlx.collectives.gpu.Watchdog;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NcclCommunicator;
@@ -94,7 +95,6 @@ public final class NcclBackend extends Backend {
                     .build();
 
     private static final Duration CONNECT_PATIENCE = Duration.ofMinutes(1);
-    private static final Duration CLOSE_PATIENCE = Duration.ofSeconds(5);
 
     private final GroupContext context;
     private final NcclOptions options;
@@ -430,7 +430,11 @@ public final class NcclBackend extends Backend {
                             "this rank destroyed the group '" + context.name() + "'"));
         }
         watchdog.close();
-        lanes.forEach(each -> each.close(CLOSE_PATIENCE));
-        resources.close();
+        Disposal.run(
+                "what NCCL holds for group '" + context.name() + "'",
+                () -> {
+                    lanes.forEach(Lane::close);
+                    resources.close();
+                });
     }
 }
