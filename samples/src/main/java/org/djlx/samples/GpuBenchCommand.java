@@ -36,7 +36,8 @@ import picocli.CommandLine.Spec;
             "Times all-reduce and the fused operators in bfloat16 on GPUs of this host, a thread a"
                     + " rank, beside the same by NCCL and libtorch's matmul.",
             "Each figure is a median of microseconds between events of the GPU, of the slowest"
-                    + " rank, calls by the host included."
+                    + " rank, calls by the host included; in columns 'host' what the call alone"
+                    + " takes the thread."
         })
 final class GpuBenchCommand implements Callable<Integer> {
 
@@ -61,18 +62,26 @@ final class GpuBenchCommand implements Callable<Integer> {
     public Integer call() {
         Gpus.require(Math.max(1, ranks), NativeLibrary.NCCL, NativeLibrary.NVRTC);
         int worldSize = ranks > 0 ? ranks : Math.min(8, CudaDevice.count());
-        TextTable reductions = new TextTable("all-reduce, bytes", "nccl", "cuda_p2p", "ratio");
+        TextTable reductions =
+                new TextTable("all-reduce, bytes", "nccl", "host", "cuda_p2p", "host", "ratio");
         TextTable fused =
-                new TextTable("operator", "M, N, K", "matmul", "plain", "pipelined", "ratio");
+                new TextTable(
+                        "operator", "M, N, K", "matmul", "plain", "pipelined", "host", "ratio");
         List<ProcessGroup> nccl = ProcessGroups.local("nccl", worldSize, options().ncclOptions());
         List<ProcessGroup> p2p = ProcessGroups.local("cuda_p2p", worldSize, options());
         try {
             warmUp(nccl);
             warmUp(p2p);
             for (long bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
-                double plain = run(nccl, WARM_UP, allReduce(bytes));
-                double ours = run(p2p, WARM_UP, allReduce(bytes));
-                reductions.add(bytes, micros(plain), micros(ours), ratio(plain, ours));
+                Times plain = run(nccl, WARM_UP, allReduce(bytes));
+                Times ours = run(p2p, WARM_UP, allReduce(bytes));
+                reductions.add(
+                        bytes,
+                        micros(plain.gpu),
+                        micros(plain.host),
+                        micros(ours.gpu),
+                        micros(ours.host),
+                        ratio(plain, ours));
             }
             for (int[] shape : SHAPES) {
                 fused(fused, p2p, shape, true);
@@ -103,8 +112,8 @@ final class GpuBenchCommand implements Callable<Integer> {
         return String.format("%.1f", value);
     }
 
-    private static String ratio(double plain, double ours) {
-        return String.format("%.2f", plain / ours);
+    private static String ratio(Times plain, Times ours) {
+        return String.format("%.2f", plain.gpu / ours.gpu);
     }
 
     private static Body allReduce(long bytes) {
@@ -144,19 +153,20 @@ final class GpuBenchCommand implements Callable<Integer> {
                     return () -> a.matMul(b);
                 };
         Body operator = operator(m, n, k, worldSize, gather);
-        double alone = run(groups, WARM_UP, matmul);
-        double plain;
+        Times alone = run(groups, WARM_UP, matmul);
+        Times plain;
         try (FusedOps.Scope forced = FusedOps.forceFallback()) {
             plain = run(groups, WARM_UP, operator);
             forced.toString();
         }
-        double pipelined = run(groups, WARM_UP, operator);
+        Times pipelined = run(groups, WARM_UP, operator);
         table.add(
                 gather ? "allGatherMatmul" : "matmulReduceScatter",
                 m + ", " + n + ", " + k,
-                micros(alone),
-                micros(plain),
-                micros(pipelined),
+                micros(alone.gpu),
+                micros(plain.gpu),
+                micros(pipelined.gpu),
+                micros(pipelined.host),
                 ratio(plain, pipelined));
     }
 
@@ -172,44 +182,64 @@ final class GpuBenchCommand implements Callable<Integer> {
         Supplier<NDArray> prepare(ProcessGroup group, NDManager manager);
     }
 
-    /** Returns the median time of the slowest rank, in microseconds. */
-    private static double run(List<ProcessGroup> groups, int warmUp, Body body) {
+    /** Medians in microseconds. */
+    private record Times(double gpu, double host) {
+
+        static Times slowest(Times a, Times b) {
+            return new Times(Math.max(a.gpu, b.gpu), Math.max(a.host, b.host));
+        }
+    }
+
+    private static Times run(List<ProcessGroup> groups, int warmUp, Body body) {
         return ProcessGroups.run(groups, group -> time(group, warmUp, body)).stream()
-                .mapToDouble(Double::doubleValue)
-                .max()
+                .reduce(Times::slowest)
                 .orElseThrow();
     }
 
-    private static double time(ProcessGroup group, int warmUp, Body body) {
-        List<Double> micros = new ArrayList<>();
+    private static Times time(ProcessGroup group, int warmUp, Body body) {
+        double[] gpu = new double[RUNS];
+        double[] host = new double[RUNS];
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 CudaDevice device = CudaDevice.open(group.device())) {
             CudaStream stream = CudaStream.wrap(device, Torch.currentCudaStream(group.device()));
             Supplier<NDArray> call = body.prepare(group, manager);
             List<CudaEvent> events = new ArrayList<>();
             group.barrier().await();
-            for (int run = -warmUp; run <= RUNS; run++) {
+            for (int run = -warmUp; run < RUNS; run++) {
                 if (run < 0 && run % MAX_IN_FLIGHT == 0) {
                     device.synchronize();
                 }
-                if (run >= 0) {
-                    CudaEvent event = CudaEvent.createTiming(device);
-                    event.record(stream);
-                    events.add(event);
+                if (run == 0) {
+                    events.add(event(device, stream));
                 }
+                long start = System.nanoTime();
                 NDArray result = call.get();
+                long nanos = System.nanoTime() - start;
+                if (run >= 0) {
+                    host[run] = nanos / 1000.0;
+                    events.add(event(device, stream));
+                }
                 if (result != null) {
                     result.close();
                 }
             }
             device.synchronize();
-            for (int i = 1; i < events.size(); i++) {
-                micros.add(1000.0 * events.get(i).elapsedMillisSince(events.get(i - 1)));
+            for (int run = 0; run < RUNS; run++) {
+                gpu[run] = 1000.0 * events.get(run + 1).elapsedMillisSince(events.get(run));
             }
             events.forEach(CudaEvent::close);
         }
-        double[] sorted = micros.stream().mapToDouble(Double::doubleValue).toArray();
-        Arrays.sort(sorted);
-        return sorted[sorted.length / 2];
+        return new Times(median(gpu), median(host));
+    }
+
+    private static CudaEvent event(CudaDevice device, CudaStream stream) {
+        CudaEvent event = CudaEvent.createTiming(device);
+        event.record(stream);
+        return event;
+    }
+
+    private static double median(double[] values) {
+        Arrays.sort(values);
+        return values[values.length / 2];
     }
 }
