@@ -13,11 +13,13 @@ import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.function.BiConsumer;
 import java.util.stream.Stream;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -40,6 +42,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestFactory;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 
 /** All-reduce between GPUs, on all GPUs of the machine, with ranks that are threads. */
 @Tag("gpu")
@@ -237,6 +240,47 @@ class CudaP2pThreadsTest {
                                     },
                                     (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
         }
+    }
+
+    /** Its kernel waits in vain until the timeout; that breaks the group, on all ranks. */
+    @Test
+    void graphThatOneRankReplaysAlone() {
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(2));
+                    NDArray tensor = manager.ones(new Shape(1000));
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream stream = CudaStream.create(device)) {
+                        CudaStreamGuard guard =
+                                Torch.cudaStreamGuard(group.device(), stream.handle());
+                        group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                        try (CudaGraph graph =
+                                CudaGraph.capture(
+                                        stream,
+                                        () ->
+                                                hasty.allReduce(tensor, ReduceOp.AVG)
+                                                        .blockCurrentStream())) {
+                            if (group.rank() == 0) {
+                                graph.launch(stream);
+                                stream.synchronize();
+                            }
+                            Executable untilItFails =
+                                    () -> {
+                                        while (true) {
+                                            group.allReduce(tensor, ReduceOp.AVG)
+                                                    .await(group.timeout());
+                                        }
+                                    };
+                            String message =
+                                    assertThrows(CollectiveException.class, untilItFails)
+                                            .getMessage();
+                            assertTrue(message.contains("did not arrive"), message);
+                        } finally {
+                            guard.close();
+                        }
+                    }
+                });
     }
 
     @Test
