@@ -53,7 +53,7 @@ final class BenchCommand implements Callable<Integer> {
             names = "--dtype",
             defaultValue = "float32",
             description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
-    private OpCommand.DataType type;
+    private ElementType type;
 
     @Option(
             names = "--idle",

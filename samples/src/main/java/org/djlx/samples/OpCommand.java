@@ -13,7 +13,6 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import org.djlx.collectives.Backends;
@@ -44,23 +43,6 @@ import picocli.CommandLine.Spec;
                     + " b-{rank}.npz --output out-{rank}.npz"
         })
 final class OpCommand implements Callable<Integer> {
-
-    /** The types that arrays can be converted to, by the names users know. */
-    enum DataType {
-        float64,
-        float32,
-        float16,
-        bfloat16,
-        int64,
-        int32,
-        int8,
-        uint8,
-        bool;
-
-        ScalarType scalarType() {
-            return ScalarType.valueOf(name().toUpperCase(Locale.ROOT));
-        }
-    }
 
     private static final int DEFAULT_RANKS = 4;
 
@@ -122,7 +104,7 @@ final class OpCommand implements Callable<Integer> {
             description =
                     "Converts the arrays read to one of ${COMPLETION-CANDIDATES}. A bfloat16 result"
                             + " is written as float32, for NumPy has no such type.")
-    private DataType dtype;
+    private ElementType dtype;
 
     @Option(
             names = "--reduce",
