@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.nativeops.ScalarType;
@@ -76,7 +77,7 @@ final class CaseInputs {
                     IntStream.range(0, inputs.length)
                             .mapToDouble(rank -> inputs[rank][element])
                             .toArray();
-            String place = op + " " + type + " [" + element + "]";
+            Supplier<String> place = () -> op + " " + type + " [" + element + "]";
             boolean inRankOrder = !Torch.device(result).isGpu();
             if (inRankOrder || !type.isFloatingPoint()) {
                 assertEquals(RankOrder.rounded(parts, op, type), actual[i], place);

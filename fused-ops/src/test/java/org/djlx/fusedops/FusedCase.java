@@ -171,7 +171,8 @@ record FusedCase(
                     epsilon() * Math.abs(want[i])
                             + (roundedParts * epsilon() + (inner + 2) * accumulation) * bound[i]
                             + 0x1p-25;
-            assertEquals(want[i], got[i], tolerance, this + " [" + i + "]");
+            int element = i;
+            assertEquals(want[i], got[i], tolerance, () -> this + " [" + element + "]");
         }
     }
 

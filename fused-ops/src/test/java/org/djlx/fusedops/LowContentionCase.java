@@ -99,7 +99,9 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
                 double added = worldSize * accumulated() * size[i];
                 double tolerance = (added + stored() * (Math.abs(want[i]) + added)) / divisor;
                 tolerance += type == ScalarType.FLOAT16 ? 0x1p-25 : 0; // as far as subnormal
-                assertEquals(want[i] / divisor, actual[i], tolerance, this + " [" + i + "]");
+                int element = i;
+                assertEquals(
+                        want[i] / divisor, actual[i], tolerance, () -> this + " [" + element + "]");
             }
             List.of(input, output).forEach(NDArray::close);
         };
