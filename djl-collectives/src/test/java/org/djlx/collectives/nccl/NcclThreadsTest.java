@@ -58,7 +58,7 @@ class NcclThreadsTest {
 
     private static void run(int worldSize, boolean verify, ContractCases.Case body) {
         NcclOptions options =
-                NcclOptions.builder().optTimeout(Duration.ofSeconds(15)).optVerify(verify).build();
+                NcclOptions.builder().optTimeout(Duration.ofSeconds(60)).optVerify(verify).build();
         List<ProcessGroup> groups = ProcessGroups.local("nccl", worldSize, options);
         try {
             ProcessGroups.run(
