@@ -6,7 +6,7 @@ package org.djlx.fusedops;
 
 import org.djlx.collectives.cudap2p.P2pRanks;
 import org.djlx.collectives.cudap2p.Survivors;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.RepeatedTest;
 import org.junit.jupiter.api.RepetitionInfo;
 import org.junit.jupiter.api.Tag;
@@ -17,10 +17,10 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(200)
 class FusedOpsFailureTest {
 
-    private static int worldSize;
+    private int worldSize;
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         worldSize = P2pRanks.require();
     }
 

@@ -29,7 +29,7 @@ import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -41,10 +41,10 @@ class FusedOpsGpuTest {
 
     private static final long HEAP = 32 << 20;
 
-    private static int worldSize;
+    private int worldSize;
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         worldSize = P2pRanks.require();
     }
 
@@ -52,13 +52,13 @@ class FusedOpsGpuTest {
         return P2pRanks.options().optBufferSize(bufferSize).optHeapSize(HEAP).build();
     }
 
-    private static void run(long bufferSize, Consumer<ProcessGroup> body) {
+    private void run(long bufferSize, Consumer<ProcessGroup> body) {
         LocalRanks.run(
                 ProcessGroups.local("cuda_p2p", worldSize, options(bufferSize)),
                 group -> P2pRanks.run(group, () -> body.accept(group)));
     }
 
-    private static void expect(
+    private void expect(
             long bufferSize, long pipelined, long fallbacks, Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(bufferSize, body);

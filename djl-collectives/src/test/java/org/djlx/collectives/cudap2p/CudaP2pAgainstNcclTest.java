@@ -29,7 +29,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -53,8 +53,8 @@ class CudaP2pAgainstNcclTest {
     private static final List<ScalarType> TYPES =
             List.of(ScalarType.FLOAT32, ScalarType.FLOAT16, ScalarType.BFLOAT16);
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
     }
 

@@ -4,7 +4,7 @@
  */
 package org.djlx.collectives.cudap2p;
 
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.RepeatedTest;
 import org.junit.jupiter.api.RepetitionInfo;
 import org.junit.jupiter.api.Tag;
@@ -15,10 +15,10 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(200)
 class CudaP2pFailureTest {
 
-    private static int worldSize;
+    private int worldSize;
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         worldSize = P2pRanks.require();
     }
 

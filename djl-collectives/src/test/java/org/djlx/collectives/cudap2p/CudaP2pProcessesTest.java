@@ -8,7 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.nccl.NcclContractMain;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -18,10 +18,10 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(300)
 class CudaP2pProcessesTest {
 
-    private static int worldSize;
+    private int worldSize;
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         worldSize = P2pRanks.require();
     }
 
@@ -36,7 +36,7 @@ class CudaP2pProcessesTest {
         run(NcclContractMain.class, "cuda_p2p", "lazy");
     }
 
-    private static void run(Class<?> main, String... arguments) throws InterruptedException {
+    private void run(Class<?> main, String... arguments) throws InterruptedException {
         try (RankProcesses ranks =
                 new RankProcesses(worldSize, rank -> P2pRanks.environment(), main, arguments)) {
             ranks.awaitSuccess();

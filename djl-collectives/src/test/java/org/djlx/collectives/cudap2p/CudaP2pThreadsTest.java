@@ -36,7 +36,7 @@ import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Assumptions;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -49,15 +49,14 @@ import org.junit.jupiter.api.function.Executable;
 @Timeout(300)
 class CudaP2pThreadsTest {
 
-    private static int worldSize;
+    private int worldSize;
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         worldSize = P2pRanks.require();
     }
 
-    private static void run(
-            CudaP2pOptions.Builder options, BiConsumer<ProcessGroup, NDManager> body) {
+    private void run(CudaP2pOptions.Builder options, BiConsumer<ProcessGroup, NDManager> body) {
         List<ProcessGroup> groups =
                 ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
         try {

@@ -16,7 +16,7 @@ import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -27,8 +27,8 @@ import org.junit.jupiter.api.io.TempDir;
 @Timeout(300)
 class NcclProcessesTest {
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         NcclCases.require(2);
     }
 

@@ -13,7 +13,7 @@ import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.CudaDevice;
-import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.TestFactory;
@@ -24,8 +24,8 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(300)
 class NcclThreadsTest {
 
-    @BeforeAll
-    static void requireGpus() {
+    @BeforeEach
+    void requireGpus() {
         NcclCases.require(1);
     }
 
