@@ -21,14 +21,6 @@ class DisposalTest {
 
     private static final Duration LONG = Duration.ofSeconds(30);
 
-    @Test
-    void freesBeforeItReturns() {
-        AtomicBoolean freed = new AtomicBoolean();
-        Disposal.run("something", () -> freed.set(true));
-        assertTrue(Disposal.await(LONG));
-        assertTrue(freed.get());
-    }
-
     /** As the driver does while another GPU waits for the thread that destroys. */
     @Test
     void goesOnWhenItHasReturned() {
