@@ -35,11 +35,12 @@ import org.djlx.nativeops.ScalarType;
  */
 public abstract class P2pBuffers {
 
+    private final int rank;
     private final int worldSize;
     private final long bufferSize;
     private final long heapSize;
     private final int channels;
-    private final P2pAllocator allocator;
+    private P2pAllocator allocator; // null until it is asked for; guarded by this
 
     /**
      * Constructor for subclasses.
@@ -51,11 +52,11 @@ public abstract class P2pBuffers {
      * @param channels the number of channels
      */
     protected P2pBuffers(int rank, int worldSize, long bufferSize, long heapSize, int channels) {
+        this.rank = rank;
         this.worldSize = worldSize;
         this.bufferSize = bufferSize;
         this.heapSize = heapSize;
         this.channels = channels;
-        this.allocator = new P2pAllocator(this, rank);
     }
 
     /**
@@ -81,7 +82,10 @@ public abstract class P2pBuffers {
      *
      * @return the allocator, always the same
      */
-    public final P2pAllocator allocator() {
+    public final synchronized P2pAllocator allocator() {
+        if (allocator == null) {
+            allocator = new P2pAllocator(this, rank);
+        }
         return allocator;
     }
 
