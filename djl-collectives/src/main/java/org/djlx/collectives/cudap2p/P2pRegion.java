@@ -308,7 +308,11 @@ final class P2pRegion implements AutoCloseable {
         return regions.size();
     }
 
-    /** Whether some ranks are in one process, where the driver may wait for all of its GPUs. */
+    /**
+     * Whether some ranks are in one process, where the driver may wait for all of its GPUs. Memory
+     * that is mapped without peer access would not change that: NCCL enables peer access between
+     * the GPUs of a process (p2pMap in its transport/p2p.cc).
+     */
     boolean isInOneProcess() {
         return inOneProcess;
     }
