@@ -188,7 +188,9 @@ class BackendHooksTest {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             NDArray tensor = manager.ones(new Shape(1));
             CompletableFuture<Work> call =
-                    CompletableFuture.supplyAsync(() -> groups.get(0).send(tensor, 1, 0));
+                    CompletableFuture.supplyAsync(
+                            () -> groups.get(0).send(tensor, 1, 0),
+                            task -> new Thread(task).start());
             waits.await();
             groups.get(0).destroy();
             CompletionException e = assertThrows(CompletionException.class, call::join);

@@ -51,7 +51,11 @@ class NcclCommunicatorTest {
         byte[] id = NcclCommunicator.uniqueId();
         List<CompletableFuture<Rank>> created =
                 List.of(0, 1).stream()
-                        .map(rank -> CompletableFuture.supplyAsync(() -> create(id, rank)))
+                        .map(
+                                rank ->
+                                        CompletableFuture.supplyAsync(
+                                                () -> create(id, rank),
+                                                task -> new Thread(task).start()))
                         .toList();
         created.forEach(rank -> ranks.add(rank.join()));
         for (Rank rank : ranks) {

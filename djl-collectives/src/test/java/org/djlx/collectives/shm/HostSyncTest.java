@@ -14,6 +14,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.Executor;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
 import org.djlx.collectives.BackendOptions;
@@ -30,6 +31,8 @@ import org.junit.jupiter.api.Timeout;
 class HostSyncTest {
 
     private static final int RANKS = 3;
+    // The common pool may have a single one.
+    private static final Executor THREADS = task -> new Thread(task).start();
 
     private final HashStore store = new HashStore();
     private final List<GroupContext> contexts =
@@ -46,7 +49,10 @@ class HostSyncTest {
                     .toList();
     private final List<HostSync> hosts =
             contexts.stream()
-                    .map(context -> CompletableFuture.supplyAsync(() -> HostSync.join(context)))
+                    .map(
+                            context ->
+                                    CompletableFuture.supplyAsync(
+                                            () -> HostSync.join(context), THREADS))
                     .toList()
                     .stream()
                     .map(CompletableFuture::join)
@@ -75,7 +81,8 @@ class HostSyncTest {
                                                         int all = arrived.get();
                                                         assertTrue(all >= i * RANKS, "" + all);
                                                     }
-                                                }))
+                                                },
+                                                THREADS))
                         .toList();
         ranks.forEach(CompletableFuture::join);
         assertEquals(1000 * RANKS, arrived.get());
@@ -99,7 +106,7 @@ class HostSyncTest {
     @Test
     void endEndsWaits() {
         CompletableFuture<Void> waiting =
-                CompletableFuture.runAsync(() -> hosts.get(0).agree(operation));
+                CompletableFuture.runAsync(() -> hosts.get(0).agree(operation), THREADS);
         hosts.get(0).end();
         CompletionException e = assertThrows(CompletionException.class, waiting::join);
         assertTrue(e.getCause() instanceof CollectiveException, "" + e.getCause());

@@ -16,6 +16,7 @@ import java.util.Random;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Executor;
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.OpType;
@@ -79,10 +80,12 @@ class OpQueueTest {
                                 awaitLatch(release);
                                 order.add(1);
                             });
-            CompletableFuture<Void> firstWaiter = CompletableFuture.runAsync(first::await);
+            Executor threads = task -> new Thread(task).start();
+            CompletableFuture<Void> firstWaiter = CompletableFuture.runAsync(first::await, threads);
             running.await();
             Work second = group.execute(OpType.BARRIER, AGREED, operation -> order.add(2));
-            CompletableFuture<Void> secondWaiter = CompletableFuture.runAsync(second::await);
+            CompletableFuture<Void> secondWaiter =
+                    CompletableFuture.runAsync(second::await, threads);
             release.countDown();
             firstWaiter.get();
             secondWaiter.get();
