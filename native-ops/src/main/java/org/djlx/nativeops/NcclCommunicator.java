@@ -43,6 +43,9 @@ public final class NcclCommunicator implements AutoCloseable {
         AVG
     }
 
+    /** The size of what {@link #uniqueId} returns. */
+    public static final int UNIQUE_ID_BYTES = Nccl.UNIQUE_ID_BYTES;
+
     private static final int HOST_IMMEDIATE = 1;
     // Calls take microseconds; one that has not returned by then waits for other ranks, and returns
     // only by the abort.
@@ -53,6 +56,7 @@ public final class NcclCommunicator implements AutoCloseable {
     private boolean aborted;
     private int users;
 
+    /** Takes over a use of the device. */
     private NcclCommunicator(CudaDevice device, long comm) {
         this.device = device;
         this.comm = comm;
@@ -61,7 +65,7 @@ public final class NcclCommunicator implements AutoCloseable {
     /**
      * Returns what all ranks of a new communicator must be given.
      *
-     * @return 128 bytes
+     * @return {@link #UNIQUE_ID_BYTES} bytes
      */
     public static byte[] uniqueId() {
         NativeLibrary.NCCL.ensureAvailability();
@@ -89,12 +93,25 @@ public final class NcclCommunicator implements AutoCloseable {
         Memory result = new Memory(Long.BYTES);
         Memory struct = config.write();
         result.setLong(0, 0);
-        device.makeCurrent();
-        int code =
-                Nccl.ncclCommInitRankConfig(
-                        Pointer.nativeValue(result), ranks, id, rank, Pointer.nativeValue(struct));
-        Reference.reachabilityFence(struct);
-        check(code, "ncclCommInitRankConfig", 0);
+        device.retain(); // It may be closed by the time that the other ranks have come.
+        boolean done = false;
+        try {
+            device.makeCurrent();
+            int code =
+                    Nccl.ncclCommInitRankConfig(
+                            Pointer.nativeValue(result),
+                            ranks,
+                            id,
+                            rank,
+                            Pointer.nativeValue(struct));
+            Reference.reachabilityFence(struct);
+            check(code, "ncclCommInitRankConfig", 0);
+            done = true;
+        } finally {
+            if (!done) {
+                device.release();
+            }
+        }
         return new NcclCommunicator(device, result.getLong(0));
     }
 
@@ -111,16 +128,23 @@ public final class NcclCommunicator implements AutoCloseable {
         Memory result = new Memory(Long.BYTES);
         Memory struct = config.write();
         result.setLong(0, 0);
-        call(
-                "ncclCommSplit",
-                handle ->
-                        Nccl.ncclCommSplit(
-                                handle,
-                                color < 0 ? Nccl.NO_COLOR : color,
-                                key,
-                                Pointer.nativeValue(result),
-                                Pointer.nativeValue(struct)));
-        Reference.reachabilityFence(struct);
+        device.retain();
+        try {
+            call(
+                    "ncclCommSplit",
+                    handle ->
+                            Nccl.ncclCommSplit(
+                                    handle,
+                                    color < 0 ? Nccl.NO_COLOR : color,
+                                    key,
+                                    Pointer.nativeValue(result),
+                                    Pointer.nativeValue(struct)));
+            Reference.reachabilityFence(struct);
+        } finally {
+            if (result.getLong(0) == 0) {
+                device.release();
+            }
+        }
         long handle = result.getLong(0);
         return handle == 0 ? null : new NcclCommunicator(device, handle);
     }
@@ -340,20 +364,26 @@ public final class NcclCommunicator implements AutoCloseable {
      * Idempotent.
      */
     public void abort() {
-        long handle = take(true);
-        if (handle != 0) {
-            device.makeCurrent();
-            Nccl.ncclCommAbort(handle);
-        }
+        free(take(true), Nccl::ncclCommAbort);
     }
 
-    /** Waits for what is enqueued and frees the communicator. Idempotent. */
+    /**
+     * Frees the communicator, of which nothing must be under way any more. With ranks in one
+     * process, the last of them frees all, and the others return at once; ranks in several
+     * processes of a host wait for each other. Idempotent.
+     */
     @Override
     public void close() {
-        long handle = take(false);
+        free(take(false), Nccl::ncclCommDestroy);
+    }
+
+    private void free(long handle, LongToIntFunction call) {
         if (handle != 0) {
-            device.makeCurrent();
-            Nccl.ncclCommDestroy(handle);
+            try {
+                device.in(() -> call.applyAsInt(handle));
+            } finally {
+                device.release();
+            }
         }
     }
 

@@ -26,6 +26,8 @@ public record NcclConfig(
     // The struct as it was in 2.18; later members are behind it, and left out by its size.
     private static final int VERSION = 21800;
     private static final int BYTES = 48;
+    // No NCCL has more channels. It compares a minimum with the maximum before it fills that in.
+    private static final int MOST_CTAS = 64;
 
     /**
      * Writes the struct for a communicator whose calls block, which then costs no thread for each:
@@ -43,7 +45,8 @@ public record NcclConfig(
         struct.setInt(16, 1);
         struct.setInt(20, orUndefined(cgaClusterSize));
         struct.setInt(24, orUndefined(minCtas));
-        struct.setInt(28, orUndefined(maxCtas));
+        boolean minimumOnly = minCtas != null && maxCtas == null;
+        struct.setInt(28, minimumOnly ? Math.max(minCtas, MOST_CTAS) : orUndefined(maxCtas));
         struct.setLong(32, 0);
         struct.setInt(40, splitShare == null ? UNDEFINED : splitShare ? 1 : 0);
         struct.setInt(44, 0);
