@@ -64,11 +64,26 @@ final class CoalescedWork implements Work {
     public void await() {
         // One after the other, as they run; they all end even if one has failed.
         parts.forEach(part -> await(part.work(), part.work()::await));
+        if (isOnStream()) {
+            return;
+        }
         try {
             future.join();
         } catch (CompletionException e) {
             throw failure(e.getCause());
         }
+    }
+
+    /** Whether it is a stream that waits, and none of the operations has failed yet. */
+    private boolean isOnStream() {
+        boolean waits = false;
+        for (Part part : parts) {
+            if (!part.end().toCompletableFuture().isDone() || part.work().exception().isPresent()) {
+                return false;
+            }
+            waits |= !part.work().isCompleted();
+        }
+        return waits;
     }
 
     @Override

@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
@@ -80,5 +81,52 @@ class CoalescedWorkTest {
                         List.of());
         assertSame(reason, assertThrows(CollectiveException.class, work::await));
         assertFalse(work.isCompleted());
+    }
+
+    /** As on GPUs, where the stream waits unless options say that the host is to. */
+    @Test
+    void aWaitOfTheStreamDoesNotHoldTheHost() {
+        Work underWay =
+                new Work() {
+                    @Override
+                    public boolean isCompleted() {
+                        return false;
+                    }
+
+                    @Override
+                    public Optional<Throwable> exception() {
+                        return Optional.empty();
+                    }
+
+                    @Override
+                    public void await() {}
+
+                    @Override
+                    public void await(Duration timeout) {
+                        throw new AssertionError();
+                    }
+
+                    @Override
+                    public List<NDArray> result() {
+                        return List.of();
+                    }
+
+                    @Override
+                    public CompletionStage<List<NDArray>> getFuture() {
+                        return new CompletableFuture<>();
+                    }
+                };
+        CompletionStage<Void> end = CompletableFuture.completedStage(null);
+        Work work = new CoalescedWork(List.of(new CoalescedWork.Part(underWay, end)), List.of());
+        assertTimeoutPreemptively(Duration.ofSeconds(30), () -> work.await());
+        assertFalse(work.isCompleted());
+        CollectiveException reason = new CollectiveException("on purpose");
+        Work failing =
+                new CoalescedWork(
+                        List.of(
+                                new CoalescedWork.Part(new Failed(reason, true), end),
+                                new CoalescedWork.Part(new Failed(reason, true), end)),
+                        List.of());
+        assertSame(reason, assertThrows(CollectiveException.class, failing::await));
     }
 }
