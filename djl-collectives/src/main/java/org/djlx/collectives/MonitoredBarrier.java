@@ -67,7 +67,7 @@ final class MonitoredBarrier {
         List<Integer> missing = new ArrayList<>();
         for (int peer = 1; peer < group.worldSize(); peer++) {
             try {
-                arrivals.get(peer - 1).await();
+                HostWait.await(arrivals.get(peer - 1));
             } catch (CollectiveException e) {
                 missing.add(peer);
                 failures.add(e);
@@ -96,7 +96,7 @@ final class MonitoredBarrier {
         }
         for (Work work : answers) {
             try {
-                work.await();
+                HostWait.await(work);
             } catch (CollectiveException e) {
                 // That rank knows by itself that its barrier failed; it was not missing here.
                 continue;
@@ -107,10 +107,11 @@ final class MonitoredBarrier {
     private void report() {
         NDArray answer = Torch.empty(manager, new Shape(group.worldSize()), ScalarType.INT8);
         try {
-            group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()).await();
+            HostWait.await(group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()));
             // Rank 0 has begun by now, so it answers after one timeout at the latest.
             Duration patience = group.timeout().multipliedBy(2);
-            group.withTimeout(patience).issueMessage(OpType.RECV, answer, 0, answerTag()).await();
+            HostWait.await(
+                    group.withTimeout(patience).issueMessage(OpType.RECV, answer, 0, answerTag()));
         } catch (CollectiveTimeoutException e) {
             throw new CollectiveTimeoutException(
                     String.format(

@@ -134,7 +134,7 @@ final class SubGroups {
                             manager,
                             new Shape((long) parent.worldSize() * call.length),
                             ScalarType.INT8);
-            parent.allGatherIntoTensor(NEW_GROUP, calls, manager.create(call)).await();
+            HostWait.await(parent.allGatherIntoTensor(NEW_GROUP, calls, manager.create(call)));
             return calls.toByteArray();
         }
     }
@@ -149,7 +149,7 @@ final class SubGroups {
         try (NDManager manager = manager(parent)) {
             NDArray all = Torch.empty(manager, new Shape(parent.worldSize(), 2), ScalarType.INT32);
             NDArray own = manager.create(new int[] {color, key});
-            parent.allGatherIntoTensor(SPLIT, all, own).await();
+            HostWait.await(parent.allGatherIntoTensor(SPLIT, all, own));
             calls = all.toIntArray();
         }
         int number = parent.state().nextSubGroup(null);
@@ -183,14 +183,14 @@ final class SubGroups {
             group = part.get();
         } catch (RuntimeException e) {
             try {
-                parent.barrier().await();
+                HostWait.await(parent.barrier());
             } catch (RuntimeException late) {
                 e.addSuppressed(late);
             }
             throw e;
         }
         try {
-            parent.barrier().await();
+            HostWait.await(parent.barrier());
             return group;
         } catch (RuntimeException e) {
             group.destroy();

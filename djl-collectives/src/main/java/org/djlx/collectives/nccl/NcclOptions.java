@@ -175,7 +175,8 @@ public final class NcclOptions extends BackendOptions {
          * Sets what {@link org.djlx.collectives.Work#await()} does: block the host until the
          * operation has ended, or only the calling thread's current stream, as {@link
          * org.djlx.collectives.Work#blockCurrentStream()} does. The latter is c10d's default, and
-         * an operation that fails later then shows in later calls.
+         * an operation that fails later then shows in later calls. A barrier always blocks the
+         * host, as in c10d.
          *
          * @param blocking true to block the host; true unless set
          * @return this builder

@@ -40,7 +40,7 @@ final class NcclWork extends GpuWork {
                 result,
                 lane.resources().events(),
                 lane.resources().current(),
-                lane.resources().blocking());
+                lane.resources().blocking() || operation.type() == OpType.BARRIER);
         this.lane = lane;
         this.call = call;
         this.peer = peer;

@@ -46,19 +46,39 @@ class NcclThreadsTest {
         return contract(CudaDevice.count(), true);
     }
 
+    /** Sub-groups and barriers wait on the host even where works do not. */
+    @TestFactory
+    Stream<DynamicTest> nonBlockingContract() {
+        int worldSize = CudaDevice.count();
+        NcclOptions options = options().optBlockingWait(false).build();
+        return Stream.of("barrier", "monitoredBarrier", "newGroup", "split", "subGroupsOfSubGroups")
+                .map(
+                        name ->
+                                dynamicTest(
+                                        worldSize + " ranks: " + name,
+                                        () ->
+                                                run(
+                                                        worldSize,
+                                                        options,
+                                                        ContractCases.all().get(name))));
+    }
+
     private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
+        NcclOptions options = options().optVerify(verify).build();
         return (verify ? NcclCases.verifiedCases() : NcclCases.cases("nccl", worldSize))
                 .entrySet().stream()
                         .map(
                                 entry ->
                                         dynamicTest(
                                                 worldSize + " ranks: " + entry.getKey(),
-                                                () -> run(worldSize, verify, entry.getValue())));
+                                                () -> run(worldSize, options, entry.getValue())));
     }
 
-    private static void run(int worldSize, boolean verify, ContractCases.Case body) {
-        NcclOptions options =
-                NcclOptions.builder().optTimeout(Duration.ofSeconds(60)).optVerify(verify).build();
+    private static NcclOptions.Builder options() {
+        return NcclOptions.builder().optTimeout(Duration.ofSeconds(60));
+    }
+
+    private static void run(int worldSize, NcclOptions options, ContractCases.Case body) {
         List<ProcessGroup> groups = ProcessGroups.local("nccl", worldSize, options);
         try {
             ProcessGroups.run(
