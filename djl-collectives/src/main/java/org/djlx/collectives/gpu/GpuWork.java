@@ -39,6 +39,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
 
     // Guarded by this.
     private CudaEvent end; // once it is enqueued
+    private int waiters; // that tell a stream to wait for it
+    private boolean recycle; // when there is no waiter any more
     private boolean ended;
     private volatile CollectiveException failure; // set before the future is completed
 
@@ -81,7 +83,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
 
     /** Gives events back; called when the work has ended. */
     protected synchronized void recycleEvents() {
-        if (end != null) {
+        recycle = true;
+        if (end != null && waiters == 0) {
             events.give(end);
             end = null;
         }
@@ -240,22 +243,41 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     @Override
     public final void blockCurrentStream() {
         requireWaitable();
-        CudaStream current = currentStreams.get();
-        synchronized (this) {
+        CudaEvent behind = awaitEnqueued();
+        if (behind != null) {
             try {
-                while (end == null && !ended) {
-                    wait();
-                }
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-                throw new CollectiveException("interrupted while waiting for " + operation, e);
-            }
-            if (!ended) {
-                current.waitEvent(end);
+                // May block if the GPU is stuck: not under the lock, which the watchdog takes.
+                currentStreams.get().waitEvent(behind);
+            } finally {
+                leave();
             }
         }
         if (failure != null) {
             throw failure;
+        }
+    }
+
+    /** Returns the event behind the operation, to {@link #leave}; null if that has ended. */
+    private synchronized CudaEvent awaitEnqueued() {
+        try {
+            while (end == null && !ended) {
+                wait();
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new CollectiveException("interrupted while waiting for " + operation, e);
+        }
+        if (ended) {
+            return null;
+        }
+        waiters++;
+        return end;
+    }
+
+    private synchronized void leave() {
+        waiters--;
+        if (recycle) {
+            recycleEvents();
         }
     }
 

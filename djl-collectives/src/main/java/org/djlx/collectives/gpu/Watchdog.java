@@ -295,23 +295,30 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
+    /** Aborts all at once: what one has enqueued may wait for another. */
     private static boolean abort(List<Line> lines) {
-        Thread aborter = new Thread(() -> lines.forEach(Watchdog::abort), "collectives-abort");
-        aborter.setDaemon(true);
-        aborter.start();
+        List<Thread> aborters = new ArrayList<>();
+        for (Line line : lines) {
+            Thread aborter = new Thread(() -> abort(line), "collectives-abort");
+            aborter.setDaemon(true);
+            aborter.start();
+            aborters.add(aborter);
+        }
         boolean interrupted = false;
         long end = System.nanoTime() + ABORT_PATIENCE.toNanos();
-        while (aborter.isAlive() && System.nanoTime() < end) {
-            try {
-                aborter.join(Math.max(1, (end - System.nanoTime()) / 1_000_000));
-            } catch (InterruptedException e) {
-                interrupted = true;
+        for (Thread aborter : aborters) {
+            while (aborter.isAlive() && System.nanoTime() < end) {
+                try {
+                    aborter.join(Math.max(1, (end - System.nanoTime()) / 1_000_000));
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                }
             }
         }
         if (interrupted) {
             Thread.currentThread().interrupt();
         }
-        return !aborter.isAlive();
+        return aborters.stream().noneMatch(Thread::isAlive);
     }
 
     @Override
@@ -319,6 +326,9 @@ public final class Watchdog implements AutoCloseable {
         synchronized (this) {
             closed = true;
             notifyAll();
+        }
+        if (Thread.currentThread() == thread) {
+            return; // What depends on a work that has ended destroys the group.
         }
         try {
             thread.join();

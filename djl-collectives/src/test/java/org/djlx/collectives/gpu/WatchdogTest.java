@@ -57,6 +57,7 @@ class WatchdogTest {
     private static final class FakeLine implements Watchdog.Line {
 
         private final AtomicInteger aborts = new AtomicInteger();
+        private volatile Runnable onAbort = () -> {};
         private volatile String error;
         private CollectiveException broken;
 
@@ -81,6 +82,7 @@ class WatchdogTest {
 
         @Override
         public void abort() {
+            onAbort.run();
             aborts.incrementAndGet();
         }
     }
@@ -93,6 +95,7 @@ class WatchdogTest {
         private volatile boolean late;
         private volatile boolean lost; // the GPU does not tell any more
         private volatile int abortsBefore;
+        private volatile Runnable onComplete = () -> {};
         private volatile CollectiveException failure;
 
         FakeWork(FakeLine line) {
@@ -139,6 +142,7 @@ class WatchdogTest {
         @Override
         public void complete(boolean quiet) {
             assertTrue(quiet || lost);
+            onComplete.run();
             completed.countDown();
         }
     }
@@ -247,6 +251,33 @@ class WatchdogTest {
             Thread.sleep(1);
         }
         assertEquals("rank 1 did not arrive", first.broken.getMessage());
+    }
+
+    /** As when a message waits for a stream that waits for a collective. */
+    @Test
+    void linesAreAbortedAtTheSameTime() throws InterruptedException {
+        CountDownLatch second = new CountDownLatch(1);
+        first.onAbort =
+                () -> {
+                    try {
+                        second.await();
+                    } catch (InterruptedException e) {
+                        throw new AssertionError(e);
+                    }
+                };
+        this.second.onAbort = second::countDown;
+        FakeWork late = work(first);
+        late.late = true;
+        late.completed.await(); // Which asserts that all is quiet.
+        assertEquals(1, first.aborts.get());
+    }
+
+    @Test
+    void whatAWorkCompletesCanCloseIt() throws InterruptedException {
+        FakeWork late = work(first);
+        late.onComplete = watchdog::close;
+        late.late = true;
+        late.completed.await();
     }
 
     @Test
