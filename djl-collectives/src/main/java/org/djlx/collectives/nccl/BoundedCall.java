@@ -6,6 +6,7 @@ package org.djlx.collectives.nccl;
 
 import java.time.Duration;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -13,9 +14,12 @@ import java.util.concurrent.TimeoutException;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.store.Deadline;
 
 /** Calls of NCCL that wait for other ranks and cannot be told for how long. */
 final class BoundedCall {
+
+    private static final long LOOK_MILLIS = 50; // between looks for an obstacle
 
     private BoundedCall() {}
 
@@ -24,12 +28,14 @@ final class BoundedCall {
      *
      * @param name what it does, for messages
      * @param timeout how long to wait; then the thread is left to itself
+     * @param obstacle tells what makes waiting vain, if anything
      * @param call the call
      * @return its result
      * @throws CollectiveTimeoutException if it has not returned by then
-     * @throws CollectiveException if it failed
+     * @throws CollectiveException if it failed, or will not return
      */
-    static <T> T run(String name, Duration timeout, Supplier<T> call) {
+    static <T> T run(
+            String name, Duration timeout, Supplier<Optional<String>> obstacle, Supplier<T> call) {
         CompletableFuture<T> future = new CompletableFuture<>();
         Thread thread =
                 new Thread(
@@ -43,12 +49,21 @@ final class BoundedCall {
                         "nccl: " + name);
         thread.setDaemon(true);
         thread.start();
+        Deadline deadline = Deadline.after(timeout);
         try {
-            return future.get(timeout.toNanos(), TimeUnit.NANOSECONDS);
-        } catch (TimeoutException e) {
-            thread.interrupt();
-            throw new CollectiveTimeoutException(
-                    name + " was not done after " + timeout, List.of(), e);
+            while (!isDone(future)) {
+                Optional<String> reason = obstacle.get();
+                if (reason.isPresent()) {
+                    thread.interrupt();
+                    throw new CollectiveException(name + " failed: " + reason.get());
+                }
+                if (deadline.isOver()) {
+                    thread.interrupt();
+                    throw new CollectiveTimeoutException(
+                            name + " was not done after " + timeout, List.of());
+                }
+            }
+            return future.get();
         } catch (ExecutionException e) {
             throw e.getCause() instanceof CollectiveException collective
                     ? collective
@@ -58,6 +73,18 @@ final class BoundedCall {
             thread.interrupt();
             Thread.currentThread().interrupt();
             throw new CollectiveException("interrupted: " + name, e);
+        }
+    }
+
+    /** Waits a little for it. */
+    private static boolean isDone(CompletableFuture<?> future) throws InterruptedException {
+        try {
+            future.get(LOOK_MILLIS, TimeUnit.MILLISECONDS);
+            return true;
+        } catch (ExecutionException e) {
+            return true;
+        } catch (TimeoutException e) {
+            return false;
         }
     }
 }

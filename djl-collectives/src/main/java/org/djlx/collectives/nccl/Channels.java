@@ -5,9 +5,11 @@
 package org.djlx.collectives.nccl;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Store;
@@ -32,18 +34,30 @@ final class Channels {
     private final GpuResources resources;
     private final NcclOptions options;
     private final Lane.Listener listener;
+    private final BiConsumer<Integer, byte[]> met;
     // By "sender-receiver"; in an order that all ranks have in common, in which they are closed.
     private final Map<String, Lane> lanes = new TreeMap<>();
 
+    /**
+     * Creates it, without any lane.
+     *
+     * @param context the group and the rank
+     * @param resources what lanes use
+     * @param options the options
+     * @param listener is told of failures
+     * @param met is told which rank a lane leads to, and what {@link Peers#own} returned there
+     */
     Channels(
             GroupContext context,
             GpuResources resources,
             NcclOptions options,
-            Lane.Listener listener) {
+            Lane.Listener listener,
+            BiConsumer<Integer, byte[]> met) {
         this.context = context;
         this.resources = resources;
         this.options = options;
         this.listener = listener;
+        this.met = met;
     }
 
     /** The lane of messages to a rank. */
@@ -72,24 +86,34 @@ final class Channels {
         return new Lane(
                 "messages from rank " + sender + " to " + receiver + " of " + context.name(),
                 resources,
-                () -> connect("message/" + key, sender == context.rank()),
+                () -> connect("message/" + key, sender, receiver),
                 verification == null ? null : work -> verification.message(work, ++number[0]),
                 listener);
     }
 
     /** The ranks meet in the store first: NCCL itself would wait for ever for one of them. */
-    private NcclCommunicator connect(String key, boolean sends) {
+    private NcclCommunicator connect(String key, int sender, int receiver) {
+        boolean sends = sender == context.rank();
         Store store = context.store();
         List<String> ends = List.of(key + "/sender", key + "/receiver");
         String here = ends.get(sends ? 0 : 1);
         String there = ends.get(sends ? 1 : 0);
-        byte[] own = sends ? NcclCommunicator.uniqueId() : new byte[0];
+        byte[] id = sends ? NcclCommunicator.uniqueId() : new byte[0];
+        byte[] process = Peers.own();
+        byte[] own = Arrays.copyOf(process, process.length + id.length);
+        System.arraycopy(id, 0, own, process.length, id.length);
         store.set(here, own);
         try {
             byte[] other = store.get(there, options.timeout());
             context.forget(ends);
+            if (!sends) {
+                int begin = other.length - NcclCommunicator.UNIQUE_ID_BYTES;
+                id = Arrays.copyOfRange(other, begin, other.length);
+                other = Arrays.copyOf(other, begin);
+            }
+            met.accept(sends ? receiver : sender, other);
             return NcclCommunicator.create(
-                    resources.cuda(), sends ? own : other, sends ? 0 : 1, 2, options.config());
+                    resources.cuda(), id, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {
             throw new CollectiveTimeoutException(
                     "no rank came to " + there + " within " + options.timeout(), List.of(), e);

@@ -16,7 +16,6 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.gpu.Watchdog;
 import org.djlx.nativeops.CudaException;
@@ -54,12 +53,15 @@ final class Lane implements Watchdog.Line {
         /** Something failed, and the lane with it. */
         void failed(Lane lane, CollectiveException reason);
 
+        /** The lane fails from now on; what is under way is about to be aborted. */
+        void broken(Lane lane, CollectiveException reason);
+
         /** An operation does not fit those of other ranks; the lane goes on. */
         void refused(NcclWork work, CollectiveException reason);
     }
 
     private static final int ROOT_WORD = 4; // of a signature
-    private static final long QUIET_INTERVAL_NANOS = 100_000;
+    private static final long QUIET_INTERVAL_NANOS = 200_000;
 
     private final String name;
     private final GpuResources resources;
@@ -130,17 +132,28 @@ final class Lane implements Watchdog.Line {
             return;
         }
         List<NcclWork> unit = List.of(work);
+        CollectiveException failure;
         synchronized (this) {
-            if (own(unit)) {
-                boolean launched = false;
-                try {
-                    work.launch(communicator, stream);
-                    launched = true;
-                } finally {
-                    release(launched ? unit : List.of());
-                }
+            if (!own(unit)) {
+                return;
+            }
+            try {
+                launch(unit);
+                release(unit);
+                return;
+            } catch (RuntimeException | Error e) {
+                release(List.of());
+                failure = failure(e);
             }
         }
+        // The other ranks launch theirs: from now on operations would not be matched.
+        listener.failed(this, failure);
+    }
+
+    private CollectiveException failure(Throwable cause) {
+        return cause instanceof CollectiveException collective
+                ? collective
+                : new CollectiveException(name + " failed: " + cause.getMessage(), cause);
     }
 
     /**
@@ -177,6 +190,7 @@ final class Lane implements Watchdog.Line {
     /** Gives up the lane, when NCCL has the operations in the stream. */
     synchronized void release(List<NcclWork> unit) {
         owner = null;
+        notifyAll();
         if (broken.get() == null) {
             unit.forEach(work -> work.launched(stream));
             if (!waiting.isEmpty()) {
@@ -192,7 +206,8 @@ final class Lane implements Watchdog.Line {
         return root << 32 | operation.type().hashCode() * 64L + size & 0xffffffffL;
     }
 
-    private void checkUsable(Object call) {
+    /** Throws if the lane is broken. */
+    void checkUsable(Object call) {
         CollectiveException reason = broken.get();
         if (reason != null) {
             throw new CollectiveException(
@@ -232,11 +247,7 @@ final class Lane implements Watchdog.Line {
             }
         } catch (RuntimeException | Error e) {
             endHelper();
-            CollectiveException reason =
-                    e instanceof CollectiveException collective
-                            ? collective
-                            : new CollectiveException(name + " failed: " + e.getMessage(), e);
-            listener.failed(this, reason);
+            listener.failed(this, failure(e));
         }
     }
 
@@ -272,10 +283,15 @@ final class Lane implements Watchdog.Line {
     }
 
     /** Splits the communicator, behind what was issued; all ranks do. */
-    NcclCommunicator split(int color, int key, NcclConfig config, Duration timeout) {
+    NcclCommunicator split(
+            int color,
+            int key,
+            NcclConfig config,
+            Duration timeout,
+            Supplier<Optional<String>> obstacle) {
         synchronized (this) {
             try {
-                while (helper != null) {
+                while (helper != null || owner != null) {
                     wait();
                 }
             } catch (InterruptedException e) {
@@ -287,9 +303,12 @@ final class Lane implements Watchdog.Line {
         }
         try {
             return BoundedCall.run(
-                    "splitting " + name, timeout, () -> communicator.split(color, key, config));
-        } catch (CollectiveTimeoutException e) {
-            listener.failed(this, e); // The abort ends it.
+                    "splitting " + name,
+                    timeout,
+                    obstacle,
+                    () -> communicator.split(color, key, config));
+        } catch (CollectiveException e) {
+            listener.failed(this, e); // The abort ends a call that still waits.
             throw e;
         } finally {
             release(List.of());
@@ -311,7 +330,11 @@ final class Lane implements Watchdog.Line {
 
     @Override
     public boolean breakWith(CollectiveException reason) {
-        return broken.compareAndSet(null, reason);
+        if (!broken.compareAndSet(null, reason)) {
+            return false;
+        }
+        listener.broken(this, reason);
+        return true;
     }
 
     /** Aborts and waits until the GPU has stopped. */
@@ -325,6 +348,10 @@ final class Lane implements Watchdog.Line {
         if (nccl != null) {
             nccl.abort();
         }
+        awaitQuiet();
+    }
+
+    private void awaitQuiet() {
         while (!isQuiet()) {
             LockSupport.parkNanos(QUIET_INTERVAL_NANOS);
         }
@@ -339,15 +366,21 @@ final class Lane implements Watchdog.Line {
     }
 
     /**
-     * Frees the communicator, which no operation uses any more, and the stream. With ranks in
-     * several processes, NCCL waits for the others of this host to do the same.
+     * Frees the communicator and the stream, when the GPU uses them no more. With ranks in several
+     * processes, NCCL waits for the others of this host to do the same.
      */
     void close() {
-        broken.compareAndSet(null, new CollectiveException(name + " was destroyed"));
+        boolean failed =
+                !broken.compareAndSet(null, new CollectiveException(name + " was destroyed"));
         NcclCommunicator nccl = communicator;
         if (nccl != null) {
-            nccl.close();
+            if (failed) {
+                nccl.abort(); // Whoever should may not have got to it.
+            } else {
+                nccl.close();
+            }
         }
+        awaitQuiet();
         stream.close();
     }
 }

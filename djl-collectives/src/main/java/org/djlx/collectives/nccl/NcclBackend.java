@@ -14,6 +14,7 @@ import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
@@ -102,13 +103,16 @@ public final class NcclBackend extends Backend {
     private final Watchdog watchdog;
     private final Lane lane; // of collectives
     private final Channels channels;
+    private final Set<NcclBackend> family; // whose communicators share what an abort ends
     private volatile Peers peers = Peers.none();
     private NDArray barrierWord; // guarded by this
     private boolean closed; // guarded by this
 
-    private NcclBackend(GroupContext context, NcclOptions options, Device device) {
+    private NcclBackend(
+            GroupContext context, NcclOptions options, Device device, Set<NcclBackend> family) {
         this.context = context;
         this.options = options;
+        this.family = family;
         String name = NAME + "-" + context.name() + "-rank-" + context.rank();
         resources = new GpuResources(device, options, name);
         watchdog = new Watchdog(name, new Members());
@@ -121,7 +125,11 @@ public final class NcclBackend extends Backend {
                         this::connect,
                         verification == null ? null : verification::collective,
                         listener);
-        channels = new Channels(context, resources, options, listener);
+        channels = new Channels(context, resources, options, listener, this::met);
+    }
+
+    private synchronized void met(int rank, byte[] process) {
+        peers = peers.with(rank, process);
     }
 
     /**
@@ -136,7 +144,9 @@ public final class NcclBackend extends Backend {
         requireNccl();
         Optional<Device> given = options.device(context);
         Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
-        NcclBackend backend = new NcclBackend(context, options, device);
+        Set<NcclBackend> family = ConcurrentHashMap.newKeySet();
+        NcclBackend backend = new NcclBackend(context, options, device, family);
+        family.add(backend);
         return given.isPresent() ? backend.connected() : backend;
     }
 
@@ -157,6 +167,7 @@ public final class NcclBackend extends Backend {
             BoundedCall.run(
                     "creating the communicator of group '" + context.name() + "'",
                     options.timeout().plus(CONNECT_PATIENCE),
+                    () -> peers.dead(),
                     () -> {
                         lane.connect();
                         return true;
@@ -171,7 +182,10 @@ public final class NcclBackend extends Backend {
     /** Creates the group's communicator, with all ranks. */
     private NcclCommunicator connect() {
         boolean first = context.rank() == 0;
-        peers = Peers.of(context.exchange("nccl-process", Peers.own()));
+        Peers all = Peers.of(context.exchange("nccl-process", Peers.own()));
+        synchronized (this) {
+            peers = all;
+        }
         byte[] id = first ? NcclCommunicator.uniqueId() : new byte[0];
         List<byte[]> ids = context.exchange("nccl", id);
         return NcclCommunicator.create(
@@ -186,11 +200,17 @@ public final class NcclBackend extends Backend {
     public Optional<Backend> split(GroupContext child, int color, List<Integer> members) {
         int key = members.indexOf(context.rank());
         int own = child == null ? -1 : color;
-        NcclCommunicator part = lane.split(own, key, options.config(), options.timeout());
+        NcclCommunicator part =
+                lane.split(own, key, options.config(), options.timeout(), () -> peers.dead());
         if (child == null) {
             return Optional.empty();
         }
-        NcclBackend backend = new NcclBackend(child, options, resources.device());
+        Set<NcclBackend> relatives =
+                Boolean.TRUE.equals(options.config().splitShare())
+                        ? family
+                        : ConcurrentHashMap.newKeySet();
+        NcclBackend backend = new NcclBackend(child, options, resources.device(), relatives);
+        relatives.add(backend);
         backend.lane.adopt(part);
         backend.peers = peers.subset(members);
         return Optional.of(backend);
@@ -352,6 +372,7 @@ public final class NcclBackend extends Backend {
         NcclWork work = new NcclWork(where, operation, call, result, peer);
         watchdog.add(work);
         try {
+            lane.checkUsable(operation); // Messages fail with the group, to new peers as well.
             where.issue(work);
             return work;
         } catch (RuntimeException e) {
@@ -406,6 +427,25 @@ public final class NcclBackend extends Backend {
             watchdog.fail(failed == lane ? lanes() : List.of(failed), reason);
         }
 
+        /** NCCL has one flag for aborting communicators that share resources. */
+        @Override
+        public void broken(Lane broken, CollectiveException reason) {
+            if (broken != lane) {
+                return;
+            }
+            for (NcclBackend relative : family) {
+                if (relative != NcclBackend.this) {
+                    relative.breakWith(
+                            new CollectiveException(
+                                    "group '"
+                                            + context.name()
+                                            + "', with which it shares resources of NCCL, failed: "
+                                            + reason.getMessage(),
+                                    reason));
+                }
+            }
+        }
+
         @Override
         public void refused(NcclWork work, CollectiveException reason) {
             if (watchdog.remove(work) && work.seal(reason)) {
@@ -430,6 +470,7 @@ public final class NcclBackend extends Backend {
                             "this rank destroyed the group '" + context.name() + "'"));
         }
         watchdog.close();
+        family.remove(this);
         Disposal.run(
                 "what NCCL holds for group '" + context.name() + "'",
                 () -> {

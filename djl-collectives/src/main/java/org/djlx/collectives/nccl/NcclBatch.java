@@ -9,7 +9,6 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.nativeops.NcclException;
 import org.djlx.nativeops.NcclGroup;
 
 /**
@@ -36,19 +35,25 @@ public final class NcclBatch {
 
     private final Map<Lane, List<NcclWork>> works = new LinkedHashMap<>();
     private int depth;
+    private Throwable failure; // of the calls
 
     private NcclBatch() {}
 
     /**
      * Runs calls as a batch.
      *
-     * @param calls issue operations, of any ranks and groups of this JVM; they must not wait
+     * @param calls issue operations, of any ranks and groups of this JVM; they must not wait. What
+     *     they throw is passed on; what they have issued in this batch until then is not started,
+     *     and breaks its groups, as other ranks may have started theirs
      * @throws CollectiveException if the operations cannot be started, which breaks their groups
      */
     public static void run(Runnable calls) {
         begin();
         try {
             calls.run();
+        } catch (RuntimeException | Error e) {
+            CURRENT.get().failure = e;
+            throw e;
         } finally {
             end();
         }
@@ -83,19 +88,27 @@ public final class NcclBatch {
     }
 
     private void launch() {
+        if (failure != null) {
+            works.keySet().forEach(lane -> lane.fail(reason(failure)));
+            return;
+        }
         works.entrySet().removeIf(entry -> !entry.getKey().own(entry.getValue()));
         if (works.isEmpty()) {
             return;
         }
         try {
             NcclGroup.run(() -> works.forEach(Lane::launch));
-        } catch (NcclException | IllegalStateException e) {
-            CollectiveException reason =
-                    new CollectiveException("a batch could not be started: " + e.getMessage(), e);
+        } catch (RuntimeException | Error e) {
+            CollectiveException reason = reason(e);
             works.keySet().forEach(lane -> lane.fail(reason));
+            works.keySet().forEach(lane -> lane.release(List.of()));
             throw reason;
-        } finally {
-            works.forEach(Lane::release);
         }
+        works.forEach(Lane::release);
+    }
+
+    private static CollectiveException reason(Throwable cause) {
+        return new CollectiveException(
+                "a batch could not be started: " + cause.getMessage(), cause);
     }
 }

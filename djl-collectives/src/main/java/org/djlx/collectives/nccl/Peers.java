@@ -43,12 +43,22 @@ final class Peers {
     static Peers of(List<byte[]> told) {
         List<Peer> peers = new ArrayList<>();
         for (int rank = 0; rank < told.size(); rank++) {
-            String[] fields = new String(told.get(rank), StandardCharsets.UTF_8).split(" ");
-            peers.add(
-                    new Peer(
-                            rank, fields[0], Long.parseLong(fields[1]), Long.parseLong(fields[2])));
+            peers.add(peer(rank, told.get(rank)));
         }
         return new Peers(peers);
+    }
+
+    /** Returns these and a rank that told about itself. */
+    Peers with(int rank, byte[] told) {
+        List<Peer> more = new ArrayList<>(peers);
+        more.removeIf(peer -> peer.rank() == rank);
+        more.add(peer(rank, told));
+        return new Peers(more);
+    }
+
+    private static Peer peer(int rank, byte[] told) {
+        String[] fields = new String(told, StandardCharsets.UTF_8).split(" ");
+        return new Peer(rank, fields[0], Long.parseLong(fields[1]), Long.parseLong(fields[2]));
     }
 
     /** Returns those of some ranks, numbered anew. */

@@ -125,6 +125,56 @@ class NcclBackendTest {
     }
 
     @Test
+    void aBatchWhoseCallsFailBreaksItsGroups() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        assertWorks(groups);
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            List<Work> works = new ArrayList<>();
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () ->
+                            NcclBatch.run(
+                                    () -> {
+                                        works.add(groups.get(0).allReduce(tensor, ReduceOp.SUM));
+                                        groups.get(1).allReduce(null, ReduceOp.SUM);
+                                    }));
+            String message =
+                    assertThrows(CollectiveException.class, works.get(0)::await).getMessage();
+            assertTrue(message.contains("a batch could not be started"), message);
+            assertThrows(CollectiveException.class, groups.get(0)::barrier);
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    /** An abort ends what is under way on all of them, which must not look as if it went well. */
+    @Test
+    void groupsThatShareResourcesFailTogether() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()).optSplitShare(true));
+        List<ProcessGroup> children = ProcessGroups.run(groups, group -> group.split(0, 0));
+        assertWorks(children);
+        ProcessGroup child = children.get(0);
+        try (NDManager manager = NDManager.newBaseManager(child.device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            Work work = child.withTimeout(Duration.ofMillis(400)).allReduce(tensor, ReduceOp.SUM);
+            assertThrows(CollectiveTimeoutException.class, work::await);
+            String message =
+                    assertThrows(CollectiveException.class, groups.get(0)::barrier).getMessage();
+            assertTrue(message.contains("shares resources"), message);
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void leastBlocksCanBeSetAlone() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()).optMinCtas(2));
+        assertWorks(groups);
+        destroy(groups);
+    }
+
+    @Test
     void timeoutBreaksTheGroupAndANewOneWorks() {
         for (boolean eager : new boolean[] {true, false}) {
             List<ProcessGroup> groups = groups(eager ? options().optDevices(devices()) : options());
