@@ -11,8 +11,9 @@ import java.util.concurrent.TimeUnit;
 import org.djlx.collectives.RankProcesses;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
-import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Peers that die. */
 @Tag("gpu")
@@ -24,10 +25,11 @@ class NcclFailureTest {
         NcclCases.require(2);
     }
 
-    /** Its process is killed while the other's GPU waits for it in an all-reduce. */
-    @Test
-    void killedPeerIsNoticed() throws InterruptedException {
-        try (RankProcesses ranks = new RankProcesses(2, NcclVictimMain.class)) {
+    /** Its process is killed while the other's GPU waits for it. */
+    @ParameterizedTest
+    @ValueSource(strings = {"collectives", "messages"})
+    void killedPeerIsNoticed(String operations) throws InterruptedException {
+        try (RankProcesses ranks = new RankProcesses(2, NcclVictimMain.class, operations)) {
             for (int rank = 0; rank < 2; rank++) {
                 while (!ranks.output(rank).contains("ready")) {
                     assertTrue(ranks.process(rank).isAlive(), ranks.output(rank));

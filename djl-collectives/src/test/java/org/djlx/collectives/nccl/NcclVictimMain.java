@@ -26,12 +26,13 @@ public final class NcclVictimMain {
         ProcessGroup group = ProcessGroups.init("nccl", options);
         try (NDManager manager = NDManager.newBaseManager(group.device())) {
             NDArray tensor = manager.ones(new Shape(1 << 20));
-            group.allReduce(tensor, ReduceOp.SUM).await();
+            boolean messages = args[0].equals("messages");
+            operation(group, tensor, messages).await();
             if (group.rank() == 1) {
                 System.out.println("ready");
                 LockSupport.park();
             }
-            Work work = group.allReduce(tensor, ReduceOp.SUM);
+            Work work = operation(group, tensor, messages);
             System.out.println("ready");
             try {
                 work.await();
@@ -44,6 +45,13 @@ public final class NcclVictimMain {
             System.out.println("destroyed in " + (System.nanoTime() - start) / 1_000_000 + " ms");
             goOn(manager, options);
         }
+    }
+
+    private static Work operation(ProcessGroup group, NDArray tensor, boolean message) {
+        if (!message) {
+            return group.allReduce(tensor, ReduceOp.SUM);
+        }
+        return group.rank() == 0 ? group.recv(tensor, 1, 0) : group.send(tensor, 0, 0);
     }
 
     /** A group of the survivor alone, on the same GPU. */
