@@ -10,12 +10,14 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -25,6 +27,7 @@ import org.djlx.collectives.cudap2p.CudaP2pOptions;
 import org.djlx.collectives.cudap2p.P2pRanks;
 import org.djlx.collectives.cudap2p.Replays;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaGraph;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.ScalarType;
@@ -152,6 +155,58 @@ class FusedOpsGpuTest {
                                 new Shape(16L * worldSize, k),
                                 a -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group),
                                 (value, ranks) -> k * (ranks * value + ranks * (ranks - 1) / 2.0));
+                    }
+                });
+    }
+
+    /** What its launches wait for in vain ends at the timeout, and that breaks the group. */
+    @Test
+    void graphThatOneRankReplaysAlone() {
+        run(
+                8 << 20,
+                group -> {
+                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(2));
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+                            CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream stream = CudaStream.create(device)) {
+                        NDArray a = manager.ones(new Shape(16, 64));
+                        List<NDArray> b = List.of(manager.ones(new Shape(64, 32)));
+                        device.synchronize();
+                        CudaStreamGuard guard =
+                                Torch.cudaStreamGuard(group.device(), stream.handle());
+                        Runnable operator =
+                                () ->
+                                        FusedOps.allGatherMatmul(a, b, 0, group, false)
+                                                .outputs()
+                                                .get(0)
+                                                .close();
+                        try {
+                            for (int i = 0; i < 3; i++) {
+                                operator.run();
+                            }
+                            stream.synchronize();
+                            try (CudaGraph graph =
+                                    CudaGraph.capture(
+                                            stream,
+                                            () ->
+                                                    FusedOps.allGatherMatmul(
+                                                            a, b, 0, hasty, false))) {
+                                for (int i = 0; i < 5 && group.rank() == 0; i++) {
+                                    graph.launch(stream);
+                                }
+                                stream.synchronize();
+                                assertThrows(
+                                        CollectiveException.class,
+                                        () -> {
+                                            while (true) {
+                                                operator.run();
+                                                stream.synchronize();
+                                            }
+                                        });
+                            }
+                        } finally {
+                            guard.close();
+                        }
                     }
                 });
     }

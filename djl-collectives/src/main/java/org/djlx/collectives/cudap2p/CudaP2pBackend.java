@@ -14,6 +14,7 @@ import java.util.function.LongConsumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
@@ -66,12 +67,7 @@ final class CudaP2pBackend extends Backend {
         name = context.name();
         worldSize = context.worldSize();
         device = CudaDevice.open(nccl.device());
-        P2pRegion.Mapped mapped =
-                P2pRegion.map(
-                        context,
-                        new RegionLayout(options, worldSize),
-                        device,
-                        options.isSharedGpus());
+        P2pRegion.Mapped mapped = P2pRegion.map(context, options, device);
         P2pRegion region = mapped.region();
         String problem = mapped.problem();
         Kernels kernels = new Kernels();
@@ -79,6 +75,20 @@ final class CudaP2pBackend extends Backend {
             problem =
                     P2pRegion.agree(
                             context, "p2p-kernels", () -> kernels.load(region, device, context));
+        }
+        HostSync joined = null;
+        if (problem == null) {
+            try {
+                joined = HostSync.join(context);
+            } catch (RuntimeException e) {
+                boolean same = e instanceof CollectiveException; // on all ranks
+                if (!same || e instanceof CollectiveTimeoutException) {
+                    kernels.close();
+                    region.close();
+                    throw e;
+                }
+                problem = "the ranks cannot share memory of the host: " + e.getMessage();
+            }
         }
         if (problem != null) {
             kernels.close();
@@ -97,12 +107,13 @@ final class CudaP2pBackend extends Backend {
             return;
         }
         allReduce = kernels.allReduce;
+        hosts = joined;
         try {
             topology = options.topology().orElseGet(() -> region.topology(context));
-            hosts = HostSync.join(context);
         } catch (RuntimeException e) {
             kernels.close();
             region.close();
+            hosts.close();
             throw e;
         }
         CurrentStreams currentStreams = new CurrentStreams(device);
@@ -402,6 +413,7 @@ final class CudaP2pBackend extends Backend {
         }
         closed = true;
         if (line != null) {
+            buffers.end();
             line.stop();
         }
         nccl.close();

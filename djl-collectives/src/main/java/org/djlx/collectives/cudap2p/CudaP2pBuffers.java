@@ -7,6 +7,7 @@ package org.djlx.collectives.cudap2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.BitSet;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.gpu.CurrentStreams;
@@ -39,6 +40,8 @@ public final class CudaP2pBuffers extends P2pBuffers {
     private int epochBefore; // when the operation under way began
     private int barriersBefore;
     private Runnable capturedBarrier; // what a barrier is in a graph; null if none is recorded
+    private final BitSet capturedChannels = new BitSet(); // on which what is recorded waits
+    private volatile boolean destroyed;
 
     CudaP2pBuffers(
             P2pRegion region,
@@ -99,6 +102,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
      * @return the stream, not to be closed
      */
     public CudaStream currentStream() {
+        requireUsable();
         return currentStreams.get();
     }
 
@@ -141,8 +145,8 @@ public final class CudaP2pBuffers extends P2pBuffers {
 
     /**
      * Records an operation. What a graph replays has the same numbers each time: its signals are on
-     * a channel of their own, raised to 1 and lowered when all have come, and barriers before it
-     * and behind it keep it apart from everything else that uses the buffers.
+     * channels of their own, raised to 1 and lowered when all have come, and barriers before it and
+     * behind it keep it apart from everything else that uses the buffers.
      *
      * @param stream the stream that is recorded
      * @param barrier enqueues a barrier that can be replayed
@@ -150,21 +154,44 @@ public final class CudaP2pBuffers extends P2pBuffers {
      */
     void capture(CudaStream stream, Runnable barrier, Runnable body) {
         capturedBarrier = barrier;
+        capturedChannels.clear();
         try {
             barrier.run();
             body.run();
-            for (int peer = 0; peer < region.ranks(); peer++) {
-                long word = region.layout().signal(RegionLayout.CAPTURED, peer);
-                stream.writeValue32(region.address(rank) + word, 0);
-            }
+            capturedChannels.stream().forEach(channel -> lower(stream, row(channel)));
             barrier.run();
         } finally {
             capturedBarrier = null;
         }
     }
 
+    private void lower(CudaStream stream, int row) {
+        for (int peer = 0; peer < region.ranks(); peer++) {
+            long word = region.layout().signal(row, peer);
+            stream.writeValue32(region.address(rank) + word, 0);
+        }
+    }
+
+    /** Where the signals of a channel are. */
+    private int row(int channel) {
+        return isCapturing() ? RegionLayout.CAPTURED + channel : channel;
+    }
+
+    /** From now on, methods throw. */
+    void end() {
+        destroyed = true;
+    }
+
+    private void requireUsable() {
+        if (destroyed) {
+            throw new IllegalStateException(
+                    "the group of these P2P buffers has been destroyed; get those of another");
+        }
+    }
+
     @Override
     protected NDArray view(NDManager manager, int peer, Shape shape, ScalarType type, long offset) {
+        requireUsable();
         return Torch.view(
                 manager, region.memory(peer), region.layout().buffer() + offset, shape, type);
     }
@@ -189,6 +216,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
      * @throws IllegalArgumentException if the array does not fit into the buffer and the heap
      */
     public void put(CudaStream stream, int peer, long offset, NDArray source) {
+        requireUsable();
         long byteSize = byteSize(source);
         checkRange(peer, offset, byteSize);
         stream.copyAsync(
@@ -206,13 +234,14 @@ public final class CudaP2pBuffers extends P2pBuffers {
      * @param value the word's new value
      */
     public void putSignal(CudaStream stream, int peer, int channel, int value) {
+        requireUsable();
         checkRank(peer);
         checkChannel(channel);
-        raise(stream, peer, isCapturing() ? RegionLayout.CAPTURED : channel, value);
+        raise(stream, peer, row(channel), value);
     }
 
-    private void raise(CudaStream stream, int peer, int channel, int value) {
-        stream.writeValue32(region.address(peer) + region.layout().signal(channel, rank), value);
+    private void raise(CudaStream stream, int peer, int row, int value) {
+        stream.writeValue32(region.address(peer) + region.layout().signal(row, rank), value);
     }
 
     /**
@@ -224,13 +253,17 @@ public final class CudaP2pBuffers extends P2pBuffers {
      * @param value the value to wait for
      */
     public void waitSignal(CudaStream stream, int peer, int channel, int value) {
+        requireUsable();
         checkRank(peer);
         checkChannel(channel);
-        await(stream, peer, isCapturing() ? RegionLayout.CAPTURED : channel, value);
+        if (isCapturing()) {
+            capturedChannels.set(channel);
+        }
+        await(stream, peer, row(channel), value);
     }
 
-    private void await(CudaStream stream, int peer, int channel, int value) {
-        stream.waitValue32(region.address(rank) + region.layout().signal(channel, peer), value);
+    private void await(CudaStream stream, int peer, int row, int value) {
+        stream.waitValue32(region.address(rank) + region.layout().signal(row, peer), value);
     }
 
     @Override
@@ -257,6 +290,7 @@ public final class CudaP2pBuffers extends P2pBuffers {
 
     @Override
     public void intraNodeBarrier(Operation operation) {
+        requireUsable();
         if (isCapturing()) {
             awaitAgreement(operation);
             capturedBarrier.run();
@@ -277,10 +311,10 @@ public final class CudaP2pBuffers extends P2pBuffers {
      * Lets all streams go on that wait for signals, as the ranks that would raise them are gone.
      */
     void release() {
-        for (int channel = 0; channel <= RegionLayout.CAPTURED; channel++) {
-            int last = channel == RegionLayout.BARRIER ? barriers : epoch;
+        for (int row = 0; row < RegionLayout.ROWS; row++) {
+            int last = row == RegionLayout.BARRIER ? barriers : epoch;
             for (int peer = 0; peer < region.ranks(); peer++) {
-                long word = region.address(rank) + region.layout().signal(channel, peer);
+                long word = region.address(rank) + region.layout().signal(row, peer);
                 releaser.writeValue32(word, last + 1);
             }
         }

@@ -21,13 +21,17 @@ import org.djlx.nativeops.GpuTopology;
  * All ranks record it, and launch their graphs equally often. A launch waits for those of the other
  * ranks, and in one process the driver may wait for that: so let a rank first do once without a
  * graph whatever it does between launches, and let the ranks wait for each other on the host
- * between recording and the first launch. A launch that waits in vain for the group's timeout gives
- * wrong results, and breaks the group: the next call throws.
+ * between recording and the first launch. Graphs, and operations outside of graphs, are not ordered
+ * with each other: launch them on one stream, or order the streams, and none any more once the
+ * group is destroyed. A launch that waits in vain for the group's timeout gives wrong results, and
+ * breaks the group: the next call throws.
  */
 public final class CudaP2pOptions extends BackendOptions {
 
     /** The size of a rank's P2P buffer unless told otherwise: 256 MiB. */
     public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
+
+    private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
 
     private final long bufferSize;
     private final long heapSize;
@@ -102,6 +106,19 @@ public final class CudaP2pOptions extends BackendOptions {
         return Optional.ofNullable(topology);
     }
 
+    /** All that must be the same on all ranks. */
+    String common() {
+        return String.format(
+                "a buffer of %d bytes, a heap of %d, one-shot up to %d, two-shot up to %d, topology"
+                        + " %s%s",
+                bufferSize,
+                heapSize,
+                oneShotBytes,
+                twoShotBytes,
+                topology == null ? "from NVML" : topology,
+                sharedGpus ? ", shared GPUs" : "");
+    }
+
     /**
      * Tells whether ranks may share a GPU.
      *
@@ -140,10 +157,7 @@ public final class CudaP2pOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optBufferSize(long bytes) {
-            if (bytes < 0) {
-                throw new IllegalArgumentException("the buffer size is negative: " + bytes);
-            }
-            this.bufferSize = bytes;
+            this.bufferSize = requireSize("the buffer size", bytes);
             return this;
         }
 
@@ -155,10 +169,7 @@ public final class CudaP2pOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optHeapSize(long bytes) {
-            if (bytes < 0) {
-                throw new IllegalArgumentException("the heap size is negative: " + bytes);
-            }
-            this.heapSize = bytes;
+            this.heapSize = requireSize("the heap size", bytes);
             return this;
         }
 
@@ -182,7 +193,7 @@ public final class CudaP2pOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optOneShotBytes(long bytes) {
-            this.oneShotBytes = requireNotNegative(bytes);
+            this.oneShotBytes = requireSize("the largest one-shot size", bytes);
             return this;
         }
 
@@ -193,13 +204,14 @@ public final class CudaP2pOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optTwoShotBytes(long bytes) {
-            this.twoShotBytes = requireNotNegative(bytes);
+            this.twoShotBytes = requireSize("the largest two-shot size", bytes);
             return this;
         }
 
-        private static long requireNotNegative(long bytes) {
-            if (bytes < 0) {
-                throw new IllegalArgumentException("the size is negative: " + bytes);
+        private static long requireSize(String what, long bytes) {
+            if (bytes < 0 || bytes > MAX_SIZE) {
+                throw new IllegalArgumentException(
+                        what + " must be from 0 to " + MAX_SIZE + " bytes: " + bytes);
             }
             return bytes;
         }

@@ -21,8 +21,11 @@ import org.djlx.collectives.gpu.Watchdog;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * Runs the operations that need no NCCL on the callers' current streams, one after the other
@@ -32,6 +35,8 @@ final class P2pLine implements Watchdog.Line {
 
     // Reads files for each rank, at leisure.
     private static final long LOOK_NANOS = 100_000_000;
+    private static final long RELEASE_MILLIS = 5;
+    private static final Logger logger = LoggerFactory.getLogger(P2pLine.class);
 
     private final GroupContext context;
     private final CudaDevice device;
@@ -45,7 +50,9 @@ final class P2pLine implements Watchdog.Line {
     private final CurrentStreams currentStreams;
     private final CudaEvent last; // behind the operation before
     private final Watchdog watchdog;
-    private Replays replays; // once an operation is in a graph
+    private volatile Replays replays; // once an operation is in a graph
+    private Thread releaser; // guarded by this
+    private volatile boolean freed;
     private long looked = System.nanoTime(); // for dead peers
     private volatile CollectiveException broken;
 
@@ -188,6 +195,7 @@ final class P2pLine implements Watchdog.Line {
         try {
             attempt(operation, current, body);
         } catch (CollectiveMismatchException e) {
+            last.record(current); // The next one comes behind what was enqueued all the same.
             work.fail(e);
             return work;
         } catch (RuntimeException e) {
@@ -280,11 +288,40 @@ final class P2pLine implements Watchdog.Line {
 
     @Override
     public void abort() {
-        allReduce.stop();
-        buffers.release();
+        release();
         // What waits for it may be NCCL's, whose abort waits for that.
         onBreak.accept(broken);
         device.synchronize();
+    }
+
+    /**
+     * Lets everything go on that waits for other ranks, now and until the group is freed: what
+     * graphs replay waits anew each time.
+     */
+    private void release() {
+        allReduce.stop();
+        buffers.release();
+        synchronized (this) {
+            if (replays == null || releaser != null) {
+                return;
+            }
+            releaser = new Thread(this::releaseOn, "cuda_p2p-release-" + context.name());
+            releaser.setDaemon(true);
+            releaser.start();
+        }
+    }
+
+    private void releaseOn() {
+        try {
+            while (!freed) {
+                buffers.release();
+                Thread.sleep(RELEASE_MILLIS);
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        } catch (CudaException e) {
+            logger.debug("group '{}': the GPU is lost", context.name(), e);
+        }
     }
 
     /** Makes the host's waits for other ranks fail; any thread may call it. */
@@ -305,20 +342,34 @@ final class P2pLine implements Watchdog.Line {
         }
         watchdog.close();
         if (replays != null) {
-            // Nobody knows what graphs still do.
-            allReduce.stop();
-            buffers.release();
+            release(); // Nobody knows what graphs still do.
         }
     }
 
     /** Frees everything, after {@link #stop}. */
     void close() {
         device.synchronize();
+        freed = true;
+        joinReleaser();
         allReduce.close();
         buffers.close();
         events.close();
         currentStreams.close();
         last.close();
         manager.close();
+    }
+
+    private void joinReleaser() {
+        Thread thread;
+        synchronized (this) {
+            thread = releaser;
+        }
+        try {
+            if (thread != null) {
+                thread.join();
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
     }
 }

@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
@@ -38,6 +39,8 @@ final class P2pRegion implements AutoCloseable {
     private static final Logger logger = LoggerFactory.getLogger(P2pRegion.class);
     private static final Gson GSON = new Gson();
     private static final List<P2pRegion> RETIRED = new ArrayList<>();
+    private static final long LOOK_MILLIS = 100;
+    private static final Duration FREE_PATIENCE = Duration.ofSeconds(5);
 
     private final RegionLayout layout;
     private final CudaDevice device;
@@ -57,8 +60,9 @@ final class P2pRegion implements AutoCloseable {
     }
 
     /** What a rank tells the others about itself. */
-    private static final class Card {
+    static final class Card {
         String problem;
+        String options; // that must be the same everywhere
         String host;
         long pid;
         int ordinal;
@@ -76,27 +80,28 @@ final class P2pRegion implements AutoCloseable {
      * Maps the memory of all ranks and probes every pair.
      *
      * @param context the group and the rank
-     * @param layout how it is divided
+     * @param options the options, which also tell how it is divided
      * @param device the rank's GPU
-     * @param sharedGpus whether ranks may be on one GPU
      */
-    static Mapped map(
-            GroupContext context, RegionLayout layout, CudaDevice device, boolean sharedGpus) {
+    static Mapped map(GroupContext context, CudaP2pOptions options, CudaDevice device) {
+        // All have left the groups before this one, so that the memory of those can be freed.
+        context.exchange("p2p-begin", new byte[0]);
         Disposal.run("P2P memory of groups before", P2pRegion::freeRetired);
         P2pRegion region = null;
         Card card = new Card();
+        card.options = options.common();
         try {
             if (context.worldSize() > RegionLayout.MAX_RANKS) {
                 throw new EngineException(
                         "P2P groups have at most " + RegionLayout.MAX_RANKS + " ranks");
             }
-            region = new P2pRegion(layout, device, context.rank());
+            region = allocate(context, options, device);
             region.clear();
             region.fill(card);
         } catch (RuntimeException | LinkageError e) {
             card.problem = e.toString();
         }
-        String problem = firstProblem(region, context, card, sharedGpus);
+        String problem = firstProblem(region, context, card, options.isSharedGpus());
         if (problem == null) {
             return new Mapped(region, null);
         }
@@ -104,6 +109,19 @@ final class P2pRegion implements AutoCloseable {
             region.close();
         }
         return new Mapped(null, problem);
+    }
+
+    private static P2pRegion allocate(
+            GroupContext context, CudaP2pOptions options, CudaDevice device) {
+        RegionLayout layout = new RegionLayout(options, context.worldSize());
+        try {
+            return new P2pRegion(layout, device, context.rank());
+        } catch (CudaException e) {
+            // Maybe groups before this one are still being freed.
+            Disposal.await(FREE_PATIENCE);
+            freeRetired();
+            return new P2pRegion(layout, device, context.rank());
+        }
     }
 
     private static String firstProblem(
@@ -142,7 +160,7 @@ final class P2pRegion implements AutoCloseable {
     }
 
     /** What speaks against P2P in what the ranks said; everybody finds the same. */
-    private static String describe(List<Card> cards, boolean sharedGpus) {
+    static String describe(List<Card> cards, boolean sharedGpus) {
         for (int rank = 0; rank < cards.size(); rank++) {
             Card card = cards.get(rank);
             if (card.problem != null) {
@@ -151,8 +169,10 @@ final class P2pRegion implements AutoCloseable {
             if (!card.host.equals(cards.get(0).host)) {
                 return "rank 0 and rank " + rank + " are on different hosts";
             }
-            if (card.byteSize != cards.get(0).byteSize) {
-                return "rank 0 and rank " + rank + " have different options";
+            if (!card.options.equals(cards.get(0).options)) {
+                return String.format(
+                        "rank 0 and rank %d have different options: %s; and %s",
+                        rank, cards.get(0).options, card.options);
             }
             for (int other = 0; other < rank && !sharedGpus; other++) {
                 if (card.bus.equals(cards.get(other).bus)) {
@@ -339,19 +359,41 @@ final class P2pRegion implements AutoCloseable {
         hosts.leave();
         synchronized (RETIRED) {
             RETIRED.add(this);
+            if (RETIRED.size() == 1) {
+                Thread thread = new Thread(P2pRegion::freeInTime, "cuda_p2p-free");
+                thread.setDaemon(true);
+                thread.start();
+            }
         }
         freeRetired();
     }
 
-    private static void freeRetired() {
+    /** Frees what other processes have yet to leave; ends when nothing is left to free. */
+    private static void freeInTime() {
+        try {
+            do {
+                Thread.sleep(LOOK_MILLIS);
+            } while (!freeRetired());
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** Returns whether nothing is left. */
+    private static boolean freeRetired() {
         synchronized (RETIRED) {
             List<P2pRegion> unused =
                     RETIRED.stream().filter(region -> region.hosts.isAlone()).toList();
             RETIRED.removeAll(unused);
             for (P2pRegion region : unused) {
-                region.own.close();
-                region.hosts.close();
+                try {
+                    region.own.close();
+                    region.hosts.close();
+                } catch (RuntimeException e) {
+                    logger.warn("P2P memory cannot be freed", e);
+                }
             }
+            return RETIRED.isEmpty();
         }
     }
 

@@ -5,11 +5,13 @@
 package org.djlx.collectives.cudap2p;
 
 import ai.djl.ndarray.NDArray;
+import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Reductions;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaKernel;
 import org.djlx.nativeops.CudaModule;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.KernelArguments;
@@ -35,9 +37,12 @@ public final class RankOrderReducer {
                     ScalarType.BFLOAT16, "reduce_bfloat16");
 
     private final CudaModule module;
+    private final Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);
 
     RankOrderReducer(CudaDevice device, KernelCompiler compiler) {
         module = compiler.load(device, KernelSource.ofResource(NativeLibrary.class, "reduce.cu"));
+        // Loaded now: later, streams may wait for other ranks, and loading for the streams.
+        KERNELS.forEach((type, name) -> kernels.put(type, module.kernel(name)));
     }
 
     /**
@@ -50,7 +55,7 @@ public final class RankOrderReducer {
      */
     public void reduce(CudaStream stream, NDArray out, List<NDArray> parts, ReduceOp op) {
         ScalarType type = Torch.scalarType(out);
-        String kernel = KERNELS.get(type);
+        CudaKernel kernel = kernels.get(type);
         long count = out.getShape().size();
         if (count == 0) {
             return;
@@ -71,7 +76,7 @@ public final class RankOrderReducer {
                         .add(count)
                         .add(parts.size())
                         .add(op == ReduceOp.AVG ? (float) parts.size() : 1f);
-        module.kernel(kernel).launch(stream, LaunchSize.of(blocks, THREADS), arguments);
+        kernel.launch(stream, LaunchSize.of(blocks, THREADS), arguments);
     }
 
     void close() {

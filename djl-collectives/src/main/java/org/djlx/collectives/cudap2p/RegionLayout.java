@@ -19,7 +19,8 @@ final class RegionLayout {
     static final int MAX_RANKS = 8;
     static final int CHANNELS = 8;
     static final int BARRIER = CHANNELS; // a channel of signals for barriers, behind the others
-    static final int CAPTURED = CHANNELS + 1; // and one for operations in graphs
+    static final int CAPTURED = CHANNELS + 1; // and the first of those for operations in graphs
+    static final int ROWS = CAPTURED + CHANNELS;
 
     // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
     private static final long CONTROL = 8192;
@@ -44,7 +45,7 @@ final class RegionLayout {
                         (worldSize + 1) * meshSlot(),
                         worldSize * twoShotSlot + worldSize * twoShotSlot);
         signals = CONTROL + 2 * half;
-        buffer = align(signals + (CHANNELS + 3) * MAX_RANKS * LINE);
+        buffer = align(signals + (ROWS + 1) * MAX_RANKS * LINE); // the last is for probes
         bufferSize = options.bufferSize();
         heapSize = options.heapSize();
     }
@@ -78,7 +79,7 @@ final class RegionLayout {
     }
 
     long probe(int source) {
-        return signal(CHANNELS + 2, source);
+        return signal(ROWS, source);
     }
 
     long buffer() {

@@ -21,6 +21,7 @@ import java.util.function.BiConsumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.Operation;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -278,6 +279,35 @@ class CudaP2pThreadsTest {
                         } finally {
                             guard.close();
                         }
+                    }
+                });
+    }
+
+    @Test
+    void buffersOfADestroyedGroupAreAnError() {
+        run(
+                P2pRanks.options().optHeapSize(1 << 20),
+                (group, manager) -> {
+                    CudaP2pBuffers buffers = (CudaP2pBuffers) group.p2pBuffers().orElseThrow();
+                    NDArray array = manager.ones(new Shape(1));
+                    Shape shape = new Shape(1);
+                    int rank = group.rank();
+                    group.destroy();
+                    for (Executable call :
+                            List.<Executable>of(
+                                    () ->
+                                            buffers.p2pBuffer(
+                                                    manager, rank, shape, ScalarType.INT8, 0),
+                                    () ->
+                                            buffers.allocator()
+                                                    .allocate(manager, shape, ScalarType.INT8),
+                                    () -> buffers.put(null, 0, 0, array),
+                                    () -> buffers.putSignal(0, 0, 1),
+                                    () -> buffers.waitSignal((Operation) null, 0, 0, 1),
+                                    () -> buffers.intraNodeBarrier(null))) {
+                        String message =
+                                assertThrows(IllegalStateException.class, call).getMessage();
+                        assertTrue(message.contains("destroyed"), message);
                     }
                 });
     }

@@ -14,6 +14,8 @@ import ai.djl.ndarray.types.Shape;
 import java.util.Random;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BiConsumer;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -26,6 +28,7 @@ import org.djlx.collectives.Work;
 public final class Survivors {
 
     private static final int VICTIM = 1;
+    private static final Pattern FAILED = Pattern.compile("failed after (\\d+) ms");
 
     private Survivors() {}
 
@@ -101,7 +104,10 @@ public final class Survivors {
                     String output = ranks.output(rank);
                     assertTrue(ended, output);
                     assertEquals(0, ranks.process(rank).exitValue(), output);
-                    assertTrue(output.contains("failed after"), output);
+                    Matcher failed = FAILED.matcher(output);
+                    assertTrue(failed.find(), output);
+                    // Long before the timeout, that is: the death is noticed.
+                    assertTrue(Integer.parseInt(failed.group(1)) < 20_000, output);
                     assertTrue(output.contains("goes on"), output);
                 }
             }
