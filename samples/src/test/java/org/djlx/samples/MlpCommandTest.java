@@ -133,6 +133,9 @@ class MlpCommandTest {
                 run("mlp", "--device", "gpu", "--ranks", ranks, "--dtype", dtype, "--text", text);
         assertEquals(0, code, () -> out + "\n" + err);
         assertTrue(out.toString().contains("PASSED"), out::toString);
+        if (ranks > 1) {
+            assertTrue(out.toString().contains("pipelined"), out::toString);
+        }
     }
 
     @Test

@@ -45,30 +45,36 @@ class NcclProcessesTest {
     @Test
     void contractOfCudaP2pOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
         GpuTests.require(2, NativeLibrary.NVRTC); // Sub-groups of one rank compile kernels.
-        runOnTwoHosts("cuda_p2p", logs);
+        String output = runOnTwoHosts("cuda_p2p", logs);
+        assertTrue(output.contains("'default' uses NCCL alone, for all ranks: rank 0 and"), output);
+        assertTrue(output.contains("are on different hosts"), output);
     }
 
     /** NCCL takes the halves of the GPUs for two hosts, which reach each other by sockets. */
-    private static void runOnTwoHosts(String backend, Path logs)
+    private static String runOnTwoHosts(String backend, Path logs)
             throws InterruptedException, IOException {
         int half = (CudaDevice.count() + 1) / 2;
-        run(
-                rank -> {
-                    Map<String, String> environment = new HashMap<>();
-                    environment.put("NCCL_HOSTID", "host-" + rank / half);
-                    environment.put("NCCL_SOCKET_IFNAME", "lo");
-                    environment.put("NCCL_IB_DISABLE", "1");
-                    environment.put("NCCL_DEBUG", "INFO");
-                    environment.put("NCCL_DEBUG_FILE", logs.resolve("rank-" + rank).toString());
-                    return environment;
-                },
-                backend,
-                "eager");
+        String output =
+                run(
+                        rank -> {
+                            Map<String, String> environment = new HashMap<>();
+                            environment.put("NCCL_HOSTID", "host-" + rank / half);
+                            environment.put("NCCL_SOCKET_IFNAME", "lo");
+                            environment.put("NCCL_IB_DISABLE", "1");
+                            environment.put("NCCL_DEBUG", "INFO");
+                            environment.put(
+                                    "NCCL_DEBUG_FILE", logs.resolve("rank-" + rank).toString());
+                            return environment;
+                        },
+                        backend,
+                        "eager");
         String log = Files.readString(logs.resolve("rank-0"));
         assertTrue(log.contains("via NET/Socket"), log);
+        return output;
     }
 
-    private static void run(
+    /** Returns what rank 0 printed. */
+    private static String run(
             IntFunction<Map<String, String>> environment, String backend, String mode)
             throws InterruptedException {
         int worldSize = CudaDevice.count();
@@ -81,6 +87,7 @@ class NcclProcessesTest {
                     assertTrue(output.contains("passed " + name + "\n"), output);
                 }
             }
+            return ranks.output(0);
         }
     }
 }
