@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
@@ -57,6 +58,15 @@ record OpCall(
         List<NDArray> results = new ArrayList<>();
         for (int rank = 0; rank < group.worldSize(); rank++) {
             results.add(result(input().getShape()));
+        }
+        return results;
+    }
+
+    /** Returns a result for each input, with its element type. */
+    List<NDArray> results(Function<NDArray, Shape> shape) {
+        List<NDArray> results = new ArrayList<>();
+        for (NDArray input : inputs) {
+            results.add(Torch.empty(manager, shape.apply(input), Torch.scalarType(input)));
         }
         return results;
     }

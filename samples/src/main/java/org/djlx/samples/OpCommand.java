@@ -35,10 +35,11 @@ import picocli.CommandLine.Spec;
                     + " the results as .npz. In the name of a file, {rank} stands for the rank.",
             "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
                     + " that process's rank.",
-            "scatter, reduceScatter and allToAll pass an array for each rank, the others one."
-                + " broadcast and scatter read on the root only. Results are named as numpy.savez"
-                + " does, arr_0 and so on; those of allGatherMatmul product_0 and so on, and"
-                + " gathered; that of matmulReduceScatter product.",
+            "scatter, reduceScatter and allToAll pass an array for each rank, coalesced operations"
+                + " as many as there are, the others one. broadcast and scatter read on the root"
+                + " only. Results are named as numpy.savez does, arr_0 and so on; those of"
+                + " allGatherMatmul product_0 and so on, and gathered; that of matmulReduceScatter"
+                + " product.",
             "Example: samples/run.sh op allGatherMatmul --ranks 2 --input a.npz --split 0 --b"
                     + " b-{rank}.npz --output out-{rank}.npz"
         })

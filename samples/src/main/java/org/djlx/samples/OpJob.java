@@ -70,7 +70,9 @@ record OpJob(
             return new Arrays(input.readParts(manager, rank, worldSize), bs);
         }
         List<NDArray> inputs = input.read(manager, rank, worldSize);
-        input.requireCount(inputs, operation.inputs(worldSize), rank);
+        if (!operation.readsSome() || inputs.isEmpty()) {
+            input.requireCount(inputs, operation.inputs(worldSize), rank);
+        }
         return new Arrays(inputs, bs);
     }
 

@@ -22,6 +22,13 @@ enum OpKind {
             return List.of(call.input());
         }
     },
+    allReduceCoalesced(Reads.SOME, Yields.EVERYWHERE, Takes.REDUCE) {
+        @Override
+        List<NDArray> run(OpCall call) {
+            call.group().allReduceCoalesced(call.inputs(), call.reduceOp()).await();
+            return call.inputs();
+        }
+    },
     reduce(Reads.ONE, Yields.ON_ROOT, Takes.REDUCE, Takes.ROOT) {
         @Override
         List<NDArray> run(OpCall call) {
@@ -49,9 +56,17 @@ enum OpKind {
     allGatherIntoTensor(Reads.ONE, Yields.EVERYWHERE) {
         @Override
         List<NDArray> run(OpCall call) {
-            NDArray output = call.result(gathered(call));
+            NDArray output = call.result(gathered(call, call.input()));
             call.group().allGatherIntoTensor(output, call.input()).await();
             return List.of(output);
+        }
+    },
+    allGatherCoalesced(Reads.SOME, Yields.EVERYWHERE) {
+        @Override
+        List<NDArray> run(OpCall call) {
+            List<NDArray> outputs = call.results(input -> gathered(call, input));
+            call.group().allGatherCoalesced(outputs, call.inputs()).await();
+            return outputs;
         }
     },
     gather(Reads.ONE, Yields.ON_ROOT, Takes.ROOT) {
@@ -82,9 +97,17 @@ enum OpKind {
     reduceScatterTensor(Reads.ONE, Yields.EVERYWHERE, Takes.REDUCE) {
         @Override
         List<NDArray> run(OpCall call) {
-            NDArray output = call.result(scattered(call, name()));
+            NDArray output = call.result(scattered(call, call.input(), name()));
             call.group().reduceScatterTensor(output, call.input(), call.reduceOp()).await();
             return List.of(output);
+        }
+    },
+    reduceScatterCoalesced(Reads.SOME, Yields.EVERYWHERE, Takes.REDUCE) {
+        @Override
+        List<NDArray> run(OpCall call) {
+            List<NDArray> outputs = call.results(input -> scattered(call, input, name()));
+            call.group().reduceScatterCoalesced(outputs, call.inputs(), call.reduceOp()).await();
+            return outputs;
         }
     },
     allToAll(Reads.ONE_PER_RANK, Yields.EVERYWHERE) {
@@ -143,7 +166,7 @@ enum OpKind {
     lowContentionAllGather(Reads.ONE, Yields.EVERYWHERE) {
         @Override
         List<NDArray> run(OpCall call) {
-            NDArray output = call.result(gathered(call));
+            NDArray output = call.result(gathered(call, call.input()));
             LowContention.allGather(call.group(), output, call.input()).await();
             return List.of(output);
         }
@@ -151,7 +174,7 @@ enum OpKind {
     lowContentionReduceScatter(Reads.ONE, Yields.EVERYWHERE, Takes.REDUCE) {
         @Override
         List<NDArray> run(OpCall call) {
-            NDArray output = call.result(scattered(call, name()));
+            NDArray output = call.result(scattered(call, call.input(), name()));
             LowContention.reduceScatter(call.group(), output, call.input(), call.reduceOp())
                     .await();
             return List.of(output);
@@ -163,6 +186,7 @@ enum OpKind {
         NOTHING,
         ONE,
         ONE_ON_ROOT,
+        SOME,
         ONE_PER_RANK,
         ONE_PER_RANK_ON_ROOT
     }
@@ -204,7 +228,12 @@ enum OpKind {
         return reads() && (!onRoot || rank == root);
     }
 
-    /** Returns how many arrays a rank that reads passes. */
+    /** Tells whether a rank passes as many arrays as it likes. */
+    boolean readsSome() {
+        return reads == Reads.SOME;
+    }
+
+    /** Returns how many arrays a rank that reads passes otherwise. */
     int inputs(int worldSize) {
         boolean perRank = reads == Reads.ONE_PER_RANK || reads == Reads.ONE_PER_RANK_ON_ROOT;
         return perRank ? worldSize : 1;
@@ -227,14 +256,14 @@ enum OpKind {
         return call.group().worldSize();
     }
 
-    private static Shape gathered(OpCall call) {
-        Shape shape = call.input().getShape();
+    private static Shape gathered(OpCall call, NDArray input) {
+        Shape shape = input.getShape();
         long rows = shape.dimension() == 0 ? 1 : shape.get(0);
         return withFirst(shape, Math.multiplyExact(rows, worldSize(call)));
     }
 
-    private static Shape scattered(OpCall call, String operation) {
-        Shape shape = call.input().getShape();
+    private static Shape scattered(OpCall call, NDArray input, String operation) {
+        Shape shape = input.getShape();
         if (shape.dimension() == 0 || shape.get(0) % worldSize(call) != 0) {
             throw new IllegalArgumentException(
                     String.format(

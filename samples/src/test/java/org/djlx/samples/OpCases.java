@@ -133,6 +133,54 @@ abstract class OpCases {
                 });
     }
 
+    /** Writes a file with two arrays of different shapes for each rank. */
+    private void writePairs(Shape first, Shape second) {
+        for (int rank = 0; rank < ranks; rank++) {
+            int self = rank;
+            write(
+                    "in-" + rank + ".npz",
+                    array(first, i -> value(self, i)),
+                    array(second, i -> value(self, i + 1)));
+        }
+    }
+
+    @Test
+    void allReduceCoalesced() {
+        writePairs(new Shape(2, 3), new Shape(4));
+        runs("allReduceCoalesced --input in-{rank}.npz --output out-{rank}.npz");
+        for (int rank = 0; rank < ranks; rank++) {
+            NDList results = read("out-" + rank + ".npz");
+            assertEquals(2, results.size());
+            check(results.get(0), new Shape(2, 3), this::sum);
+            check(results.get(1), new Shape(4), i -> sum(i + 1));
+        }
+    }
+
+    @Test
+    void allGatherCoalesced() {
+        writePairs(new Shape(2, 3), new Shape(4));
+        runs("allGatherCoalesced --input in-{rank}.npz --output out-{rank}.npz");
+        for (int rank = 0; rank < ranks; rank++) {
+            NDList results = read("out-" + rank + ".npz");
+            assertEquals(2, results.size());
+            check(results.get(0), new Shape(2L * ranks, 3), i -> value(i / 6, i % 6));
+            check(results.get(1), new Shape(4L * ranks), i -> value(i / 4, i % 4 + 1));
+        }
+    }
+
+    @Test
+    void reduceScatterCoalesced() {
+        writePairs(new Shape(2L * ranks, 3), new Shape(ranks));
+        runs("reduceScatterCoalesced --input in-{rank}.npz --output out-{rank}.npz");
+        for (int rank = 0; rank < ranks; rank++) {
+            int self = rank;
+            NDList results = read("out-" + rank + ".npz");
+            assertEquals(2, results.size());
+            check(results.get(0), new Shape(2, 3), i -> sum(i + 6 * self));
+            check(results.get(1), new Shape(1), i -> sum(i + self + 1));
+        }
+    }
+
     @Test
     void allReduceWithAFactor() {
         writeInputs(5);
