@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.cudap2p;
 
+import java.time.Duration;
 import java.util.Objects;
 import java.util.Optional;
 import org.djlx.collectives.BackendOptions;
@@ -42,10 +43,10 @@ public final class CudaP2pOptions extends BackendOptions {
     private final boolean sharedGpus;
 
     private CudaP2pOptions(Builder builder) {
-        super(builder.ncclOptions.timeout());
+        super(builder.timeout == null ? builder.ncclOptions.timeout() : builder.timeout);
         bufferSize = builder.bufferSize;
         heapSize = builder.heapSize;
-        ncclOptions = builder.ncclOptions;
+        ncclOptions = builder.ncclOptions.withTimeout(timeout());
         oneShotBytes = builder.oneShotBytes;
         twoShotBytes = builder.twoShotBytes;
         topology = builder.topology;
@@ -143,6 +144,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private long bufferSize = DEFAULT_BUFFER_SIZE;
         private long heapSize;
         private NcclOptions ncclOptions = NcclOptions.builder().build();
+        private Duration timeout; // null: that of NCCL's options
         private long oneShotBytes = 256 << 10;
         private long twoShotBytes = 10 << 20;
         private GpuTopology.Kind topology;
@@ -170,6 +172,17 @@ public final class CudaP2pOptions extends BackendOptions {
          */
         public Builder optHeapSize(long bytes) {
             this.heapSize = requireSize("the heap size", bytes);
+            return this;
+        }
+
+        /**
+         * Sets how long an operation may take, on NCCL or not.
+         *
+         * @param timeout the timeout; that of the options for NCCL unless set
+         * @return this builder
+         */
+        public Builder optTimeout(Duration timeout) {
+            this.timeout = Objects.requireNonNull(timeout, "timeout");
             return this;
         }
 

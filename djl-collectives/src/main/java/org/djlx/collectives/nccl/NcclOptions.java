@@ -40,6 +40,25 @@ public final class NcclOptions extends BackendOptions {
         devices = List.copyOf(builder.devices);
     }
 
+    private NcclOptions(NcclOptions other, Duration timeout) {
+        super(timeout);
+        highPriorityStream = other.highPriorityStream;
+        blockingWait = other.blockingWait;
+        verify = other.verify;
+        config = other.config;
+        devices = other.devices;
+    }
+
+    /**
+     * Returns these options with another timeout.
+     *
+     * @param timeout how long an operation may take
+     * @return the options
+     */
+    public NcclOptions withTimeout(Duration timeout) {
+        return new NcclOptions(this, timeout);
+    }
+
     private static void check(Builder builder) {
         checkRange("minCtas", builder.minCtas, 1, MAX_CTAS);
         checkRange("maxCtas", builder.maxCtas, 1, MAX_CTAS);

@@ -4,12 +4,15 @@
  */
 package org.djlx.collectives.cudap2p;
 
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.time.Duration;
 import java.util.List;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
+import org.djlx.collectives.nccl.NcclOptions;
 import org.djlx.collectives.shm.ShmOptions;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
@@ -55,6 +58,18 @@ class CudaP2pOptionsTest {
             assertTrue(layout.buffer() > layout.probe(last));
             assertTrue(layout.byteSize() >= layout.buffer() + 2 * most);
         }
+    }
+
+    @Test
+    void thereIsOneTimeout() {
+        NcclOptions nccl =
+                NcclOptions.builder().optTimeout(Duration.ofSeconds(5)).optVerify(true).build();
+        CudaP2pOptions.Builder builder = CudaP2pOptions.builder().optNcclOptions(nccl);
+        assertEquals(Duration.ofSeconds(5), builder.build().timeout());
+        CudaP2pOptions options = builder.optTimeout(Duration.ofSeconds(7)).build();
+        assertEquals(Duration.ofSeconds(7), options.timeout());
+        assertEquals(Duration.ofSeconds(7), options.ncclOptions().timeout());
+        assertTrue(options.ncclOptions().isVerify());
     }
 
     @Test
