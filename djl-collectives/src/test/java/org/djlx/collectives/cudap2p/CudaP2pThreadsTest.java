@@ -21,6 +21,7 @@ import java.util.function.BiConsumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -281,6 +282,85 @@ class CudaP2pThreadsTest {
                         }
                     }
                 });
+    }
+
+    /** On each of two channels every rank sends its number and the round to all. */
+    @Test
+    void buffersByHand() {
+        OpType exchange = new OpType("exchange");
+        int channels = 2;
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    CudaP2pBuffers buffers = (CudaP2pBuffers) group.p2pBuffers().orElseThrow();
+                    int rank = group.rank();
+                    NDArray[] values = new NDArray[channels];
+                    Shape all = new Shape(channels, worldSize);
+                    for (int round = 0; round < 10; round++) {
+                        for (int channel = 0; channel < channels; channel++) {
+                            values[channel] =
+                                    manager.create(new float[] {rank + 10 * channel + 100 * round});
+                        }
+                        NDArray result = manager.zeros(all);
+                        group.execute(
+                                        exchange,
+                                        new Operation.Agreed(null, new long[0], null, 0),
+                                        operation -> {
+                                            int epoch = buffers.epoch(operation);
+                                            long half = epoch % 2 * buffers.bufferSize() / 2;
+                                            send(buffers, rank, values, half, epoch);
+                                            buffers.awaitAgreement(operation);
+                                            for (int i = 0; i < channels * worldSize; i++) {
+                                                buffers.waitSignal(
+                                                        operation,
+                                                        i % worldSize,
+                                                        1 + i / worldSize,
+                                                        epoch);
+                                            }
+                                            Torch.copy(
+                                                    result,
+                                                    buffers.p2pBuffer(
+                                                            manager,
+                                                            rank,
+                                                            all,
+                                                            ScalarType.FLOAT32,
+                                                            half));
+                                        })
+                                .await();
+                        double[] got = TestArrays.values(result);
+                        for (int i = 0; i < got.length; i++) {
+                            int want = i % worldSize + 10 * (i / worldSize) + 100 * round;
+                            assertEquals(want, got[i]);
+                        }
+                    }
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () ->
+                                    buffers.p2pBuffer(
+                                            manager,
+                                            rank,
+                                            new Shape(2),
+                                            ScalarType.FLOAT32,
+                                            buffers.bufferSize() - 4));
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> buffers.putSignal(0, buffers.channels(), 1));
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> buffers.putSignal(worldSize, 0, 1));
+                });
+    }
+
+    private void send(CudaP2pBuffers buffers, int rank, NDArray[] values, long half, int epoch) {
+        CudaStream stream = buffers.currentStream();
+        for (int channel = 0; channel < values.length; channel++) {
+            for (int peer = 0; peer < worldSize; peer++) {
+                int place = channel * worldSize + rank;
+                long offset = half + (long) place * Float.BYTES;
+                buffers.put(stream, peer, offset, values[channel]);
+                buffers.putSignal(peer, 1 + channel, epoch);
+            }
+        }
     }
 
     @Test
