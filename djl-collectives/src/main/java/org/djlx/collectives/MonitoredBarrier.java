@@ -91,7 +91,11 @@ final class MonitoredBarrier {
         List<Work> answers = new ArrayList<>();
         for (int peer = 1; peer < group.worldSize(); peer++) {
             if (arrivals.get(peer - 1).isSuccess()) {
-                answers.add(group.issueMessage(OpType.SEND, answer, peer, answerTag()));
+                try {
+                    answers.add(group.issueMessage(OpType.SEND, answer, peer, answerTag()));
+                } catch (CollectiveException e) {
+                    break; // The group is broken, which that rank knows by itself.
+                }
             }
         }
         for (Work work : answers) {

@@ -76,21 +76,19 @@ final class CudaP2pBackend extends Backend {
                     P2pRegion.agree(
                             context, "p2p-kernels", () -> kernels.load(region, device, context));
         }
-        HostSync joined = null;
+        Hosts joined = new Hosts();
         if (problem == null) {
             try {
-                joined = HostSync.join(context);
-            } catch (RuntimeException e) {
-                boolean same = e instanceof CollectiveException; // on all ranks
-                if (!same || e instanceof CollectiveTimeoutException) {
-                    kernels.close();
-                    region.close();
-                    throw e;
-                }
-                problem = "the ranks cannot share memory of the host: " + e.getMessage();
+                joined.join(context);
+            } catch (CollectiveTimeoutException e) {
+                kernels.close();
+                region.close();
+                throw e;
             }
+            problem = P2pRegion.agree(context, "p2p-hosts", joined::check);
         }
         if (problem != null) {
+            joined.close();
             kernels.close();
             if (region != null) {
                 region.close();
@@ -107,7 +105,7 @@ final class CudaP2pBackend extends Backend {
             return;
         }
         allReduce = kernels.allReduce;
-        hosts = joined;
+        hosts = joined.sync;
         try {
             topology = options.topology().orElseGet(() -> region.topology(context));
         } catch (RuntimeException e) {
@@ -128,6 +126,35 @@ final class CudaP2pBackend extends Backend {
                         currentStreams,
                         allReduce,
                         nccl::breakWith);
+    }
+
+    /** The other ranks' hosts, or why they cannot be reached. */
+    private static final class Hosts {
+
+        private HostSync sync;
+        private RuntimeException failure;
+
+        void join(GroupContext context) {
+            try {
+                sync = HostSync.join(context);
+            } catch (CollectiveTimeoutException e) {
+                throw e; // Who has not come will not come to agree on this.
+            } catch (RuntimeException e) {
+                failure = e;
+            }
+        }
+
+        void check() {
+            if (failure != null) {
+                throw failure;
+            }
+        }
+
+        void close() {
+            if (sync != null) {
+                sync.close();
+            }
+        }
     }
 
     /** Compiled and loaded before any runs: doing so later could wait for those that wait. */

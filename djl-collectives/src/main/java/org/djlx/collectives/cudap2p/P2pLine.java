@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import java.util.Collection;
 import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.locks.LockSupport;
 import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -35,7 +36,8 @@ final class P2pLine implements Watchdog.Line {
 
     // Reads files for each rank, at leisure.
     private static final long LOOK_NANOS = 100_000_000;
-    private static final long RELEASE_MILLIS = 5;
+    private static final long RELEASE_NANOS = 200_000;
+    private static final long REPLAY_PATIENCE_MILLIS = 1000;
     private static final Logger logger = LoggerFactory.getLogger(P2pLine.class);
 
     private final GroupContext context;
@@ -258,6 +260,9 @@ final class P2pLine implements Watchdog.Line {
         if (replays == null) {
             replays = new Replays(operation);
             watchdog.add(replays);
+            if (broken != null) {
+                release(); // Whoever broke the line did not see the graph.
+            }
         }
         return new CapturedWork(result);
     }
@@ -289,6 +294,7 @@ final class P2pLine implements Watchdog.Line {
     @Override
     public void abort() {
         release();
+        awaitReplays();
         // What waits for it may be NCCL's, whose abort waits for that.
         onBreak.accept(broken);
         device.synchronize();
@@ -315,13 +321,34 @@ final class P2pLine implements Watchdog.Line {
         try {
             while (!freed) {
                 buffers.release();
-                Thread.sleep(RELEASE_MILLIS);
+                LockSupport.parkNanos(RELEASE_NANOS);
             }
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
         } catch (CudaException e) {
             logger.debug("group '{}': the GPU is lost", context.name(), e);
         }
+    }
+
+    /**
+     * Gives launched graphs time to come to an end: whoever frees memory now waits for them, and
+     * may keep what releases them from the driver. But the GPU may also wait for NCCL's abort.
+     */
+    private void awaitReplays() {
+        if (replays == null) {
+            return;
+        }
+        Thread thread =
+                new Thread(
+                        () -> {
+                            try {
+                                device.synchronize();
+                            } catch (CudaException e) {
+                                logger.debug("group '{}': the GPU is lost", context.name(), e);
+                            }
+                        },
+                        "cuda_p2p-replays-" + context.name());
+        thread.setDaemon(true);
+        thread.start();
+        join(thread, REPLAY_PATIENCE_MILLIS);
     }
 
     /** Makes the host's waits for other ranks fail; any thread may call it. */
@@ -343,6 +370,7 @@ final class P2pLine implements Watchdog.Line {
         watchdog.close();
         if (replays != null) {
             release(); // Nobody knows what graphs still do.
+            awaitReplays();
         }
     }
 
@@ -364,10 +392,15 @@ final class P2pLine implements Watchdog.Line {
         synchronized (this) {
             thread = releaser;
         }
+        if (thread != null) {
+            join(thread, 0);
+        }
+    }
+
+    /** Waits for a thread, for ever with 0. */
+    private static void join(Thread thread, long millis) {
         try {
-            if (thread != null) {
-                thread.join();
-            }
+            thread.join(millis);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

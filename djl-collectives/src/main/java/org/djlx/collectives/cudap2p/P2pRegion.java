@@ -39,7 +39,7 @@ final class P2pRegion implements AutoCloseable {
     private static final Logger logger = LoggerFactory.getLogger(P2pRegion.class);
     private static final Gson GSON = new Gson();
     private static final List<P2pRegion> RETIRED = new ArrayList<>();
-    private static final long LOOK_MILLIS = 100;
+    private static final long LOOK_MILLIS = 250;
     private static final Duration FREE_PATIENCE = Duration.ofSeconds(5);
 
     private final RegionLayout layout;
@@ -119,7 +119,7 @@ final class P2pRegion implements AutoCloseable {
         } catch (CudaException e) {
             // Maybe groups before this one are still being freed.
             Disposal.await(FREE_PATIENCE);
-            freeRetired();
+            Disposal.run("P2P memory", P2pRegion::freeRetired);
             return new P2pRegion(layout, device, context.rank());
         }
     }
@@ -373,14 +373,20 @@ final class P2pRegion implements AutoCloseable {
         try {
             do {
                 Thread.sleep(LOOK_MILLIS);
-            } while (!freeRetired());
+                Disposal.run("P2P memory", P2pRegion::freeRetired);
+            } while (isAnyRetired());
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
     }
 
-    /** Returns whether nothing is left. */
-    private static boolean freeRetired() {
+    private static boolean isAnyRetired() {
+        synchronized (RETIRED) {
+            return !RETIRED.isEmpty();
+        }
+    }
+
+    private static void freeRetired() {
         synchronized (RETIRED) {
             List<P2pRegion> unused =
                     RETIRED.stream().filter(region -> region.hosts.isAlone()).toList();
@@ -393,7 +399,6 @@ final class P2pRegion implements AutoCloseable {
                     logger.warn("P2P memory cannot be freed", e);
                 }
             }
-            return RETIRED.isEmpty();
         }
     }
 

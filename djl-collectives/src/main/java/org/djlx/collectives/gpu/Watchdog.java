@@ -220,6 +220,10 @@ public final class Watchdog implements AutoCloseable {
         return !closed;
     }
 
+    private synchronized boolean isClosed() {
+        return closed;
+    }
+
     private void check() {
         List<Watched> running = running();
         // A work that has ended may have done so in a way that shows on its line only.
@@ -229,17 +233,23 @@ public final class Watchdog implements AutoCloseable {
             done.forEach(works::remove);
         }
         running.removeAll(Set.copyOf(done));
+        if (isClosed()) {
+            return; // By what a work completed: nothing may be asked any more.
+        }
         for (Watched work : running) {
             if (work.isLate() && !poll(work)) {
                 fail(group.failingWith(work.lane()), late(work));
             }
+        }
+        if (isClosed()) {
+            return;
         }
         for (Line line : lines) {
             line.error()
                     .map(CollectiveException::new)
                     .ifPresent(reason -> fail(group.failingWith(line), reason));
         }
-        if (!running.isEmpty()) {
+        if (!running.isEmpty() && !isClosed()) {
             group.deadPeer()
                     .map(text -> new CollectiveException(text + "; the group is broken"))
                     .ifPresent(reason -> fail(group.lines(), reason));

@@ -53,8 +53,8 @@ final class Lane implements Watchdog.Line {
         /** Something failed, and the lane with it. */
         void failed(Lane lane, CollectiveException reason);
 
-        /** The lane fails from now on; what is under way is about to be aborted. */
-        void broken(Lane lane, CollectiveException reason);
+        /** What is under way has failed, and is about to be aborted. */
+        void aborting(Lane lane, CollectiveException reason);
 
         /** An operation does not fit those of other ranks; the lane goes on. */
         void refused(NcclWork work, CollectiveException reason);
@@ -330,16 +330,13 @@ final class Lane implements Watchdog.Line {
 
     @Override
     public boolean breakWith(CollectiveException reason) {
-        if (!broken.compareAndSet(null, reason)) {
-            return false;
-        }
-        listener.broken(this, reason);
-        return true;
+        return broken.compareAndSet(null, reason);
     }
 
     /** Aborts and waits until the GPU has stopped. */
     @Override
     public void abort() {
+        listener.aborting(this, broken.get());
         Thread thread = helper;
         if (thread != null) {
             thread.interrupt();

@@ -427,10 +427,13 @@ public final class NcclBackend extends Backend {
             watchdog.fail(failed == lane ? lanes() : List.of(failed), reason);
         }
 
-        /** NCCL has one flag for aborting communicators that share resources. */
+        /**
+         * NCCL has one flag for aborting communicators that share resources: the works of all must
+         * have failed before it is set, or they would look as if they had ended well.
+         */
         @Override
-        public void broken(Lane broken, CollectiveException reason) {
-            if (broken != lane) {
+        public void aborting(Lane aborted, CollectiveException reason) {
+            if (aborted != lane) {
                 return;
             }
             for (NcclBackend relative : family) {
