@@ -311,7 +311,16 @@ public final class CudaP2pBuffers extends P2pBuffers {
      * Lets all streams go on that wait for signals, as the ranks that would raise them are gone.
      */
     void release() {
-        for (int row = 0; row < RegionLayout.ROWS; row++) {
+        release(0);
+    }
+
+    /** Lets what graphs replay go on, as far as it waits now. */
+    void releaseReplays() {
+        release(RegionLayout.CAPTURED);
+    }
+
+    private void release(int firstRow) {
+        for (int row = firstRow; row < RegionLayout.ROWS; row++) {
             int last = row == RegionLayout.BARRIER ? barriers : epoch;
             for (int peer = 0; peer < region.ranks(); peer++) {
                 long word = region.address(rank) + region.layout().signal(row, peer);

@@ -36,7 +36,9 @@ final class P2pLine implements Watchdog.Line {
 
     // Reads files for each rank, at leisure.
     private static final long LOOK_NANOS = 100_000_000;
-    private static final long RELEASE_NANOS = 200_000;
+    // Often at first, while launched graphs wait, then for what may still be launched.
+    private static final long MIN_RELEASE_NANOS = 200_000;
+    private static final long MAX_RELEASE_NANOS = 10_000_000;
     private static final long REPLAY_PATIENCE_MILLIS = 1000;
     private static final Logger logger = LoggerFactory.getLogger(P2pLine.class);
 
@@ -319,9 +321,12 @@ final class P2pLine implements Watchdog.Line {
 
     private void releaseOn() {
         try {
+            long start = System.nanoTime();
             while (!freed) {
-                buffers.release();
-                LockSupport.parkNanos(RELEASE_NANOS);
+                buffers.releaseReplays();
+                long pause = (System.nanoTime() - start) / 256;
+                LockSupport.parkNanos(
+                        Math.max(MIN_RELEASE_NANOS, Math.min(MAX_RELEASE_NANOS, pause)));
             }
         } catch (CudaException e) {
             logger.debug("group '{}': the GPU is lost", context.name(), e);
