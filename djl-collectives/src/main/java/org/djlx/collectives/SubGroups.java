@@ -183,14 +183,14 @@ final class SubGroups {
             group = part.get();
         } catch (RuntimeException e) {
             try {
-                HostWait.await(parent.barrier());
+                parent.barrier().await();
             } catch (RuntimeException late) {
                 e.addSuppressed(late);
             }
             throw e;
         }
         try {
-            HostWait.await(parent.barrier());
+            parent.barrier().await();
             return group;
         } catch (RuntimeException e) {
             group.destroy();
