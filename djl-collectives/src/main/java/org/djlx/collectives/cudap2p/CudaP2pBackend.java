@@ -69,30 +69,38 @@ final class CudaP2pBackend extends Backend {
         device = CudaDevice.open(nccl.device());
         P2pRegion.Mapped mapped = P2pRegion.map(context, options, device);
         P2pRegion region = mapped.region();
-        String problem = mapped.problem();
         Kernels kernels = new Kernels();
-        if (problem == null) {
-            problem =
-                    P2pRegion.agree(
-                            context, "p2p-kernels", () -> kernels.load(region, device, context));
-        }
         Hosts joined = new Hosts();
-        if (problem == null) {
-            try {
+        String problem = mapped.problem();
+        GpuTopology.Kind kind = GpuTopology.Kind.OTHER;
+        boolean done = false;
+        try {
+            if (problem == null) {
+                problem =
+                        P2pRegion.agree(
+                                context,
+                                "p2p-kernels",
+                                () -> kernels.load(region, device, context));
+            }
+            if (problem == null) {
                 joined.join(context);
-            } catch (CollectiveTimeoutException e) {
+                problem = P2pRegion.agree(context, "p2p-hosts", joined::check);
+            }
+            if (problem == null) {
+                kind = options.topology().orElseGet(() -> region.topology(context));
+                done = true;
+            }
+        } finally {
+            if (!done) {
+                joined.close();
                 kernels.close();
-                region.close();
-                throw e;
+                if (region != null) {
+                    region.close();
+                }
             }
-            problem = P2pRegion.agree(context, "p2p-hosts", joined::check);
         }
+        topology = kind;
         if (problem != null) {
-            joined.close();
-            kernels.close();
-            if (region != null) {
-                region.close();
-            }
             if (context.rank() == 0) {
                 logger.warn(
                         "group '{}' uses NCCL alone, for all ranks: {}", context.name(), problem);
@@ -101,19 +109,10 @@ final class CudaP2pBackend extends Backend {
             allReduce = null;
             hosts = null;
             line = null;
-            topology = GpuTopology.Kind.OTHER;
             return;
         }
         allReduce = kernels.allReduce;
         hosts = joined.sync;
-        try {
-            topology = options.topology().orElseGet(() -> region.topology(context));
-        } catch (RuntimeException e) {
-            kernels.close();
-            region.close();
-            hosts.close();
-            throw e;
-        }
         CurrentStreams currentStreams = new CurrentStreams(device);
         buffers = new CudaP2pBuffers(region, device, hosts, currentStreams, kernels.reducer);
         line =
