@@ -6,6 +6,7 @@ package org.djlx.collectives.cudap2p;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import java.time.Duration;
 import java.util.Collection;
 import java.util.List;
 import java.util.Optional;
@@ -18,6 +19,7 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gpu.CurrentStreams;
 import org.djlx.collectives.gpu.EventPool;
+import org.djlx.collectives.gpu.LongCalls;
 import org.djlx.collectives.gpu.Watchdog;
 import org.djlx.collectives.shm.HostSync;
 import org.djlx.nativeops.CudaDevice;
@@ -39,7 +41,7 @@ final class P2pLine implements Watchdog.Line {
     // Often at first, while launched graphs wait, then for what may still be launched.
     private static final long MIN_RELEASE_NANOS = 200_000;
     private static final long MAX_RELEASE_NANOS = 10_000_000;
-    private static final long REPLAY_PATIENCE_MILLIS = 1000;
+    private static final Duration REPLAY_PATIENCE = Duration.ofSeconds(1);
     private static final Logger logger = LoggerFactory.getLogger(P2pLine.class);
 
     private final GroupContext context;
@@ -342,18 +344,16 @@ final class P2pLine implements Watchdog.Line {
             return;
         }
         Thread thread =
-                new Thread(
+                LongCalls.start(
+                        "cuda_p2p-replays-" + context.name(),
                         () -> {
                             try {
                                 device.synchronize();
                             } catch (CudaException e) {
                                 logger.debug("group '{}': the GPU is lost", context.name(), e);
                             }
-                        },
-                        "cuda_p2p-replays-" + context.name());
-        thread.setDaemon(true);
-        thread.start();
-        join(thread, REPLAY_PATIENCE_MILLIS);
+                        });
+        LongCalls.join(List.of(thread), REPLAY_PATIENCE);
     }
 
     /** Makes the host's waits for other ranks fail; any thread may call it. */
@@ -397,15 +397,10 @@ final class P2pLine implements Watchdog.Line {
         synchronized (this) {
             thread = releaser;
         }
-        if (thread != null) {
-            join(thread, 0);
-        }
-    }
-
-    /** Waits for a thread, for ever with 0. */
-    private static void join(Thread thread, long millis) {
         try {
-            thread.join(millis);
+            if (thread != null) {
+                thread.join();
+            }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }

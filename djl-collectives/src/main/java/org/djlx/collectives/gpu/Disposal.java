@@ -5,6 +5,7 @@
 package org.djlx.collectives.gpu;
 
 import java.time.Duration;
+import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.slf4j.Logger;
@@ -20,45 +21,31 @@ public final class Disposal {
     private static final Logger logger = LoggerFactory.getLogger(Disposal.class);
     // Enough if nothing is in the way.
     private static final Duration MOMENT = Duration.ofMillis(200);
-    private static final Duration EXIT_PATIENCE = Duration.ofSeconds(2);
     private static final Set<Thread> RUNNING = ConcurrentHashMap.newKeySet();
-
-    static {
-        try {
-            // The libraries' own end must not meet with a thread that frees.
-            Runtime.getRuntime()
-                    .addShutdownHook(new Thread(() -> await(EXIT_PATIENCE), "collectives-exit"));
-        } catch (IllegalStateException e) {
-            logger.debug("the JVM is about to end", e);
-        }
-    }
 
     private Disposal() {}
 
     /**
      * Runs something that frees; returns when that is done, or after a fifth of a second while it
-     * goes on. The JVM's exit waits up to two seconds for it.
+     * goes on, by {@link LongCalls}.
      *
      * @param what what is freed, for messages
      * @param free frees it
      */
     public static void run(String what, Runnable free) {
         Thread thread =
-                new Thread(
+                LongCalls.start(
+                        "collectives-free " + what,
                         () -> {
                             try {
                                 free.run();
                             } catch (RuntimeException | Error e) {
                                 logger.warn("{} could not be freed", what, e);
-                            } finally {
-                                RUNNING.remove(Thread.currentThread());
                             }
-                        },
-                        "collectives-free " + what);
-        thread.setDaemon(true);
+                        });
+        RUNNING.removeIf(before -> !before.isAlive());
         RUNNING.add(thread);
-        thread.start();
-        if (!join(thread, MOMENT)) {
+        if (!LongCalls.join(List.of(thread), MOMENT)) {
             logger.debug("{} is freed later", what);
         }
     }
@@ -70,21 +57,6 @@ public final class Disposal {
      * @return whether it is
      */
     public static boolean await(Duration patience) {
-        long end = System.nanoTime() + patience.toNanos();
-        for (Thread thread : RUNNING) {
-            if (!join(thread, Duration.ofNanos(end - System.nanoTime()))) {
-                return false;
-            }
-        }
-        return true;
-    }
-
-    private static boolean join(Thread thread, Duration patience) {
-        try {
-            thread.join(Math.max(1, patience.toMillis()));
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-        }
-        return !thread.isAlive();
+        return LongCalls.join(RUNNING, patience);
     }
 }

@@ -307,28 +307,11 @@ public final class Watchdog implements AutoCloseable {
 
     /** Aborts all at once: what one has enqueued may wait for another. */
     private static boolean abort(List<Line> lines) {
-        List<Thread> aborters = new ArrayList<>();
-        for (Line line : lines) {
-            Thread aborter = new Thread(() -> abort(line), "collectives-abort");
-            aborter.setDaemon(true);
-            aborter.start();
-            aborters.add(aborter);
-        }
-        boolean interrupted = false;
-        long end = System.nanoTime() + ABORT_PATIENCE.toNanos();
-        for (Thread aborter : aborters) {
-            while (aborter.isAlive() && System.nanoTime() < end) {
-                try {
-                    aborter.join(Math.max(1, (end - System.nanoTime()) / 1_000_000));
-                } catch (InterruptedException e) {
-                    interrupted = true;
-                }
-            }
-        }
-        if (interrupted) {
-            Thread.currentThread().interrupt();
-        }
-        return aborters.stream().noneMatch(Thread::isAlive);
+        List<Thread> aborters =
+                lines.stream()
+                        .map(line -> LongCalls.start("collectives-abort", () -> abort(line)))
+                        .toList();
+        return LongCalls.join(aborters, ABORT_PATIENCE);
     }
 
     @Override

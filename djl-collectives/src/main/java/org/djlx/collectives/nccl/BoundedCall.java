@@ -14,6 +14,7 @@ import java.util.concurrent.TimeoutException;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.gpu.LongCalls;
 import org.djlx.collectives.store.Deadline;
 
 /** Calls of NCCL that wait for other ranks and cannot be told for how long. */
@@ -38,17 +39,15 @@ final class BoundedCall {
             String name, Duration timeout, Supplier<Optional<String>> obstacle, Supplier<T> call) {
         CompletableFuture<T> future = new CompletableFuture<>();
         Thread thread =
-                new Thread(
+                LongCalls.start(
+                        "nccl: " + name,
                         () -> {
                             try {
                                 future.complete(call.get());
                             } catch (RuntimeException | Error e) {
                                 future.completeExceptionally(e);
                             }
-                        },
-                        "nccl: " + name);
-        thread.setDaemon(true);
-        thread.start();
+                        });
         Deadline deadline = Deadline.after(timeout);
         try {
             while (!isDone(future)) {

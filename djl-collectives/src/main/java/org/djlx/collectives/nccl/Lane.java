@@ -17,6 +17,7 @@ import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.gpu.LongCalls;
 import org.djlx.collectives.gpu.Watchdog;
 import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaStream;
@@ -227,9 +228,7 @@ final class Lane implements Watchdog.Line {
 
     private void ensureHelper() {
         if (helper == null) {
-            helper = new Thread(this::help, "nccl-helper-" + name);
-            helper.setDaemon(true);
-            helper.start();
+            helper = LongCalls.start("nccl-helper-" + name, this::help);
         }
     }
 

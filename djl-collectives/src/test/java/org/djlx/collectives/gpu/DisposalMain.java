@@ -4,21 +4,34 @@
  */
 package org.djlx.collectives.gpu;
 
-/** Ends while something is being freed. */
+import com.sun.jna.Function;
+import java.util.concurrent.CountDownLatch;
+
+/**
+ * Ends while something is being freed, which takes its time or, with the argument {@code never}, is
+ * never done. A library of this process cannot be taken down.
+ */
 final class DisposalMain {
+
+    static final int STATUS = 7;
 
     private DisposalMain() {}
 
     public static void main(String[] args) {
+        Function.getFunction("c", "on_exit")
+                .invokeInt(new Object[] {Function.getFunction("c", "abort"), null});
+        CountDownLatch never = new CountDownLatch(args[0].equals("never") ? 1 : 0);
         Disposal.run(
                 "something that takes its time",
                 () -> {
                     try {
                         Thread.sleep(600);
+                        never.await();
                     } catch (InterruptedException e) {
                         throw new AssertionError(e);
                     }
                     System.out.println("freed");
                 });
+        System.exit(STATUS);
     }
 }

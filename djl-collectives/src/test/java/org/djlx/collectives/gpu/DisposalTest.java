@@ -20,6 +20,7 @@ import org.junit.jupiter.api.Timeout;
 class DisposalTest {
 
     private static final Duration LONG = Duration.ofSeconds(30);
+    private static final int ABORTED = 128 + 6; // SIGABRT, in the library's end
 
     /** As the driver does while another GPU waits for the thread that destroys. */
     @Test
@@ -55,9 +56,19 @@ class DisposalTest {
 
     @Test
     void exitWaits() throws InterruptedException {
-        try (RankProcesses ranks = new RankProcesses(1, DisposalMain.class)) {
-            assertEquals(List.of(0), ranks.await());
-            assertTrue(ranks.output(0).contains("freed"), ranks.output(0));
+        assertTrue(exit("soon", ABORTED).contains("freed"));
+    }
+
+    /** Libraries are not taken down under a thread that is in one. */
+    @Test
+    void exitDoesNotWaitForEver() throws InterruptedException {
+        assertFalse(exit("never", DisposalMain.STATUS).contains("freed"));
+    }
+
+    private static String exit(String when, int status) throws InterruptedException {
+        try (RankProcesses ranks = new RankProcesses(1, DisposalMain.class, when)) {
+            assertEquals(List.of(status), ranks.await(), ranks.output(0));
+            return ranks.output(0);
         }
     }
 }

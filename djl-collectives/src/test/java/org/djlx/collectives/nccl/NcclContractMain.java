@@ -9,6 +9,7 @@ import java.time.Duration;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.gpu.Disposal;
 
 /**
  * One rank of {@link NcclProcessesTest}: runs all cases on the same group, in their order. The
@@ -30,6 +31,13 @@ public final class NcclContractMain {
                                 ContractCases.run(body, group);
                                 System.out.println("passed " + name);
                             });
+        }
+        if (args[1].equals("eager")) { // Otherwise it exits while that is still being freed.
+            long start = System.nanoTime();
+            if (!Disposal.await(Duration.ofSeconds(60))) {
+                throw new AssertionError("the groups' resources are not freed");
+            }
+            System.out.printf("freed within %.1f s%n", (System.nanoTime() - start) / 1e9);
         }
     }
 }
