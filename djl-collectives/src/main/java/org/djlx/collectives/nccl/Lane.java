@@ -6,6 +6,7 @@ package org.djlx.collectives.nccl;
 
 import java.time.Duration;
 import java.util.ArrayDeque;
+import java.util.Collection;
 import java.util.Deque;
 import java.util.HashSet;
 import java.util.List;
@@ -135,16 +136,17 @@ final class Lane implements Watchdog.Line {
         List<NcclWork> unit = List.of(work);
         CollectiveException failure;
         synchronized (this) {
-            if (!own(unit)) {
+            if (!own(List.of(unit))) {
                 return;
             }
             try {
                 launch(unit);
-                release(unit);
+                launched(unit);
                 return;
             } catch (RuntimeException | Error e) {
-                release(List.of());
                 failure = failure(e);
+            } finally {
+                release();
             }
         }
         // The other ranks launch theirs: from now on operations would not be matched.
@@ -162,19 +164,20 @@ final class Lane implements Watchdog.Line {
      * the same operations in one group of NCCL, which runs them in an order of its own; who
      * launches them makes no difference.
      *
-     * @param unit the operations to be launched together
-     * @return whether the calling thread is to {@link #launch} and then {@link #release} them
+     * @param units the operations: each unit is to be launched as a whole, one after the other
+     * @return whether the calling thread is to {@link #launch} the units and then {@link #release}
+     *     the lane
      */
-    synchronized boolean own(List<NcclWork> unit) {
+    synchronized boolean own(Collection<List<NcclWork>> units) {
         boolean direct = communicator != null && verifier == null && waiting.isEmpty();
-        for (NcclWork work : unit) {
-            direct &= !connected.add(kind(work.operation()));
+        for (List<NcclWork> unit : units) {
+            direct &= !connected.add(kind(unit));
         }
         if (direct && helper == null && owner == null) {
             owner = Thread.currentThread();
             return true;
         }
-        waiting.add(unit);
+        waiting.addAll(units);
         if (owner == null) {
             ensureHelper(); // Otherwise when the owner is done.
         }
@@ -188,19 +191,31 @@ final class Lane implements Watchdog.Line {
         }
     }
 
-    /** Gives up the lane, when NCCL has the operations in the stream. */
-    synchronized void release(List<NcclWork> unit) {
-        owner = null;
-        notifyAll();
+    /** Marks the operations' ends, when NCCL has them in the stream. */
+    synchronized void launched(List<NcclWork> unit) {
         if (broken.get() == null) {
             unit.forEach(work -> work.launched(stream));
-            if (!waiting.isEmpty()) {
-                ensureHelper();
-            }
         }
     }
 
-    /** A number for what decides which connections an operation needs. */
+    /** Gives up the lane. */
+    synchronized void release() {
+        owner = null;
+        notifyAll();
+        if (broken.get() == null && !waiting.isEmpty()) {
+            ensureHelper();
+        }
+    }
+
+    /** A number for what decides which connections operations need, if launched together. */
+    private static long kind(List<NcclWork> unit) {
+        long kind = 0;
+        for (NcclWork work : unit) {
+            kind = kind * 31 + kind(work.operation());
+        }
+        return kind;
+    }
+
     private static long kind(Operation operation) {
         long root = operation.signature()[ROOT_WORD] >>> 32;
         int size = Long.SIZE - Long.numberOfLeadingZeros(operation.byteSize());
@@ -310,7 +325,7 @@ final class Lane implements Watchdog.Line {
             listener.failed(this, e); // The abort ends a call that still waits.
             throw e;
         } finally {
-            release(List.of());
+            release();
         }
     }
 

@@ -315,12 +315,12 @@ public final class NcclBackend extends Backend {
 
     @Override
     public void startBatch() {
-        NcclBatch.begin();
+        NcclBatch.beginTogether();
     }
 
     @Override
     public void endBatch() {
-        NcclBatch.end();
+        NcclBatch.endTogether();
     }
 
     @Override

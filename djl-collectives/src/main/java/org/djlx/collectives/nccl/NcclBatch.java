@@ -4,17 +4,22 @@
  */
 package org.djlx.collectives.nccl;
 
+import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Deque;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.nativeops.NcclGroup;
 
 /**
  * Operations of {@code nccl} groups that one thread issues and NCCL starts together: the way for
- * one thread to drive all GPUs, issuing each operation for one rank after the other. All ranks of a
- * group put the same operations into a batch.
+ * one thread to drive all GPUs, issuing each operation for one rank after the other. A group's
+ * collectives run in the order of the calls, as they do without a batch; sends and receives go on
+ * at the same time.
  *
  * <pre>{@code
  * List<Work> works = new ArrayList<>();
@@ -33,8 +38,11 @@ public final class NcclBatch {
 
     private static final ThreadLocal<NcclBatch> CURRENT = new ThreadLocal<>();
 
-    private final Map<Lane, List<NcclWork>> works = new LinkedHashMap<>();
+    // In the order of the calls. NCCL starts a step as a whole, and runs it in an order of its own.
+    private final Map<Lane, Map<Integer, List<NcclWork>>> steps = new LinkedHashMap<>();
+    private int step;
     private int depth;
+    private int together; // the part of the depth that asks for one step
     private Throwable failure; // of the calls
 
     private NcclBatch() {}
@@ -64,7 +72,7 @@ public final class NcclBatch {
         return CURRENT.get();
     }
 
-    static void begin() {
+    private static void begin() {
         NcclBatch batch = CURRENT.get();
         if (batch == null) {
             batch = new NcclBatch();
@@ -73,12 +81,7 @@ public final class NcclBatch {
         batch.depth++;
     }
 
-    /** Adds an operation, which the end of the batch launches. */
-    void add(Lane lane, NcclWork work) {
-        works.computeIfAbsent(lane, key -> new ArrayList<>()).add(work);
-    }
-
-    static void end() {
+    private static void end() {
         NcclBatch batch = CURRENT.get();
         batch.depth--;
         if (batch.depth == 0) {
@@ -87,24 +90,57 @@ public final class NcclBatch {
         }
     }
 
+    /** Begins operations of which none depends on another. */
+    static void beginTogether() {
+        begin();
+        NcclBatch batch = CURRENT.get();
+        if (batch.together++ == 0) {
+            batch.step++;
+        }
+    }
+
+    static void endTogether() {
+        CURRENT.get().together--;
+        end();
+    }
+
+    /** Adds an operation, which the end of the batch launches. */
+    void add(Lane lane, NcclWork work) {
+        if (together == 0) {
+            step++;
+        }
+        int key = work.isMessage() ? 0 : step; // Messages wait for each other in any order.
+        steps.computeIfAbsent(lane, absent -> new LinkedHashMap<>())
+                .computeIfAbsent(key, absent -> new ArrayList<>())
+                .add(work);
+    }
+
     private void launch() {
         if (failure != null) {
-            works.keySet().forEach(lane -> lane.fail(reason(failure)));
+            steps.keySet().forEach(lane -> lane.fail(reason(failure)));
             return;
         }
-        works.entrySet().removeIf(entry -> !entry.getKey().own(entry.getValue()));
-        if (works.isEmpty()) {
-            return;
-        }
+        Map<Lane, Deque<List<NcclWork>>> own = new LinkedHashMap<>();
+        steps.forEach(
+                (lane, units) -> {
+                    if (lane.own(units.values())) {
+                        own.put(lane, new ArrayDeque<>(units.values()));
+                    }
+                });
+        Set<Lane> lanes = Set.copyOf(own.keySet());
         try {
-            NcclGroup.run(() -> works.forEach(Lane::launch));
+            while (!own.isEmpty()) {
+                NcclGroup.run(() -> own.forEach((lane, units) -> lane.launch(units.peek())));
+                own.forEach((lane, units) -> lane.launched(units.poll()));
+                own.values().removeIf(Collection::isEmpty);
+            }
         } catch (RuntimeException | Error e) {
             CollectiveException reason = reason(e);
-            works.keySet().forEach(lane -> lane.fail(reason));
-            works.keySet().forEach(lane -> lane.release(List.of()));
+            lanes.forEach(lane -> lane.fail(reason));
             throw reason;
+        } finally {
+            lanes.forEach(Lane::release);
         }
-        works.forEach(Lane::release);
     }
 
     private static CollectiveException reason(Throwable cause) {

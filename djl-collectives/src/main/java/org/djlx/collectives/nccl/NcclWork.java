@@ -57,6 +57,10 @@ final class NcclWork extends GpuWork {
         return peer;
     }
 
+    boolean isMessage() {
+        return peer >= 0;
+    }
+
     Call call() {
         return call;
     }

@@ -107,6 +107,48 @@ class NcclBackendTest {
         driveFromOneThread(options().optDevices(devices()));
     }
 
+    /** NCCL by itself sorts what it starts together; and a rank may do without a batch. */
+    @Test
+    void batchesKeepTheOrderOfCollectives() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        IntStream.range(0, 3).forEach(round -> assertOrdered(group));
+                        return null;
+                    });
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    private static void assertOrdered(ProcessGroup group) {
+        try (NDManager manager = NDManager.newBaseManager(group.device())) {
+            NDArray whole = manager.ones(new Shape(1_000_000));
+            NDArray head = whole.get(":1000");
+            List<Work> works = new ArrayList<>();
+            Runnable calls =
+                    () -> {
+                        works.add(group.allReduce(head, ReduceOp.SUM));
+                        works.add(group.allReduce(whole, ReduceOp.SUM));
+                        works.add(group.allReduce(head, ReduceOp.MAX));
+                    };
+            if (group.rank() % 2 == 0) {
+                NcclBatch.run(calls);
+            } else {
+                calls.run();
+            }
+            works.forEach(Work::await);
+            int n = group.worldSize();
+            float[] result = whole.toFloatArray();
+            assertEquals(n * n, result[0]);
+            assertEquals(n * n, result[999]);
+            assertEquals(n, result[1000]);
+            assertEquals(n, result[999_999]);
+        }
+    }
+
     @Test
     void worksCannotBeAwaitedWithinTheirBatch() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
