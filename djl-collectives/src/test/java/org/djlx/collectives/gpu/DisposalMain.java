@@ -9,17 +9,17 @@ import java.util.concurrent.CountDownLatch;
 
 /**
  * Ends while something is being freed, which takes its time or, with the argument {@code never}, is
- * never done. A library of this process cannot be taken down.
+ * never done. The end of the process' libraries, as it were, kills it.
  */
 final class DisposalMain {
 
-    static final int STATUS = 7;
+    static final int STATUS = 9; // also the number of SIGKILL
 
     private DisposalMain() {}
 
     public static void main(String[] args) {
         Function.getFunction("c", "on_exit")
-                .invokeInt(new Object[] {Function.getFunction("c", "abort"), null});
+                .invokeInt(new Object[] {Function.getFunction("c", "raise"), null});
         CountDownLatch never = new CountDownLatch(args[0].equals("never") ? 1 : 0);
         Disposal.run(
                 "something that takes its time",
