@@ -4,15 +4,12 @@
  */
 package org.djlx.collectives.gpu;
 
-import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
-import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicBoolean;
-import org.djlx.collectives.RankProcesses;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -20,7 +17,6 @@ import org.junit.jupiter.api.Timeout;
 class DisposalTest {
 
     private static final Duration LONG = Duration.ofSeconds(30);
-    private static final int KILLED = 128 + DisposalMain.STATUS;
 
     /** As the driver does while another GPU waits for the thread that destroys. */
     @Test
@@ -52,23 +48,5 @@ class DisposalTest {
                     throw new IllegalStateException("no");
                 });
         assertTrue(Disposal.await(LONG));
-    }
-
-    @Test
-    void exitWaits() throws InterruptedException {
-        assertTrue(exit("soon", KILLED).contains("freed"));
-    }
-
-    /** Libraries are not taken down under a thread that is in one. */
-    @Test
-    void exitDoesNotWaitForEver() throws InterruptedException {
-        assertFalse(exit("never", DisposalMain.STATUS).contains("freed"));
-    }
-
-    private static String exit(String when, int status) throws InterruptedException {
-        try (RankProcesses ranks = new RankProcesses(1, DisposalMain.class, when)) {
-            assertEquals(List.of(status), ranks.await(), ranks.output(0));
-            return ranks.output(0);
-        }
     }
 }

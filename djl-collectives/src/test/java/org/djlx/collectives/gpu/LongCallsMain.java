@@ -8,20 +8,20 @@ import com.sun.jna.Function;
 import java.util.concurrent.CountDownLatch;
 
 /**
- * Ends while something is being freed, which takes its time or, with the argument {@code never}, is
- * never done. The end of the process' libraries, as it were, kills it.
+ * Ends while a thread is in a library, for some time or, with the argument {@code never}, for ever.
+ * The end of the process' libraries, as it were, kills it.
  */
-final class DisposalMain {
+final class LongCallsMain {
 
     static final int STATUS = 9; // also the number of SIGKILL
 
-    private DisposalMain() {}
+    private LongCallsMain() {}
 
     public static void main(String[] args) {
         Function.getFunction("c", "on_exit")
                 .invokeInt(new Object[] {Function.getFunction("c", "raise"), null});
         CountDownLatch never = new CountDownLatch(args[0].equals("never") ? 1 : 0);
-        Disposal.run(
+        LongCalls.start(
                 "something that takes its time",
                 () -> {
                     try {
@@ -30,7 +30,7 @@ final class DisposalMain {
                     } catch (InterruptedException e) {
                         throw new AssertionError(e);
                     }
-                    System.out.println("freed");
+                    System.out.println("done");
                 });
         System.exit(STATUS);
     }
