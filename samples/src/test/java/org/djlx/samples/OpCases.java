@@ -18,6 +18,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.BiConsumer;
 import java.util.function.IntToDoubleFunction;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ReduceOp;
@@ -133,8 +134,9 @@ abstract class OpCases {
                 });
     }
 
-    /** Writes a file with two arrays of different shapes for each rank. */
-    private void writePairs(Shape first, Shape second) {
+    /** Runs an operation on two arrays of different shapes for each rank. */
+    private void coalesced(
+            String operation, Shape first, Shape second, BiConsumer<Integer, NDList> check) {
         for (int rank = 0; rank < ranks; rank++) {
             int self = rank;
             write(
@@ -142,43 +144,48 @@ abstract class OpCases {
                     array(first, i -> value(self, i)),
                     array(second, i -> value(self, i + 1)));
         }
+        runs(operation + " --input in-{rank}.npz --output out-{rank}.npz");
+        for (int rank = 0; rank < ranks; rank++) {
+            NDList results = read("out-" + rank + ".npz");
+            assertEquals(2, results.size());
+            check.accept(rank, results);
+        }
     }
 
     @Test
     void allReduceCoalesced() {
-        writePairs(new Shape(2, 3), new Shape(4));
-        runs("allReduceCoalesced --input in-{rank}.npz --output out-{rank}.npz");
-        for (int rank = 0; rank < ranks; rank++) {
-            NDList results = read("out-" + rank + ".npz");
-            assertEquals(2, results.size());
-            check(results.get(0), new Shape(2, 3), this::sum);
-            check(results.get(1), new Shape(4), i -> sum(i + 1));
-        }
+        coalesced(
+                "allReduceCoalesced",
+                new Shape(2, 3),
+                new Shape(4),
+                (rank, results) -> {
+                    check(results.get(0), new Shape(2, 3), this::sum);
+                    check(results.get(1), new Shape(4), i -> sum(i + 1));
+                });
     }
 
     @Test
     void allGatherCoalesced() {
-        writePairs(new Shape(2, 3), new Shape(4));
-        runs("allGatherCoalesced --input in-{rank}.npz --output out-{rank}.npz");
-        for (int rank = 0; rank < ranks; rank++) {
-            NDList results = read("out-" + rank + ".npz");
-            assertEquals(2, results.size());
-            check(results.get(0), new Shape(2L * ranks, 3), i -> value(i / 6, i % 6));
-            check(results.get(1), new Shape(4L * ranks), i -> value(i / 4, i % 4 + 1));
-        }
+        coalesced(
+                "allGatherCoalesced",
+                new Shape(2, 3),
+                new Shape(4),
+                (rank, results) -> {
+                    check(results.get(0), new Shape(2L * ranks, 3), i -> value(i / 6, i % 6));
+                    check(results.get(1), new Shape(4L * ranks), i -> value(i / 4, i % 4 + 1));
+                });
     }
 
     @Test
     void reduceScatterCoalesced() {
-        writePairs(new Shape(2L * ranks, 3), new Shape(ranks));
-        runs("reduceScatterCoalesced --input in-{rank}.npz --output out-{rank}.npz");
-        for (int rank = 0; rank < ranks; rank++) {
-            int self = rank;
-            NDList results = read("out-" + rank + ".npz");
-            assertEquals(2, results.size());
-            check(results.get(0), new Shape(2, 3), i -> sum(i + 6 * self));
-            check(results.get(1), new Shape(1), i -> sum(i + self + 1));
-        }
+        coalesced(
+                "reduceScatterCoalesced",
+                new Shape(2L * ranks, 3),
+                new Shape(ranks),
+                (rank, results) -> {
+                    check(results.get(0), new Shape(2, 3), i -> sum(i + 6 * rank));
+                    check(results.get(1), new Shape(1), i -> sum(i + rank + 1));
+                });
     }
 
     @Test
