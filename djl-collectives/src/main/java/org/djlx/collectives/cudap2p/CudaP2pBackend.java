@@ -277,8 +277,7 @@ final class CudaP2pBackend extends Backend {
     /** Runs an operation behind those that NCCL runs on a stream of its own. */
     private Work viaP2p(Operation operation, Consumer<CudaStream> body, List<NDArray> result) {
         Work before = lastOfNccl;
-        // Those of one batch have no order, and are not launched yet; a graph is ordered by whoever
-        // launches it.
+        // What is in a batch is not launched yet; a graph is ordered by whoever launches it.
         boolean ordered = !nccl.isBatching() && !buffers.currentStream().isCapturing();
         if (before != null && ordered) {
             lastOfNccl = null;

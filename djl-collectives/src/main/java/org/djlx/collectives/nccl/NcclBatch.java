@@ -33,6 +33,8 @@ import org.djlx.nativeops.NcclGroup;
  * }</pre>
  *
  * <p>Works can be waited for when the batch has ended. Batches may be nested; the outermost counts.
+ * Operations of {@code cuda_p2p} groups that do not go to NCCL are no part of a batch: they wait
+ * for the other ranks' calls, and so need a thread for each rank.
  */
 public final class NcclBatch {
 
