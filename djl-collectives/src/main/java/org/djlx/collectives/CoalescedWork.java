@@ -14,7 +14,7 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import org.djlx.collectives.store.Deadline;
+import org.djlx.collectives.internal.host.Deadline;
 
 /** Several operations that the caller sees as one. */
 final class CoalescedWork implements Work {

@@ -9,11 +9,11 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
-import org.djlx.collectives.store.Arguments;
-import org.djlx.collectives.store.Deadline;
-import org.djlx.collectives.store.FileLog;
-import org.djlx.collectives.store.KeyValueMap;
-import org.djlx.collectives.store.Messages;
+import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.store.Arguments;
+import org.djlx.collectives.internal.store.FileLog;
+import org.djlx.collectives.internal.store.KeyValueMap;
+import org.djlx.collectives.internal.store.Messages;
 
 /**
  * A store in a file that all ranks can reach, for ranks that are processes of one host or of hosts

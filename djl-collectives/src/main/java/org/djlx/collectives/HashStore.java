@@ -9,10 +9,10 @@ import java.util.List;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Supplier;
-import org.djlx.collectives.store.Arguments;
-import org.djlx.collectives.store.Deadline;
-import org.djlx.collectives.store.KeyValueMap;
-import org.djlx.collectives.store.Messages;
+import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.store.Arguments;
+import org.djlx.collectives.internal.store.KeyValueMap;
+import org.djlx.collectives.internal.store.Messages;
 
 /**
  * A store within one JVM, for ranks that are threads; the counterpart of {@code

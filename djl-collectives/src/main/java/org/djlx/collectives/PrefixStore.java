@@ -7,7 +7,7 @@ package org.djlx.collectives;
 import java.time.Duration;
 import java.util.List;
 import java.util.function.Supplier;
-import org.djlx.collectives.store.Arguments;
+import org.djlx.collectives.internal.store.Arguments;
 
 /**
  * A view of another store in which every key is preceded by a prefix and a slash, so that several

@@ -25,9 +25,9 @@ import org.djlx.nativeops.Torch;
  * element type, and of the same shape where a method says so. An operation returns at once with a
  * {@link Work}; the operations of a group run one after the other in the order of the calls, those
  * of different groups do not wait for each other; but see {@link
- * org.djlx.collectives.cudap2p.CudaP2pOptions}, on what {@code cuda_p2p} does without NCCL. Tensors
- * are PyTorch arrays on the device of the group's backend and need not be contiguous. Autograd does
- * not see the operations.
+ * org.djlx.collectives.CudaP2pOptions}, on what {@code cuda_p2p} does without NCCL. Tensors are
+ * PyTorch arrays on the device of the group's backend and need not be contiguous. Autograd does not
+ * see the operations.
  *
  * <p>{@linkplain #send Messages} between two ranks are apart from that: only those two call, and
  * messages wait neither for the group's other operations nor those for them.

@@ -12,11 +12,11 @@ import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import org.djlx.collectives.store.Arguments;
-import org.djlx.collectives.store.Deadline;
-import org.djlx.collectives.store.ServerLimits;
-import org.djlx.collectives.store.TcpStoreClient;
-import org.djlx.collectives.store.TcpStoreServer;
+import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.store.Arguments;
+import org.djlx.collectives.internal.store.ServerLimits;
+import org.djlx.collectives.internal.store.TcpStoreClient;
+import org.djlx.collectives.internal.store.TcpStoreServer;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -1,6 +1,21 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
+/**
+ * Process groups over NDArrays, with pluggable backends; the counterpart of {@code
+ * torch.distributed}. Whatever a user may name is here or in {@link org.djlx.collectives.trace};
+ * packages below {@code internal} promise nothing.
+ *
+ * <pre>
+ *   ProcessGroups               starts groups: from the environment, or for threads of this JVM
+ *   ProcessGroup, Work          one rank's handle on a group, and what its operations return
+ *   ReduceOp, P2pOp, OpType     what operations take
+ *   ShmOptions, NcclOptions, CudaP2pOptions, NcclBatch
+ *                               what is particular to a backend
+ *   Store: TcpStore, FileStore, HashStore, PrefixStore
+ *                               where ranks find each other
+ *   P2pBuffers, P2pAllocator    memory into which other ranks write
+ *   CollectiveException and its kin, StoreTimeoutException
+ *                               what goes wrong
+ *   Backend, BackendFactory, Backends, BackendOptions, Support, GroupContext, Operation, Reductions
+ *                               for a backend of your own
+ * </pre>
  */
-/** Process groups over NDArrays: collectives, stores, and the backends behind them. */
 package org.djlx.collectives;

@@ -19,7 +19,6 @@ import java.util.OptionalLong;
 import java.util.Random;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.Operation.Agreed;
-import org.djlx.collectives.shm.ShmOptions;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.AfterEach;

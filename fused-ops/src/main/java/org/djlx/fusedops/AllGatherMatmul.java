@@ -12,7 +12,7 @@ import java.util.List;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.fusedops.pipeline.Pipeline;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;

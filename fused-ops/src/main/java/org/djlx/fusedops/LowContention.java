@@ -18,7 +18,7 @@ import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.fusedops.pipeline.Pipeline;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;

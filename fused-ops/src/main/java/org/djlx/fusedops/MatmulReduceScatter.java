@@ -11,7 +11,7 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.fusedops.pipeline.Pipeline;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;

@@ -4,8 +4,8 @@
  */
 package org.djlx.fusedops;
 
-import org.djlx.collectives.cudap2p.P2pRanks;
-import org.djlx.collectives.cudap2p.Survivors;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.collectives.internal.cudap2p.Survivors;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.RepeatedTest;
 import org.junit.jupiter.api.RepetitionInfo;

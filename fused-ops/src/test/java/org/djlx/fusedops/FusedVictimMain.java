@@ -9,7 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.cudap2p.Survivors;
+import org.djlx.collectives.internal.cudap2p.Survivors;
 
 /** One rank of {@link FusedOpsFailureTest}. */
 public final class FusedVictimMain {

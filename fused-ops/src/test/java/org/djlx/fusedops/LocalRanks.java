@@ -9,7 +9,7 @@ import java.util.List;
 import java.util.function.Consumer;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.shm.ShmOptions;
+import org.djlx.collectives.ShmOptions;
 
 /** Runs code on ranks that are threads, on groups made for it. */
 final class LocalRanks {

@@ -1,0 +1,266 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.time.Duration;
+import java.util.Objects;
+import java.util.Optional;
+import org.djlx.nativeops.GpuTopology;
+
+/**
+ * Options of the {@code cuda_p2p} backend. They must be the same on all ranks.
+ *
+ * <p>What this backend does not leave to NCCL, small all-reduces and operators on P2P buffers, runs
+ * on the caller's current stream, and the call returns when all ranks have made theirs: ranks must
+ * call the operations of all their groups in one order.
+ *
+ * <p>The same, and nothing else, can be recorded by {@link org.djlx.nativeops.CudaGraph#capture}.
+ * All ranks record it, and launch their graphs equally often. A launch waits for those of the other
+ * ranks, and in one process the driver may wait for that: so let a rank first do once without a
+ * graph whatever it does between launches, and let the ranks wait for each other on the host
+ * between recording and the first launch. Graphs, and operations outside of graphs, are not ordered
+ * with each other: launch them on one stream, or order the streams, and none any more once the
+ * group is destroyed. A launch that waits in vain for the group's timeout gives wrong results, and
+ * breaks the group: the next call throws.
+ */
+public final class CudaP2pOptions extends BackendOptions {
+
+    /** The size of a rank's P2P buffer unless told otherwise: 256 MiB. */
+    public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
+
+    private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
+
+    private final long bufferSize;
+    private final long heapSize;
+    private final NcclOptions ncclOptions;
+    private final long oneShotBytes;
+    private final long twoShotBytes;
+    private final GpuTopology.Kind topology;
+    private final boolean sharedGpus;
+
+    private CudaP2pOptions(Builder builder) {
+        super(builder.timeout == null ? builder.ncclOptions.timeout() : builder.timeout);
+        bufferSize = builder.bufferSize;
+        heapSize = builder.heapSize;
+        ncclOptions = builder.ncclOptions.withTimeout(timeout());
+        oneShotBytes = builder.oneShotBytes;
+        twoShotBytes = builder.twoShotBytes;
+        topology = builder.topology;
+        sharedGpus = builder.sharedGpus;
+    }
+
+    /**
+     * Returns the size of each rank's P2P buffer.
+     *
+     * @return the size in bytes; 0 if there is none
+     */
+    public long bufferSize() {
+        return bufferSize;
+    }
+
+    /**
+     * Returns the size of each rank's P2P heap.
+     *
+     * @return the size in bytes; 0 if there is none
+     */
+    public long heapSize() {
+        return heapSize;
+    }
+
+    /**
+     * Returns the options of what runs on NCCL.
+     *
+     * @return the options, also for the timeout and the devices
+     */
+    public NcclOptions ncclOptions() {
+        return ncclOptions;
+    }
+
+    /**
+     * Returns up to which size an all-reduce is one-shot, or takes the mesh algorithm.
+     *
+     * @return the size in bytes
+     */
+    public long oneShotBytes() {
+        return oneShotBytes;
+    }
+
+    /**
+     * Returns up to which size an all-reduce is two-shot.
+     *
+     * @return the size in bytes
+     */
+    public long twoShotBytes() {
+        return twoShotBytes;
+    }
+
+    /**
+     * Returns how the GPUs are taken to be linked.
+     *
+     * @return the topology, or empty if NVML tells
+     */
+    public Optional<GpuTopology.Kind> topology() {
+        return Optional.ofNullable(topology);
+    }
+
+    /** All that must be the same on all ranks, in words. */
+    @Override
+    public String toString() {
+        return String.format(
+                "a buffer of %d bytes, a heap of %d, one-shot up to %d, two-shot up to %d, topology"
+                        + " %s%s",
+                bufferSize,
+                heapSize,
+                oneShotBytes,
+                twoShotBytes,
+                topology == null ? "from NVML" : topology,
+                sharedGpus ? ", shared GPUs" : "");
+    }
+
+    /**
+     * Tells whether ranks may share a GPU.
+     *
+     * @return whether they may
+     */
+    public boolean isSharedGpus() {
+        return sharedGpus;
+    }
+
+    /**
+     * Returns a builder.
+     *
+     * @return the builder, with the defaults
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /** Builds {@link CudaP2pOptions}. */
+    public static final class Builder {
+
+        private long bufferSize = DEFAULT_BUFFER_SIZE;
+        private long heapSize;
+        private NcclOptions ncclOptions = NcclOptions.builder().build();
+        private Duration timeout; // null: that of NCCL's options
+        private long oneShotBytes = 256 << 10;
+        private long twoShotBytes = 10 << 20;
+        private GpuTopology.Kind topology;
+        private boolean sharedGpus;
+
+        private Builder() {}
+
+        /**
+         * Sets the size of each rank's P2P buffer.
+         *
+         * @param bytes the size in bytes; 0 for none
+         * @return this builder
+         */
+        public Builder optBufferSize(long bytes) {
+            this.bufferSize = requireSize("the buffer size", bytes);
+            return this;
+        }
+
+        /**
+         * Sets the size of each rank's P2P heap, from which {@link
+         * org.djlx.collectives.P2pAllocator} gives out arrays.
+         *
+         * @param bytes the size in bytes; 0, none, unless set
+         * @return this builder
+         */
+        public Builder optHeapSize(long bytes) {
+            this.heapSize = requireSize("the heap size", bytes);
+            return this;
+        }
+
+        /**
+         * Sets how long an operation may take, on NCCL or not.
+         *
+         * @param timeout the timeout; that of the options for NCCL unless set
+         * @return this builder
+         */
+        public Builder optTimeout(Duration timeout) {
+            this.timeout = Objects.requireNonNull(timeout, "timeout");
+            return this;
+        }
+
+        /**
+         * Sets the options of what runs on NCCL; its timeout and devices are also those of the
+         * rest.
+         *
+         * @param options the options
+         * @return this builder
+         */
+        public Builder optNcclOptions(NcclOptions options) {
+            this.ncclOptions = Objects.requireNonNull(options, "options");
+            return this;
+        }
+
+        /**
+         * Sets up to which size an all-reduce is one-shot, or takes the mesh algorithm where the
+         * GPUs form a hybrid cube mesh.
+         *
+         * @param bytes the size in bytes; 256 KiB unless set
+         * @return this builder
+         */
+        public Builder optOneShotBytes(long bytes) {
+            this.oneShotBytes = requireSize("the largest one-shot size", bytes);
+            return this;
+        }
+
+        /**
+         * Sets up to which size an all-reduce is two-shot.
+         *
+         * @param bytes the size in bytes; 10 MiB unless set
+         * @return this builder
+         */
+        public Builder optTwoShotBytes(long bytes) {
+            this.twoShotBytes = requireSize("the largest two-shot size", bytes);
+            return this;
+        }
+
+        private static long requireSize(String what, long bytes) {
+            if (bytes < 0 || bytes > MAX_SIZE) {
+                throw new IllegalArgumentException(
+                        what + " must be from 0 to " + MAX_SIZE + " bytes: " + bytes);
+            }
+            return bytes;
+        }
+
+        /**
+         * Lets ranks share a GPU, to try out what runs on P2P buffers where there are fewer GPUs
+         * than ranks. What needs NCCL fails then, as NCCL refuses to share. Ranks of one process
+         * must each have a current stream of their own, as they wait for each other on it, and more
+         * than four may not find room on a GPU for kernels that wait for each other.
+         *
+         * @param shared whether they may; false, NCCL alone, unless set
+         * @return this builder
+         */
+        public Builder optSharedGpus(boolean shared) {
+            this.sharedGpus = shared;
+            return this;
+        }
+
+        /**
+         * Sets how the GPUs are taken to be linked, for tests; NVML tells unless set. In a hybrid
+         * cube mesh, ranks 0 to 3 and 4 to 7 are taken to be the fours.
+         *
+         * @param kind the topology
+         * @return this builder
+         */
+        public Builder optTopology(GpuTopology.Kind kind) {
+            this.topology = Objects.requireNonNull(kind, "kind");
+            return this;
+        }
+
+        /**
+         * Builds the options.
+         *
+         * @return the options
+         */
+        public CudaP2pOptions build() {
+            return new CudaP2pOptions(this);
+        }
+    }
+}

@@ -1,2 +1,0 @@
-/** What the backends on GPUs have in common. Internal to them. */
-package org.djlx.collectives.gpu;

@@ -1,0 +1,57 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.BackendFactory;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.Support;
+import org.djlx.collectives.internal.nccl.NcclBackendFactory;
+
+/**
+ * Creates {@code cuda_p2p} backends; takes {@link CudaP2pOptions}, {@link NcclOptions} or plain
+ * options.
+ */
+public final class CudaP2pBackendFactory implements BackendFactory {
+
+    /** Constructor for {@link java.util.ServiceLoader}. */
+    public CudaP2pBackendFactory() {}
+
+    @Override
+    public String name() {
+        return CudaP2pBackend.NAME;
+    }
+
+    @Override
+    public Support support() {
+        return new NcclBackendFactory().support();
+    }
+
+    @Override
+    public Backend create(GroupContext context) {
+        return CudaP2pBackend.create(context, options(context.options()));
+    }
+
+    private static CudaP2pOptions options(BackendOptions options) {
+        if (options instanceof CudaP2pOptions p2pOptions) {
+            return p2pOptions;
+        }
+        if (options instanceof NcclOptions ncclOptions) {
+            return CudaP2pOptions.builder().optNcclOptions(ncclOptions).build();
+        }
+        if (options.getClass() != BackendOptions.class) {
+            throw new IllegalArgumentException(
+                    "backend '"
+                            + CudaP2pBackend.NAME
+                            + "' takes CudaP2pOptions or NcclOptions, not "
+                            + options.getClass().getSimpleName());
+        }
+        NcclOptions ncclOptions = NcclOptions.builder().optTimeout(options.timeout()).build();
+        return CudaP2pOptions.builder().optNcclOptions(ncclOptions).build();
+    }
+}

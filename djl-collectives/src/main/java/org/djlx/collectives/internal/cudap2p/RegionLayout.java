@@ -1,0 +1,98 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import org.djlx.collectives.CudaP2pOptions;
+
+/**
+ * How a rank's region of GPU memory is divided, the same on all ranks. Offsets are in bytes.
+ *
+ * <pre>
+ *   all-reduce   control block, then two halves; see all_reduce.cu
+ *   signals      a word for each channel and each rank that raises it, 64 bytes apart
+ *   probe        a word for each rank, written when the group is created
+ *   buffer       the P2P buffer, and the heap
+ * </pre>
+ */
+final class RegionLayout {
+
+    static final int MAX_RANKS = 8;
+    static final int CHANNELS = 8;
+    static final int BARRIER = CHANNELS; // a channel of signals for barriers, behind the others
+    static final int CAPTURED = CHANNELS + 1; // and the first of those for operations in graphs
+    static final int ROWS = CAPTURED + CHANNELS;
+
+    // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
+    private static final long CONTROL = 8192;
+    private static final long LINE = 64;
+    private static final long PAGE = 4096;
+
+    private final long oneShotBytes;
+    private final long twoShotSlot;
+    private final long half;
+    private final long signals;
+    private final long buffer;
+    private final long bufferSize;
+    private final long heapSize;
+
+    RegionLayout(CudaP2pOptions options, int worldSize) {
+        oneShotBytes = align(options.oneShotBytes());
+        twoShotSlot = align((options.twoShotBytes() + worldSize - 1) / worldSize + 16);
+        // One-shot has a slot for each rank; the mesh one more, and of float32 where elements have
+        // half that size. Two-shot has slots of a part, and the result of all parts behind them.
+        half =
+                Math.max(
+                        (worldSize + 1) * meshSlot(),
+                        worldSize * twoShotSlot + worldSize * twoShotSlot);
+        signals = CONTROL + 2 * half;
+        buffer = align(signals + (ROWS + 1) * MAX_RANKS * LINE); // the last is for probes
+        bufferSize = options.bufferSize();
+        heapSize = options.heapSize();
+    }
+
+    private static long align(long bytes) {
+        return (bytes + PAGE - 1) / PAGE * PAGE;
+    }
+
+    long byteSize() {
+        return buffer + align(bufferSize + heapSize);
+    }
+
+    long half() {
+        return half;
+    }
+
+    long oneShotSlot() {
+        return oneShotBytes;
+    }
+
+    long meshSlot() {
+        return 2 * oneShotBytes;
+    }
+
+    long twoShotSlot() {
+        return twoShotSlot;
+    }
+
+    long signal(int channel, int source) {
+        return signals + ((long) channel * MAX_RANKS + source) * LINE;
+    }
+
+    long probe(int source) {
+        return signal(ROWS, source);
+    }
+
+    long buffer() {
+        return buffer;
+    }
+
+    long bufferSize() {
+        return bufferSize;
+    }
+
+    long heapSize() {
+        return heapSize;
+    }
+}

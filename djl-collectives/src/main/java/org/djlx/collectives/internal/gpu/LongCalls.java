@@ -1,0 +1,94 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import java.time.Duration;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.nativeops.ProcessExit;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Threads for calls of NCCL and of the driver that may wait for other ranks or GPUs. The JVM's exit
+ * waits up to two seconds for them; what is not done then is left to the operating system.
+ * Internal: for backends on GPUs.
+ */
+public final class LongCalls {
+
+    private static final Logger logger = LoggerFactory.getLogger(LongCalls.class);
+    private static final Duration EXIT_PATIENCE = Duration.ofSeconds(2);
+    private static final Set<Thread> RUNNING = ConcurrentHashMap.newKeySet();
+
+    static {
+        try {
+            Runtime.getRuntime().addShutdownHook(new Thread(LongCalls::exit, "collectives-exit"));
+        } catch (IllegalStateException e) {
+            logger.debug("the JVM is about to end", e);
+        }
+    }
+
+    private LongCalls() {}
+
+    /**
+     * Starts a thread.
+     *
+     * @param name its name
+     * @param calls what it does
+     * @return the thread, a daemon
+     */
+    public static Thread start(String name, Runnable calls) {
+        Thread thread =
+                new Thread(
+                        () -> {
+                            try {
+                                calls.run();
+                            } finally {
+                                RUNNING.remove(Thread.currentThread());
+                            }
+                        },
+                        name);
+        thread.setDaemon(true);
+        RUNNING.add(thread);
+        thread.start();
+        return thread;
+    }
+
+    /**
+     * Waits for threads to end; also if interrupted, which is kept.
+     *
+     * @param threads the threads
+     * @param patience how long
+     * @return whether all have ended
+     */
+    public static boolean join(Iterable<Thread> threads, Duration patience) {
+        long end = System.nanoTime() + patience.toNanos();
+        boolean interrupted = false;
+        boolean all = true;
+        for (Thread thread : threads) {
+            long left = end - System.nanoTime();
+            while (thread.isAlive() && left > 0) {
+                try {
+                    thread.join(1 + left / 1_000_000);
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                }
+                left = end - System.nanoTime();
+            }
+            all &= !thread.isAlive();
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+        return all;
+    }
+
+    /** A thread in a library that is taken down crashes. */
+    private static void exit() {
+        if (!join(RUNNING, EXIT_PATIENCE)) {
+            ProcessExit.skipLibraries();
+        }
+    }
+}

@@ -1,0 +1,68 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+import java.time.Duration;
+
+/** A point in time on the monotonic clock, a timeout from its creation. */
+public final class Deadline {
+
+    /** Long enough to mean forever, short enough that sums of it do not overflow. */
+    private static final Duration MAX = Duration.ofNanos(Long.MAX_VALUE / 4);
+
+    private final Duration timeout;
+    private final long end;
+
+    private Deadline(Duration timeout) {
+        this.timeout = timeout;
+        end = System.nanoTime() + (timeout.compareTo(MAX) < 0 ? timeout : MAX).toNanos();
+    }
+
+    /**
+     * Creates a deadline.
+     *
+     * @param timeout how far away it is
+     * @return the deadline
+     */
+    public static Deadline after(Duration timeout) {
+        return new Deadline(timeout);
+    }
+
+    /**
+     * Returns the time left.
+     *
+     * @return nanoseconds, at least 0
+     */
+    public long remainingNanos() {
+        return Math.max(0, end - System.nanoTime());
+    }
+
+    /**
+     * Returns the time left in the unit and range of socket timeouts, where 0 would mean forever.
+     *
+     * @return milliseconds, at least 1
+     */
+    public int remainingMillis() {
+        return (int) Math.min(Integer.MAX_VALUE, remainingNanos() / 1_000_000 + 1);
+    }
+
+    /**
+     * Tells whether the deadline is over.
+     *
+     * @return whether no time is left
+     */
+    public boolean isOver() {
+        return remainingNanos() == 0;
+    }
+
+    /**
+     * Returns the timeout this deadline was created with.
+     *
+     * @return the timeout
+     */
+    public Duration timeout() {
+        return timeout;
+    }
+}

@@ -1,0 +1,132 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+import ai.djl.engine.EngineException;
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.SharedMemory;
+
+/**
+ * Memory of the host that the ranks of a group share, as mapped by one of them. Ranks that are
+ * threads of one JVM each have a mapping of their own, like processes. It never has a name in a
+ * file system, so nothing is left behind by whatever ends a process.
+ */
+public final class SharedSegment implements AutoCloseable {
+
+    private final SharedMemory shared;
+
+    private SharedSegment(SharedMemory shared) {
+        this.shared = shared;
+    }
+
+    /**
+     * Creates the segment on rank 0, opens it on the others, and returns when all have mapped it.
+     *
+     * @param context the group and the rank
+     * @param byteSize the size in bytes
+     * @param configuration what must be the same on all ranks, a line each
+     * @return the segment
+     * @throws CollectiveException on all ranks, if it did not work out on any
+     */
+    public static SharedSegment map(
+            GroupContext context, long byteSize, List<String> configuration) {
+        String here = "host " + Liveness.HOST + "\n" + String.join("\n", configuration);
+        SharedMemory shared = null;
+        String path = "";
+        String problem = "";
+        try {
+            if (context.rank() == 0) {
+                shared = SharedMemory.create(tag(context.name()), byteSize);
+                path = shared.path();
+            }
+        } catch (EngineException e) {
+            problem = e.getMessage();
+        }
+        try {
+            List<String> all = exchange(context, "segment", problem + "\n" + path + "\n" + here);
+            checkSame(context, all);
+            if (context.rank() != 0) {
+                try {
+                    shared = SharedMemory.open(all.get(0).split("\n")[1], byteSize);
+                } catch (EngineException e) {
+                    problem = e.getMessage();
+                }
+            }
+            checkNone(context, exchange(context, "mapped", problem));
+        } catch (RuntimeException e) {
+            if (shared != null) {
+                shared.close();
+            }
+            throw e;
+        }
+        shared.seal();
+        return new SharedSegment(shared);
+    }
+
+    /** What tools show; the system takes at most 249 bytes. */
+    private static String tag(String group) {
+        return "djlx-" + group.substring(0, Math.min(group.length(), 60));
+    }
+
+    private static List<String> exchange(GroupContext context, String key, String value) {
+        return context.exchange(key, value.getBytes(StandardCharsets.UTF_8)).stream()
+                .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
+                .toList();
+    }
+
+    private static void checkSame(GroupContext context, List<String> all) {
+        checkNone(context, all.stream().map(text -> text.split("\n")[0]).toList());
+        String[] first = all.get(0).split("\n");
+        for (int rank = 1; rank < all.size(); rank++) {
+            String[] other = all.get(rank).split("\n");
+            for (int i = 2; i < first.length; i++) {
+                if (!first[i].equals(other[i])) {
+                    throw new CollectiveException(
+                            "the ranks of group '"
+                                    + context.name()
+                                    + "' cannot share memory: rank 0 has "
+                                    + first[i]
+                                    + ", rank "
+                                    + rank
+                                    + " has "
+                                    + other[i]
+                                    + "; shm needs one host and the same options on all ranks");
+                }
+            }
+        }
+    }
+
+    private static void checkNone(GroupContext context, List<String> problems) {
+        for (int rank = 0; rank < problems.size(); rank++) {
+            if (!problems.get(rank).isEmpty()) {
+                throw new CollectiveException(
+                        "the ranks of group '"
+                                + context.name()
+                                + "' cannot share memory: rank "
+                                + rank
+                                + ": "
+                                + problems.get(rank));
+            }
+        }
+    }
+
+    /**
+     * Returns the memory.
+     *
+     * @return the memory, zeros at first, which lives as long as this segment
+     */
+    public NativeMemory memory() {
+        return shared.memory();
+    }
+
+    @Override
+    public void close() {
+        shared.close();
+    }
+}

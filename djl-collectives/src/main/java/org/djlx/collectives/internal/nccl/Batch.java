@@ -1,0 +1,133 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Deque;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.nativeops.NcclGroup;
+
+/**
+ * The operations that one thread issues between the begin and the end of a {@link
+ * org.djlx.collectives.NcclBatch}, or of coalesced operations, which NCCL then starts together.
+ */
+public final class Batch {
+
+    private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
+
+    // In the order of the calls. NCCL starts a step as a whole, and runs it in an order of its own.
+    private final Map<Lane, Map<Integer, List<NcclWork>>> steps = new LinkedHashMap<>();
+    private int step;
+    private int depth;
+    private int together; // the part of the depth that asks for one step
+    private Throwable failure; // of the calls
+
+    private Batch() {}
+
+    /**
+     * Runs calls as a batch.
+     *
+     * @param calls issue operations
+     * @see org.djlx.collectives.NcclBatch#run
+     */
+    public static void run(Runnable calls) {
+        begin();
+        try {
+            calls.run();
+        } catch (RuntimeException | Error e) {
+            CURRENT.get().failure = e;
+            throw e;
+        } finally {
+            end();
+        }
+    }
+
+    /** The batch that this thread has open, or null. */
+    static Batch current() {
+        return CURRENT.get();
+    }
+
+    private static void begin() {
+        Batch batch = CURRENT.get();
+        if (batch == null) {
+            batch = new Batch();
+            CURRENT.set(batch);
+        }
+        batch.depth++;
+    }
+
+    private static void end() {
+        Batch batch = CURRENT.get();
+        batch.depth--;
+        if (batch.depth == 0) {
+            CURRENT.remove();
+            batch.launch();
+        }
+    }
+
+    /** Begins operations of which none depends on another. */
+    static void beginTogether() {
+        begin();
+        Batch batch = CURRENT.get();
+        if (batch.together++ == 0) {
+            batch.step++;
+        }
+    }
+
+    static void endTogether() {
+        CURRENT.get().together--;
+        end();
+    }
+
+    /** Adds an operation, which the end of the batch launches. */
+    void add(Lane lane, NcclWork work) {
+        if (together == 0) {
+            step++;
+        }
+        int key = work.isMessage() ? 0 : step; // Messages wait for each other in any order.
+        steps.computeIfAbsent(lane, absent -> new LinkedHashMap<>())
+                .computeIfAbsent(key, absent -> new ArrayList<>())
+                .add(work);
+    }
+
+    private void launch() {
+        if (failure != null) {
+            steps.keySet().forEach(lane -> lane.fail(reason(failure)));
+            return;
+        }
+        Map<Lane, Deque<List<NcclWork>>> own = new LinkedHashMap<>();
+        steps.forEach(
+                (lane, units) -> {
+                    if (lane.own(units.values())) {
+                        own.put(lane, new ArrayDeque<>(units.values()));
+                    }
+                });
+        Set<Lane> lanes = Set.copyOf(own.keySet());
+        try {
+            while (!own.isEmpty()) {
+                NcclGroup.run(() -> own.forEach((lane, units) -> lane.launch(units.peek())));
+                own.forEach((lane, units) -> lane.launched(units.poll()));
+                own.values().removeIf(Collection::isEmpty);
+            }
+        } catch (RuntimeException | Error e) {
+            CollectiveException reason = reason(e);
+            lanes.forEach(lane -> lane.fail(reason));
+            throw reason;
+        } finally {
+            lanes.forEach(Lane::release);
+        }
+    }
+
+    private static CollectiveException reason(Throwable cause) {
+        return new CollectiveException(
+                "a batch could not be started: " + cause.getMessage(), cause);
+    }
+}

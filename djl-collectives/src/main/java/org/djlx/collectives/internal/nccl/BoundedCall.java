@@ -1,0 +1,89 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.function.Supplier;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.internal.gpu.LongCalls;
+import org.djlx.collectives.internal.host.Deadline;
+
+/** Calls of NCCL that wait for other ranks and cannot be told for how long. */
+final class BoundedCall {
+
+    private static final long LOOK_MILLIS = 50; // between looks for an obstacle
+
+    private BoundedCall() {}
+
+    /**
+     * Runs a call on a thread of its own, and waits for it.
+     *
+     * @param name what it does, for messages
+     * @param timeout how long to wait; then the thread is left to itself
+     * @param obstacle tells what makes waiting vain, if anything
+     * @param call the call
+     * @return its result
+     * @throws CollectiveTimeoutException if it has not returned by then
+     * @throws CollectiveException if it failed, or will not return
+     */
+    static <T> T run(
+            String name, Duration timeout, Supplier<Optional<String>> obstacle, Supplier<T> call) {
+        CompletableFuture<T> future = new CompletableFuture<>();
+        Thread thread =
+                LongCalls.start(
+                        "nccl: " + name,
+                        () -> {
+                            try {
+                                future.complete(call.get());
+                            } catch (RuntimeException | Error e) {
+                                future.completeExceptionally(e);
+                            }
+                        });
+        Deadline deadline = Deadline.after(timeout);
+        try {
+            while (!isDone(future)) {
+                Optional<String> reason = obstacle.get();
+                if (reason.isPresent()) {
+                    thread.interrupt();
+                    throw new CollectiveException(name + " failed: " + reason.get());
+                }
+                if (deadline.isOver()) {
+                    thread.interrupt();
+                    throw new CollectiveTimeoutException(
+                            name + " was not done after " + timeout, List.of());
+                }
+            }
+            return future.get();
+        } catch (ExecutionException e) {
+            throw e.getCause() instanceof CollectiveException collective
+                    ? collective
+                    : new CollectiveException(
+                            name + " failed: " + e.getCause().getMessage(), e.getCause());
+        } catch (InterruptedException e) {
+            thread.interrupt();
+            Thread.currentThread().interrupt();
+            throw new CollectiveException("interrupted: " + name, e);
+        }
+    }
+
+    /** Waits a little for it. */
+    private static boolean isDone(CompletableFuture<?> future) throws InterruptedException {
+        try {
+            future.get(LOOK_MILLIS, TimeUnit.MILLISECONDS);
+            return true;
+        } catch (ExecutionException e) {
+            return true;
+        } catch (TimeoutException e) {
+            return false;
+        }
+    }
+}

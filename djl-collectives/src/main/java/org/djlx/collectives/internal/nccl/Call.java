@@ -1,0 +1,34 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import java.util.List;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.NcclCommunicator;
+
+/**
+ * What an operation does on the GPU.
+ *
+ * @param body calls NCCL
+ * @param in what is read; kept until the operation has ended
+ * @param out what is written, or both
+ * @param detail what must fit the calls of other ranks besides the operation's signature
+ */
+record Call(Body body, List<DeviceTensor> in, List<DeviceTensor> out, long[] detail) {
+
+    /** Calls NCCL. */
+    @FunctionalInterface
+    interface Body {
+
+        /** Enqueues the operation on the communicator's stream; does not wait. */
+        void enqueue(NcclCommunicator nccl, CudaStream stream);
+    }
+
+    /** Gives up the tensors. */
+    void release() {
+        in.forEach(DeviceTensor::close);
+        out.forEach(DeviceTensor::close);
+    }
+}

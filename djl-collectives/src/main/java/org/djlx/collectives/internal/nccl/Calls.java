@@ -1,0 +1,286 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import java.util.List;
+import java.util.function.IntConsumer;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.nativeops.NcclGroup;
+import org.djlx.nativeops.ScalarType;
+
+/** The operations in NCCL's terms. What NCCL has no call for is a group of sends and receives. */
+final class Calls {
+
+    private static final long[] NO_DETAIL = {};
+
+    private Calls() {}
+
+    static Call allReduce(DeviceTensor io, ReduceOp op) {
+        Call.Body body =
+                (nccl, stream) ->
+                        withOp(
+                                nccl,
+                                io.type(),
+                                op,
+                                number ->
+                                        nccl.allReduce(
+                                                io.address(),
+                                                io.address(),
+                                                io.count(),
+                                                io.type(),
+                                                number,
+                                                stream));
+        return new Call(body, List.of(), List.of(io), NO_DETAIL);
+    }
+
+    static Call reduce(DeviceTensor io, int root, boolean isRoot, ReduceOp op) {
+        Call.Body body =
+                (nccl, stream) ->
+                        withOp(
+                                nccl,
+                                io.type(),
+                                op,
+                                number -> reduce(nccl, stream, io, io, number, root));
+        return inPlace(body, io, isRoot);
+    }
+
+    /** A call on one tensor, which is written on some ranks and read on the others. */
+    private static Call inPlace(Call.Body body, DeviceTensor io, boolean isWritten) {
+        List<DeviceTensor> tensor = List.of(io);
+        return new Call(
+                body, isWritten ? List.of() : tensor, isWritten ? tensor : List.of(), NO_DETAIL);
+    }
+
+    private static void reduce(
+            NcclCommunicator nccl,
+            CudaStream stream,
+            DeviceTensor in,
+            DeviceTensor out,
+            int number,
+            int root) {
+        nccl.reduce(in.address(), out.address(), out.count(), out.type(), number, root, stream);
+    }
+
+    static Call broadcast(DeviceTensor io, int root, boolean isRoot) {
+        Call.Body body = (nccl, stream) -> broadcast(nccl, stream, io, io, root);
+        return inPlace(body, io, !isRoot);
+    }
+
+    private static void broadcast(
+            NcclCommunicator nccl, CudaStream stream, DeviceTensor in, DeviceTensor out, int root) {
+        Unit unit = Unit.of(in.type());
+        long count = in.count() * unit.factor();
+        nccl.broadcast(in.address(), out.address(), count, unit.type(), root, stream);
+    }
+
+    static Call allGather(List<DeviceTensor> out, DeviceTensor in) {
+        Unit unit = Unit.of(in.type());
+        long count = in.count() * unit.factor();
+        Call.Body body =
+                out.size() == 1
+                        ? (nccl, stream) ->
+                                nccl.allGather(
+                                        in.address(),
+                                        out.get(0).address(),
+                                        count,
+                                        unit.type(),
+                                        stream)
+                        : (nccl, stream) ->
+                                NcclGroup.run(
+                                        () -> {
+                                            for (int root = 0; root < out.size(); root++) {
+                                                broadcast(nccl, stream, in, out.get(root), root);
+                                            }
+                                        });
+        return new Call(body, List.of(in), out, NO_DETAIL);
+    }
+
+    static Call reduceScatter(DeviceTensor out, List<DeviceTensor> in, ReduceOp op) {
+        Call.Body body =
+                (nccl, stream) ->
+                        withOp(
+                                nccl,
+                                out.type(),
+                                op,
+                                number -> reduceScatter(nccl, stream, out, in, number));
+        return new Call(body, in, List.of(out), NO_DETAIL);
+    }
+
+    private static void reduceScatter(
+            NcclCommunicator nccl,
+            CudaStream stream,
+            DeviceTensor out,
+            List<DeviceTensor> in,
+            int number) {
+        if (in.size() == 1) {
+            nccl.reduceScatter(
+                    in.get(0).address(), out.address(), out.count(), out.type(), number, stream);
+            return;
+        }
+        NcclGroup.run(
+                () -> {
+                    for (int root = 0; root < in.size(); root++) {
+                        reduce(nccl, stream, in.get(root), out, number, root);
+                    }
+                });
+    }
+
+    static Call gather(List<DeviceTensor> out, DeviceTensor in, int root) {
+        Call.Body body =
+                exchange(
+                        (nccl, stream) -> {
+                            send(nccl, stream, in.address(), in.count(), in.type(), root);
+                            for (int peer = 0; peer < out.size(); peer++) {
+                                long target = out.get(peer).address();
+                                recv(nccl, stream, target, in.count(), in.type(), peer);
+                            }
+                        });
+        return new Call(body, List.of(in), out, NO_DETAIL);
+    }
+
+    static Call scatter(DeviceTensor out, List<DeviceTensor> in, int root) {
+        Call.Body body =
+                exchange(
+                        (nccl, stream) -> {
+                            for (int peer = 0; peer < in.size(); peer++) {
+                                long source = in.get(peer).address();
+                                send(nccl, stream, source, out.count(), out.type(), peer);
+                            }
+                            recv(nccl, stream, out.address(), out.count(), out.type(), root);
+                        });
+        return new Call(body, in, List.of(out), NO_DETAIL);
+    }
+
+    static Call allToAll(List<DeviceTensor> out, List<DeviceTensor> in) {
+        Call.Body body =
+                exchange(
+                        (nccl, stream) -> {
+                            for (int peer = 0; peer < in.size(); peer++) {
+                                DeviceTensor from = in.get(peer);
+                                DeviceTensor to = out.get(peer);
+                                send(nccl, stream, from.address(), from.count(), from.type(), peer);
+                                recv(nccl, stream, to.address(), to.count(), to.type(), peer);
+                            }
+                        });
+        int n = in.size();
+        long[] sizes = new long[2 * n];
+        for (int peer = 0; peer < n; peer++) {
+            sizes[peer] = in.get(peer).byteSize();
+            sizes[n + peer] = out.get(peer).byteSize();
+        }
+        return new Call(body, in, out, sizes);
+    }
+
+    static Call allToAllSingle(
+            DeviceTensor out, DeviceTensor in, long[] outCounts, long[] inCounts) {
+        ScalarType type = in.type();
+        Call.Body body =
+                exchange(
+                        (nccl, stream) -> {
+                            long source = in.address();
+                            long target = out.address();
+                            for (int peer = 0; peer < inCounts.length; peer++) {
+                                send(nccl, stream, source, inCounts[peer], type, peer);
+                                recv(nccl, stream, target, outCounts[peer], type, peer);
+                                source += inCounts[peer] * type.itemSize();
+                                target += outCounts[peer] * type.itemSize();
+                            }
+                        });
+        int n = inCounts.length;
+        long[] sizes = new long[2 * n];
+        for (int peer = 0; peer < n; peer++) {
+            sizes[peer] = inCounts[peer] * type.itemSize();
+            sizes[n + peer] = outCounts[peer] * type.itemSize();
+        }
+        return new Call(body, List.of(in), List.of(out), sizes);
+    }
+
+    /** On a communicator of sender and receiver, in this order. */
+    static Call send(DeviceTensor in, int tag) {
+        Call.Body body =
+                (nccl, stream) -> send(nccl, stream, in.address(), in.count(), in.type(), 1);
+        return new Call(body, List.of(in), List.of(), message(in, tag));
+    }
+
+    /** See {@link #send(DeviceTensor, int)}. */
+    static Call recv(DeviceTensor out, int tag) {
+        Call.Body body =
+                (nccl, stream) -> recv(nccl, stream, out.address(), out.count(), out.type(), 0);
+        return new Call(body, List.of(), List.of(out), message(out, tag));
+    }
+
+    private static long[] message(DeviceTensor tensor, int tag) {
+        return new long[] {tensor.type().code(), tensor.count(), tag};
+    }
+
+    /** Runs sends and receives as one operation. */
+    private static Call.Body exchange(Call.Body body) {
+        return (nccl, stream) -> NcclGroup.run(() -> body.enqueue(nccl, stream));
+    }
+
+    private static void send(
+            NcclCommunicator nccl,
+            CudaStream stream,
+            long address,
+            long count,
+            ScalarType type,
+            int peer) {
+        Unit unit = Unit.of(type);
+        nccl.send(address, count * unit.factor(), unit.type(), peer, stream);
+    }
+
+    private static void recv(
+            NcclCommunicator nccl,
+            CudaStream stream,
+            long address,
+            long count,
+            ScalarType type,
+            int peer) {
+        Unit unit = Unit.of(type);
+        nccl.recv(address, count * unit.factor(), unit.type(), peer, stream);
+    }
+
+    /** NCCL's element type for moving one of ours; what it does not know is moved as bytes. */
+    private record Unit(ScalarType type, long factor) {
+
+        static Unit of(ScalarType type) {
+            return NcclCommunicator.reducibleTypes().contains(type)
+                    ? new Unit(type, 1)
+                    : new Unit(ScalarType.UINT8, type.itemSize());
+        }
+    }
+
+    /** Gives NCCL's number of a reduce op to some code. Booleans are bytes of 0 or 1 to NCCL. */
+    private static void withOp(
+            NcclCommunicator nccl, ScalarType type, ReduceOp op, IntConsumer body) {
+        boolean bool = type == ScalarType.BOOL;
+        switch (op.kind()) {
+            case SUM ->
+                    body.accept(number(bool ? NcclCommunicator.Op.MAX : NcclCommunicator.Op.SUM));
+            case PRODUCT ->
+                    body.accept(
+                            number(bool ? NcclCommunicator.Op.MIN : NcclCommunicator.Op.PRODUCT));
+            case AVG -> body.accept(number(NcclCommunicator.Op.AVG));
+            case MIN -> body.accept(number(NcclCommunicator.Op.MIN));
+            case MAX -> body.accept(number(NcclCommunicator.Op.MAX));
+            case PREMUL_SUM ->
+                    // In a group NCCL has taken the factor when the op is destroyed, but not yet
+                    // begun what would keep the communicator from being called.
+                    NcclGroup.run(
+                            () -> {
+                                int number = nccl.premulSum(op.factor(), type);
+                                body.accept(number);
+                                nccl.destroyOp(number);
+                            });
+            default -> throw new AssertionError(op);
+        }
+    }
+
+    private static int number(NcclCommunicator.Op op) {
+        return op.ordinal();
+    }
+}

@@ -1,0 +1,95 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The elements of a tensor as one run of GPU memory, from when an operation is issued until it has
+ * ended. It keeps the tensor's storage alive even if the array is closed meanwhile: DJL would give
+ * the memory to the next array of the current stream. A tensor that is not contiguous is copied by
+ * {@link #load}, in its turn: an operation before may write the tensor.
+ */
+final class DeviceTensor implements AutoCloseable {
+
+    private final NDArray original;
+    private final NDArray contiguous;
+    private final TensorInfo info;
+    private final long address;
+    private final boolean input;
+
+    private DeviceTensor(NDManager manager, NDArray tensor, boolean input) {
+        this.input = input;
+        original = Torch.alias(manager, tensor);
+        info = Torch.info(original);
+        if (info.isContiguous()) {
+            contiguous = original;
+            address = info.address();
+        } else {
+            contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
+            address = Torch.dataPointer(contiguous);
+        }
+    }
+
+    static DeviceTensor input(NDManager manager, NDArray tensor) {
+        return new DeviceTensor(manager, tensor, true);
+    }
+
+    /** For a tensor that is written as a whole. */
+    static DeviceTensor output(NDManager manager, NDArray tensor) {
+        return new DeviceTensor(manager, tensor, false);
+    }
+
+    long address() {
+        return address;
+    }
+
+    /** The number of elements. */
+    long count() {
+        return info.count();
+    }
+
+    ScalarType type() {
+        return info.type();
+    }
+
+    long byteSize() {
+        return info.byteSize();
+    }
+
+    /** Tells whether the memory is a copy's, as the tensor is not contiguous. */
+    boolean isStaged() {
+        return contiguous != original;
+    }
+
+    /** Brings an input's elements into the copy, on the current stream. */
+    void load() {
+        if (input) {
+            copy(contiguous, original);
+        }
+    }
+
+    /** Brings what was written into the copy to the tensor, on the current stream. */
+    void flush() {
+        copy(original, contiguous);
+    }
+
+    /** Copies on the current stream; autograd does not see it. */
+    private static void copy(NDArray target, NDArray source) {
+        NoGradient.run(() -> Torch.copy(target, source));
+    }
+
+    @Override
+    public void close() {
+        contiguous.close();
+        original.close();
+    }
+}

@@ -1,0 +1,397 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Collection;
+import java.util.Deque;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.Supplier;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.gpu.LongCalls;
+import org.djlx.collectives.internal.gpu.Watchdog;
+import org.djlx.nativeops.CudaException;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.nativeops.NcclConfig;
+import org.djlx.nativeops.NcclGroup;
+
+/**
+ * A communicator and its stream: operations run there one after the other, in the order of the
+ * calls.
+ *
+ * <p>Issuing does not wait for other ranks. Mostly the caller's own thread launches the operation.
+ * Where other ranks must be waited for, a helper thread does so, and launches all that is issued
+ * meanwhile; it ends when nothing waits any more. That is where the communicator must be created,
+ * calls compared, or NCCL may have to set up connections: when an operation is the first of its
+ * kind, root and size, in powers of two, on which NCCL's choice of an algorithm depends.
+ */
+final class Lane implements Watchdog.Line {
+
+    /** Checks with the other ranks that an operation fits. */
+    interface Verifier {
+
+        /**
+         * Waits for the other ranks and compares.
+         *
+         * @throws CollectiveMismatchException if what they called does not fit, on all of them
+         */
+        void verify(NcclWork work);
+    }
+
+    /** Tells the backend of failures. */
+    interface Listener {
+
+        /** Something failed, and the lane with it. */
+        void failed(Lane lane, CollectiveException reason);
+
+        /** What is under way has failed, and is about to be aborted. */
+        void aborting(Lane lane, CollectiveException reason);
+
+        /** An operation does not fit those of other ranks; the lane goes on. */
+        void refused(NcclWork work, CollectiveException reason);
+    }
+
+    private static final int ROOT_WORD = 4; // of a signature
+    private static final long QUIET_INTERVAL_NANOS = 200_000;
+
+    private final String name;
+    private final GpuResources resources;
+    private final CudaStream stream;
+    private final Supplier<NcclCommunicator> connector;
+    private final Verifier verifier; // null: nothing is compared
+    private final Listener listener;
+
+    private final AtomicReference<CollectiveException> broken = new AtomicReference<>();
+    private volatile NcclCommunicator communicator;
+
+    private volatile Thread helper; // changed under the lock
+
+    // Guarded by this.
+    private final Deque<List<NcclWork>> waiting = new ArrayDeque<>(); // for the helper
+    private final Set<Long> connected = new HashSet<>(); // the operations that had their first
+    private Thread owner; // who launches a batch on this lane, or splits it
+
+    /**
+     * Creates a lane.
+     *
+     * @param name for threads and messages
+     * @param resources what it uses
+     * @param connector creates the communicator, waiting for other ranks; runs once
+     * @param verifier compares operations before they are launched, or null
+     * @param listener is told of failures
+     */
+    Lane(
+            String name,
+            GpuResources resources,
+            Supplier<NcclCommunicator> connector,
+            Verifier verifier,
+            Listener listener) {
+        this.name = name;
+        this.resources = resources;
+        this.connector = connector;
+        this.verifier = verifier;
+        this.listener = listener;
+        stream = resources.createStream();
+    }
+
+    GpuResources resources() {
+        return resources;
+    }
+
+    /** Takes a communicator that exists already, instead of creating one. */
+    void adopt(NcclCommunicator nccl) {
+        communicator = nccl;
+    }
+
+    /** Creates the communicator if it does not exist, waiting for the other ranks. */
+    void connect() {
+        if (communicator == null) {
+            NcclCommunicator nccl = connector.get();
+            communicator = nccl;
+            if (broken.get() != null) {
+                nccl.abort(); // Whoever broke the lane may not have seen it.
+            }
+        }
+    }
+
+    /** Launches an operation, now or with its batch, or leaves that to the helper. */
+    void issue(NcclWork work) {
+        checkUsable(work.operation());
+        Batch batch = Batch.current();
+        if (batch != null) {
+            batch.add(this, work);
+            return;
+        }
+        List<NcclWork> unit = List.of(work);
+        CollectiveException failure;
+        synchronized (this) {
+            if (!own(List.of(unit))) {
+                return;
+            }
+            try {
+                launch(unit);
+                launched(unit);
+                return;
+            } catch (RuntimeException | Error e) {
+                failure = failure(e);
+            } finally {
+                release();
+            }
+        }
+        // The other ranks launch theirs: from now on operations would not be matched.
+        listener.failed(this, failure);
+    }
+
+    private CollectiveException failure(Throwable cause) {
+        return cause instanceof CollectiveException collective
+                ? collective
+                : new CollectiveException(name + " failed: " + cause.getMessage(), cause);
+    }
+
+    /**
+     * Takes the lane for launching operations, or leaves them to the helper. All ranks must launch
+     * the same operations in one group of NCCL, which runs them in an order of its own; who
+     * launches them makes no difference.
+     *
+     * @param units the operations: each unit is to be launched as a whole, one after the other
+     * @return whether the calling thread is to {@link #launch} the units and then {@link #release}
+     *     the lane
+     */
+    synchronized boolean own(Collection<List<NcclWork>> units) {
+        boolean direct = communicator != null && verifier == null && waiting.isEmpty();
+        for (List<NcclWork> unit : units) {
+            direct &= !connected.add(kind(unit));
+        }
+        if (direct && helper == null && owner == null) {
+            owner = Thread.currentThread();
+            return true;
+        }
+        waiting.addAll(units);
+        if (owner == null) {
+            ensureHelper(); // Otherwise when the owner is done.
+        }
+        return false;
+    }
+
+    /** Calls NCCL for operations. */
+    void launch(List<NcclWork> unit) {
+        for (NcclWork work : unit) {
+            work.launch(communicator, stream);
+        }
+    }
+
+    /** Marks the operations' ends, when NCCL has them in the stream. */
+    synchronized void launched(List<NcclWork> unit) {
+        if (broken.get() == null) {
+            unit.forEach(work -> work.launched(stream));
+        }
+    }
+
+    /** Gives up the lane. */
+    synchronized void release() {
+        owner = null;
+        notifyAll();
+        if (broken.get() == null && !waiting.isEmpty()) {
+            ensureHelper();
+        }
+    }
+
+    /** A number for what decides which connections operations need, if launched together. */
+    private static long kind(List<NcclWork> unit) {
+        long kind = 0;
+        for (NcclWork work : unit) {
+            kind = kind * 31 + kind(work.operation());
+        }
+        return kind;
+    }
+
+    private static long kind(Operation operation) {
+        long root = operation.signature()[ROOT_WORD] >>> 32;
+        int size = Long.SIZE - Long.numberOfLeadingZeros(operation.byteSize());
+        return root << 32 | operation.type().hashCode() * 64L + size & 0xffffffffL;
+    }
+
+    /** Throws if the lane is broken. */
+    void checkUsable(Object call) {
+        CollectiveException reason = broken.get();
+        if (reason != null) {
+            throw new CollectiveException(
+                    call
+                            + " cannot run: an earlier operation broke "
+                            + name
+                            + " ("
+                            + reason.getMessage()
+                            + "); destroy the group and create a new one",
+                    reason);
+        }
+    }
+
+    void fail(CollectiveException reason) {
+        listener.failed(this, reason);
+    }
+
+    private void ensureHelper() {
+        if (helper == null) {
+            helper = LongCalls.start("nccl-helper-" + name, this::help);
+        }
+    }
+
+    private void help() {
+        try {
+            connect();
+            for (List<NcclWork> unit = next(); unit != null; unit = next()) {
+                List<NcclWork> fitting = unit.stream().filter(this::isVerified).toList();
+                if (fitting.size() == 1) {
+                    launch(fitting);
+                } else {
+                    NcclGroup.run(() -> launch(fitting));
+                }
+                fitting.forEach(work -> work.launched(stream));
+            }
+        } catch (RuntimeException | Error e) {
+            endHelper();
+            listener.failed(this, failure(e));
+        }
+    }
+
+    /**
+     * Returns what to launch, now that all before is in the stream; without any the helper ends.
+     */
+    private synchronized List<NcclWork> next() {
+        List<NcclWork> unit = waiting.poll();
+        if (unit == null) {
+            endHelper();
+        }
+        return unit;
+    }
+
+    private synchronized void endHelper() {
+        helper = null;
+        notifyAll();
+    }
+
+    private boolean isVerified(NcclWork work) {
+        if (verifier == null) {
+            return true;
+        }
+        try {
+            work.beginVerification();
+            verifier.verify(work);
+            work.endVerification();
+            return true;
+        } catch (CollectiveMismatchException e) {
+            listener.refused(work, e);
+            return false;
+        }
+    }
+
+    /** Splits the communicator, behind what was issued; all ranks do. */
+    NcclCommunicator split(
+            int color,
+            int key,
+            NcclConfig config,
+            Duration timeout,
+            Supplier<Optional<String>> obstacle) {
+        synchronized (this) {
+            try {
+                while (helper != null || owner != null) {
+                    wait();
+                }
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                throw new CollectiveException("interrupted while splitting " + name, e);
+            }
+            checkUsable("a split");
+            owner = Thread.currentThread();
+        }
+        try {
+            return BoundedCall.run(
+                    "splitting " + name,
+                    timeout,
+                    obstacle,
+                    () -> communicator.split(color, key, config));
+        } catch (CollectiveException e) {
+            listener.failed(this, e); // The abort ends a call that still waits.
+            throw e;
+        } finally {
+            release();
+        }
+    }
+
+    @Override
+    public Optional<String> error() {
+        NcclCommunicator nccl = communicator;
+        return nccl == null
+                ? Optional.empty()
+                : nccl.asyncError().map(text -> "NCCL reports an error: " + text);
+    }
+
+    @Override
+    public String hint() {
+        return "; NCCL does not tell which ranks did not arrive, NcclOptions' optVerify(true) does";
+    }
+
+    @Override
+    public boolean breakWith(CollectiveException reason) {
+        return broken.compareAndSet(null, reason);
+    }
+
+    /** Aborts and waits until the GPU has stopped. */
+    @Override
+    public void abort() {
+        listener.aborting(this, broken.get());
+        Thread thread = helper;
+        if (thread != null) {
+            thread.interrupt();
+        }
+        NcclCommunicator nccl = communicator;
+        if (nccl != null) {
+            nccl.abort();
+        }
+        awaitQuiet();
+    }
+
+    private void awaitQuiet() {
+        while (!isQuiet()) {
+            LockSupport.parkNanos(QUIET_INTERVAL_NANOS);
+        }
+    }
+
+    private boolean isQuiet() {
+        try {
+            return stream.query();
+        } catch (CudaException | IllegalStateException e) {
+            return true; // The context is lost, or the stream closed: there is no work any more.
+        }
+    }
+
+    /**
+     * Frees the communicator and the stream, when the GPU uses them no more. With ranks in several
+     * processes, NCCL waits for the others of this host to do the same.
+     */
+    void close() {
+        boolean failed =
+                !broken.compareAndSet(null, new CollectiveException(name + " was destroyed"));
+        NcclCommunicator nccl = communicator;
+        if (nccl != null) {
+            if (failed) {
+                nccl.abort(); // Whoever should may not have got to it.
+            } else {
+                nccl.close();
+            }
+        }
+        awaitQuiet();
+        stream.close();
+    }
+}

@@ -1,0 +1,485 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.EnumSet;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Support;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.gpu.Disposal;
+import org.djlx.collectives.internal.gpu.Watchdog;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Collectives and messages between GPUs by NCCL, for one rank.
+ *
+ * <p>Operations run on a stream of the group, after what the caller has enqueued on its current
+ * stream; issuing one does not wait for other ranks. Messages run on streams and communicators of
+ * their own for each peer and direction, so that they wait neither for collectives nor for each
+ * other; those of one direction are matched in their order. <b>NCCL has no tags:</b> they are
+ * compared only if {@linkplain NcclOptions.Builder#optVerify verifying}, and a receive from any
+ * source is not supported.
+ *
+ * <p>NCCL itself does not notice calls that do not fit together: they hang until the timeout, or
+ * corrupt results. Verifying finds them.
+ *
+ * <p>When an operation is late, NCCL reports an error or a peer's process has ended, the
+ * communicator is aborted, what is under way fails and so do later calls. A late message breaks
+ * only the messages of its direction and peer.
+ */
+public final class NcclBackend extends Backend {
+
+    static final String NAME = "nccl";
+
+    private static final Set<ScalarType> ALL = EnumSet.allOf(ScalarType.class);
+    private static final Set<ScalarType> REDUCIBLE =
+            EnumSet.of(
+                    ScalarType.FLOAT64,
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16,
+                    ScalarType.INT64,
+                    ScalarType.INT32,
+                    ScalarType.INT8,
+                    ScalarType.UINT8,
+                    ScalarType.BOOL);
+    private static final Set<ReduceOp.Kind> REDUCTIONS =
+            EnumSet.of(
+                    ReduceOp.Kind.SUM,
+                    ReduceOp.Kind.AVG,
+                    ReduceOp.Kind.PRODUCT,
+                    ReduceOp.Kind.MIN,
+                    ReduceOp.Kind.MAX,
+                    ReduceOp.Kind.PREMUL_SUM);
+
+    static final Support SUPPORT =
+            Support.builder()
+                    .addPlain(OpType.BARRIER)
+                    .addMoves(
+                            ALL,
+                            OpType.BROADCAST,
+                            OpType.ALL_GATHER,
+                            OpType.ALL_GATHER_INTO_TENSOR,
+                            OpType.GATHER,
+                            OpType.SCATTER,
+                            OpType.ALL_TO_ALL,
+                            OpType.ALL_TO_ALL_SINGLE,
+                            OpType.SEND,
+                            OpType.RECV)
+                    .addReductions(
+                            REDUCIBLE,
+                            REDUCTIONS,
+                            OpType.ALL_REDUCE,
+                            OpType.REDUCE,
+                            OpType.REDUCE_SCATTER,
+                            OpType.REDUCE_SCATTER_TENSOR)
+                    .build();
+
+    private static final Duration CONNECT_PATIENCE = Duration.ofMinutes(1);
+
+    private final GroupContext context;
+    private final NcclOptions options;
+    private final GpuResources resources;
+    private final Watchdog watchdog;
+    private final Lane lane; // of collectives
+    private final Channels channels;
+    private final Set<NcclBackend> family; // whose communicators share what an abort ends
+    private volatile Peers peers = Peers.none();
+    private NDArray barrierWord; // guarded by this
+    private boolean closed; // guarded by this
+
+    private NcclBackend(
+            GroupContext context, NcclOptions options, Device device, Set<NcclBackend> family) {
+        this.context = context;
+        this.options = options;
+        this.family = family;
+        String name = NAME + "-" + context.name() + "-rank-" + context.rank();
+        resources = new GpuResources(device, options, name);
+        watchdog = new Watchdog(name, new Members());
+        Lane.Listener listener = new Failures();
+        Verification verification = options.isVerify() ? new Verification(context) : null;
+        lane =
+                new Lane(
+                        "group '" + context.name() + "'",
+                        resources,
+                        this::connect,
+                        verification == null ? null : verification::collective,
+                        listener);
+        channels = new Channels(context, resources, options, listener, this::met);
+    }
+
+    private synchronized void met(int rank, byte[] process) {
+        peers = peers.with(rank, process);
+    }
+
+    /**
+     * Creates the backend.
+     *
+     * @param context the group and the rank
+     * @param options the options
+     * @return the backend
+     * @throws CollectiveException if NCCL cannot be used here, with the cause
+     */
+    public static NcclBackend create(GroupContext context, NcclOptions options) {
+        requireNccl();
+        Optional<Device> given = DeviceChoice.given(context, options);
+        Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
+        Set<NcclBackend> family = ConcurrentHashMap.newKeySet();
+        NcclBackend backend = new NcclBackend(context, options, device, family);
+        family.add(backend);
+        return given.isPresent() ? backend.connected() : backend;
+    }
+
+    private static void requireNccl() {
+        for (NativeLibrary library :
+                List.of(NativeLibrary.CUDA, NativeLibrary.CUDA_PRESETS, NativeLibrary.NCCL)) {
+            Throwable cause = library.unavailabilityCause();
+            if (cause != null) {
+                throw new CollectiveException(
+                        "backend '" + NAME + "' cannot be used here: " + cause.getMessage(), cause);
+            }
+        }
+    }
+
+    private NcclBackend connected() {
+        try {
+            // The ranks have the timeout to arrive, and then some time for NCCL.
+            BoundedCall.run(
+                    "creating the communicator of group '" + context.name() + "'",
+                    options.timeout().plus(CONNECT_PATIENCE),
+                    () -> peers.dead(),
+                    () -> {
+                        lane.connect();
+                        return true;
+                    });
+            return this;
+        } catch (RuntimeException e) {
+            close();
+            throw e;
+        }
+    }
+
+    /** Creates the group's communicator, with all ranks. */
+    private NcclCommunicator connect() {
+        boolean first = context.rank() == 0;
+        Peers all = Peers.of(context.exchange("nccl-process", Peers.own()));
+        synchronized (this) {
+            peers = all;
+        }
+        byte[] id = first ? NcclCommunicator.uniqueId() : new byte[0];
+        List<byte[]> ids = context.exchange("nccl", id);
+        return NcclCommunicator.create(
+                resources.cuda(),
+                ids.get(0),
+                context.rank(),
+                context.worldSize(),
+                options.config());
+    }
+
+    @Override
+    public Optional<Backend> split(GroupContext child, int color, List<Integer> members) {
+        int key = members.indexOf(context.rank());
+        int own = child == null ? -1 : color;
+        NcclCommunicator part =
+                lane.split(own, key, options.config(), options.timeout(), () -> peers.dead());
+        if (child == null) {
+            return Optional.empty();
+        }
+        Set<NcclBackend> relatives =
+                Boolean.TRUE.equals(options.config().splitShare())
+                        ? family
+                        : ConcurrentHashMap.newKeySet();
+        NcclBackend backend = new NcclBackend(child, options, resources.device(), relatives);
+        relatives.add(backend);
+        backend.lane.adopt(part);
+        backend.peers = peers.subset(members);
+        return Optional.of(backend);
+    }
+
+    @Override
+    public String name() {
+        return NAME;
+    }
+
+    @Override
+    public Support support() {
+        return SUPPORT;
+    }
+
+    @Override
+    public Device device() {
+        return resources.device();
+    }
+
+    @Override
+    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        return issue(operation, Calls.allReduce(input(tensor), op), List.of(tensor));
+    }
+
+    @Override
+    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
+        boolean isRoot = context.rank() == root;
+        return issue(operation, Calls.reduce(input(tensor), root, isRoot, op), List.of(tensor));
+    }
+
+    @Override
+    public Work broadcast(Operation operation, NDArray tensor, int root) {
+        boolean isRoot = context.rank() == root;
+        DeviceTensor io = isRoot ? input(tensor) : output(tensor);
+        return issue(operation, Calls.broadcast(io, root, isRoot), List.of(tensor));
+    }
+
+    @Override
+    public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+        return issue(operation, Calls.allGather(outputs(outputs), input(input)), outputs);
+    }
+
+    @Override
+    public Work reduceScatter(
+            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        return issue(
+                operation,
+                Calls.reduceScatter(output(output), inputs(inputs), op),
+                List.of(output));
+    }
+
+    @Override
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        return issue(operation, Calls.gather(outputs(outputs), input(input), root), outputs);
+    }
+
+    @Override
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        return issue(
+                operation, Calls.scatter(output(output), inputs(inputs), root), List.of(output));
+    }
+
+    @Override
+    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        return issue(operation, Calls.allToAll(outputs(outputs), inputs(inputs)), outputs);
+    }
+
+    @Override
+    public Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        return issue(
+                operation,
+                Calls.allToAllSingle(output(output), input(input), outputCounts, inputCounts),
+                List.of(output));
+    }
+
+    @Override
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        Call call = Calls.send(input(tensor), tag);
+        return issue(channels.to(destination), operation, call, List.of(tensor), destination);
+    }
+
+    @Override
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        Call call = Calls.recv(output(tensor), tag);
+        return issue(channels.from(source), operation, call, List.of(tensor), source);
+    }
+
+    /**
+     * Tells whether the calling thread is between {@link #startBatch} and {@link #endBatch}.
+     *
+     * @return whether it is
+     */
+    public boolean isBatching() {
+        return Batch.current() != null;
+    }
+
+    @Override
+    public void startBatch() {
+        Batch.beginTogether();
+    }
+
+    @Override
+    public void endBatch() {
+        Batch.endTogether();
+    }
+
+    @Override
+    public boolean batchesCollectives() {
+        return true;
+    }
+
+    @Override
+    public Work barrier(Operation operation) {
+        return issue(operation, Calls.allReduce(input(barrierWord()), ReduceOp.MAX), List.of());
+    }
+
+    /** What barriers reduce; nobody reads it. */
+    private synchronized NDArray barrierWord() {
+        if (barrierWord == null) {
+            barrierWord = Torch.empty(resources.manager(), new Shape(1), ScalarType.INT32);
+        }
+        return barrierWord;
+    }
+
+    private DeviceTensor input(NDArray tensor) {
+        return DeviceTensor.input(resources.manager(), tensor);
+    }
+
+    private DeviceTensor output(NDArray tensor) {
+        return DeviceTensor.output(resources.manager(), tensor);
+    }
+
+    private List<DeviceTensor> inputs(List<NDArray> tensors) {
+        return tensors.stream().map(this::input).toList();
+    }
+
+    private List<DeviceTensor> outputs(List<NDArray> tensors) {
+        return tensors.stream().map(this::output).toList();
+    }
+
+    private Work issue(Operation operation, Call call, List<NDArray> result) {
+        return issue(lane, operation, call, result, -1);
+    }
+
+    private Work issue(Lane where, Operation operation, Call call, List<NDArray> result, int peer) {
+        if (resources.current().get().isCapturing()) {
+            call.release();
+            throw new IllegalStateException(
+                    operation
+                            + " cannot go into a CUDA graph, as NCCL runs it; small all-reduces and"
+                            + " fused operators of backend 'cuda_p2p' can");
+        }
+        NcclWork work = new NcclWork(where, operation, call, result, peer);
+        watchdog.add(work);
+        try {
+            lane.checkUsable(operation); // Messages fail with the group, to new peers as well.
+            where.issue(work);
+            return work;
+        } catch (RuntimeException e) {
+            if (watchdog.remove(work)) {
+                work.discard();
+            }
+            throw e instanceof CollectiveException collective
+                    ? collective
+                    : new CollectiveException(operation + " failed: " + e.getMessage(), e);
+        }
+    }
+
+    /**
+     * Breaks the group: what is under way fails, and so do later calls.
+     *
+     * @param reason why
+     */
+    public void breakWith(CollectiveException reason) {
+        watchdog.fail(lanes(), reason);
+    }
+
+    private List<Lane> lanes() {
+        List<Lane> lanes = new ArrayList<>(channels.all());
+        lanes.add(lane);
+        return lanes;
+    }
+
+    /** What the watchdog needs to know. */
+    private final class Members implements Watchdog.Group {
+
+        @Override
+        public Collection<Lane> failingWith(Watchdog.Line line) {
+            return line == lane ? lanes() : List.of((Lane) line);
+        }
+
+        @Override
+        public Collection<Lane> lines() {
+            return lanes();
+        }
+
+        @Override
+        public Optional<String> deadPeer() {
+            return peers.dead();
+        }
+    }
+
+    /** What the lanes tell. */
+    private final class Failures implements Lane.Listener {
+
+        @Override
+        public void failed(Lane failed, CollectiveException reason) {
+            watchdog.fail(failed == lane ? lanes() : List.of(failed), reason);
+        }
+
+        /**
+         * NCCL has one flag for aborting communicators that share resources: the works of all must
+         * have failed before it is set, or they would look as if they had ended well.
+         */
+        @Override
+        public void aborting(Lane aborted, CollectiveException reason) {
+            if (aborted != lane) {
+                return;
+            }
+            for (NcclBackend relative : family) {
+                if (relative != NcclBackend.this) {
+                    relative.breakWith(
+                            new CollectiveException(
+                                    "group '"
+                                            + context.name()
+                                            + "', with which it shares resources of NCCL, failed: "
+                                            + reason.getMessage(),
+                                    reason));
+                }
+            }
+        }
+
+        @Override
+        public void refused(NcclWork work, CollectiveException reason) {
+            if (watchdog.remove(work) && work.seal(reason)) {
+                work.complete(true);
+            }
+        }
+    }
+
+    @Override
+    public void close() {
+        synchronized (this) {
+            if (closed) {
+                return;
+            }
+            closed = true;
+        }
+        List<Lane> lanes = lanes();
+        if (!watchdog.isIdle()) {
+            watchdog.fail(
+                    lanes,
+                    new CollectiveException(
+                            "this rank destroyed the group '" + context.name() + "'"));
+        }
+        watchdog.close();
+        family.remove(this);
+        Disposal.run(
+                "what NCCL holds for group '" + context.name() + "'",
+                () -> {
+                    lanes.forEach(Lane::close);
+                    resources.close();
+                });
+    }
+}

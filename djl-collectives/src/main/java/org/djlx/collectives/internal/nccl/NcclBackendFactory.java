@@ -1,0 +1,49 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.BackendFactory;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.Support;
+
+/** Creates {@code nccl} backends; takes {@link NcclOptions} or plain options. */
+public final class NcclBackendFactory implements BackendFactory {
+
+    /** Constructor for {@link java.util.ServiceLoader}. */
+    public NcclBackendFactory() {}
+
+    @Override
+    public String name() {
+        return NcclBackend.NAME;
+    }
+
+    @Override
+    public Support support() {
+        return NcclBackend.SUPPORT;
+    }
+
+    @Override
+    public Backend create(GroupContext context) {
+        return NcclBackend.create(context, options(context.options()));
+    }
+
+    /** The options for NCCL in what the user gave. */
+    static NcclOptions options(BackendOptions options) {
+        if (options instanceof NcclOptions ncclOptions) {
+            return ncclOptions;
+        }
+        if (options.getClass() != BackendOptions.class) {
+            throw new IllegalArgumentException(
+                    "backend '"
+                            + NcclBackend.NAME
+                            + "' takes NcclOptions, not "
+                            + options.getClass().getSimpleName());
+        }
+        return NcclOptions.builder().optTimeout(options.timeout()).build();
+    }
+}

@@ -1,0 +1,147 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.gpu.GpuWork;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.NcclCommunicator;
+
+/**
+ * An operation of NCCL: issued by the caller, then launched by its {@link Lane}, which is mostly
+ * the same call.
+ */
+final class NcclWork extends GpuWork {
+
+    private final Lane lane;
+    private final Call call;
+    private final int peer;
+    private volatile boolean verifying;
+    private CudaEvent ready; // what the caller has enqueued before, until launched; guarded by this
+
+    /**
+     * Creates the work, behind what the calling thread has enqueued on its current stream.
+     *
+     * @param lane where it runs
+     * @param operation the operation
+     * @param call what it does
+     * @param result its outputs
+     * @param peer the other rank of a message, or -1
+     */
+    NcclWork(Lane lane, Operation operation, Call call, List<NDArray> result, int peer) {
+        super(
+                operation,
+                result,
+                lane.resources().events(),
+                lane.resources().current(),
+                lane.resources().blocking() || operation.type() == OpType.BARRIER);
+        this.lane = lane;
+        this.call = call;
+        this.peer = peer;
+        ready = lane.resources().events().take();
+        ready.record(lane.resources().current().get());
+    }
+
+    @Override
+    public Lane lane() {
+        return lane;
+    }
+
+    int peer() {
+        return peer;
+    }
+
+    boolean isMessage() {
+        return peer >= 0;
+    }
+
+    Call call() {
+        return call;
+    }
+
+    /** Tells that who verifies the work takes care of its timeout. */
+    void beginVerification() {
+        verifying = true;
+    }
+
+    /** Starts the time that the operation may take. */
+    void endVerification() {
+        restartTime();
+        verifying = false;
+    }
+
+    @Override
+    public boolean isLate() {
+        return !verifying && super.isLate();
+    }
+
+    /** Enqueues the operation, by the lane. */
+    void launch(NcclCommunicator nccl, CudaStream stream) {
+        CudaEvent before;
+        synchronized (this) {
+            if (hasEnded()) {
+                return;
+            }
+            before = ready;
+            ready = null;
+        }
+        stream.waitEvent(before);
+        lane.resources().events().give(before);
+        operation().started();
+        lane.resources().load(call.in(), stream);
+        lane.resources().load(call.out(), stream);
+        call.body().enqueue(nccl, stream);
+    }
+
+    /** Marks the end of what {@link #launch} enqueued, when NCCL has it in the stream. */
+    void launched(CudaStream stream) {
+        if (hasEnded()) {
+            return; // It has failed meanwhile, and its tensors are gone.
+        }
+        lane.resources().flush(call.out(), stream);
+        recordEnd(stream);
+    }
+
+    @Override
+    protected void release() {
+        call.release();
+    }
+
+    @Override
+    protected synchronized void recycleEvents() {
+        if (ready != null) {
+            lane.resources().events().give(ready);
+            ready = null;
+        }
+        super.recycleEvents();
+    }
+
+    /** Gives up what the work holds, if it could not be issued. */
+    void discard() {
+        release();
+        recycleEvents();
+    }
+
+    /** Refuses to wait for what this thread itself has yet to launch. */
+    @Override
+    protected void requireWaitable() {
+        if (!isEnqueued() && Batch.current() != null) {
+            throw new IllegalStateException(
+                    operation() + " is part of a batch: wait for it when the batch has ended");
+        }
+    }
+
+    @Override
+    public int sourceRank() {
+        if (operation().type() == OpType.RECV && isSuccess()) {
+            return peer;
+        }
+        return super.sourceRank();
+    }
+}

@@ -1,0 +1,187 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import java.nio.ByteBuffer;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.Store;
+import org.djlx.collectives.StoreTimeoutException;
+
+/**
+ * Compares calls before they run, through the group's store: for finding errors, as each call waits
+ * for those of the other ranks on the host. The counterpart of c10d's {@code
+ * TORCH_DISTRIBUTED_DEBUG=DETAIL}.
+ */
+final class Verification {
+
+    private final GroupContext context;
+
+    Verification(GroupContext context) {
+        this.context = context;
+    }
+
+    /** Compares a collective with those of all other ranks. */
+    void collective(NcclWork work) {
+        Operation operation = work.operation();
+        int n = context.worldSize();
+        List<Integer> ranks = IntStream.range(0, n).boxed().toList();
+        List<long[]> calls =
+                exchange("verify/" + operation.sequence(), context.rank(), ranks, work);
+        if (calls.stream().map(Verification::describe).distinct().count() > 1) {
+            Map<String, List<Integer>> callers = new TreeMap<>();
+            ranks.forEach(
+                    rank ->
+                            callers.computeIfAbsent(
+                                            describe(calls.get(rank)), k -> new ArrayList<>())
+                                    .add(rank));
+            throw new CollectiveMismatchException(
+                    "operation #"
+                            + operation.sequence()
+                            + " of group '"
+                            + context.name()
+                            + "' is not the same on all ranks: "
+                            + text(callers)
+                            + "; all ranks must call the same operation with the same element type"
+                            + " and shape");
+        }
+        if (work.call().detail().length > 0) {
+            compareSizes(operation, calls);
+        }
+    }
+
+    private static String text(Map<String, List<Integer>> callers) {
+        StringBuilder text = new StringBuilder();
+        callers.forEach(
+                (call, ranks) ->
+                        text.append(text.length() == 0 ? "" : "; ")
+                                .append(ranks.size() == 1 ? "rank " : "ranks ")
+                                .append(ranks.size() == 1 ? ranks.get(0) : ranks)
+                                .append(" called ")
+                                .append(call));
+        return text.toString();
+    }
+
+    /** All-to-all: the bytes for each rank, then those expected from each. */
+    private static void compareSizes(Operation operation, List<long[]> calls) {
+        int n = calls.size();
+        StringBuilder misfits = new StringBuilder();
+        for (int from = 0; from < n; from++) {
+            for (int to = 0; to < n; to++) {
+                long sent = calls.get(from)[Operation.SIGNATURE_WORDS + to];
+                long expected = calls.get(to)[Operation.SIGNATURE_WORDS + n + from];
+                if (sent != expected) {
+                    misfits.append(misfits.length() == 0 ? "" : "; ")
+                            .append("rank ")
+                            .append(from)
+                            .append(" has ")
+                            .append(sent)
+                            .append(" bytes for rank ")
+                            .append(to)
+                            .append(", which expects ")
+                            .append(expected);
+                }
+            }
+        }
+        if (misfits.length() > 0) {
+            throw new CollectiveMismatchException(
+                    operation
+                            + ": the sizes do not fit: "
+                            + misfits
+                            + "; what one rank has for another must be what that expects");
+        }
+    }
+
+    /**
+     * Compares a message with its other end; the messages of a lane are numbered by their order.
+     */
+    void message(NcclWork work, long number) {
+        boolean sends = work.operation().type() == OpType.SEND;
+        int sender = sends ? context.rank() : work.peer();
+        int receiver = sends ? work.peer() : context.rank();
+        String lane = "verify/" + sender + "-" + receiver + "/";
+        List<long[]> calls =
+                exchange(lane + number, context.rank(), List.of(sender, receiver), work);
+        for (int i = 0; i < work.call().detail().length; i++) {
+            int word = Operation.SIGNATURE_WORDS + i;
+            if (calls.get(0)[word] != calls.get(1)[word]) {
+                throw new CollectiveMismatchException(
+                        describe(calls.get(0))
+                                + " of rank "
+                                + sender
+                                + " does not fit "
+                                + describe(calls.get(1))
+                                + " of rank "
+                                + receiver
+                                + ": a message and its receive must have the same element type,"
+                                + " number of elements and tag, and come in the same order, as"
+                                + " NCCL does not look at tags");
+            }
+        }
+    }
+
+    private static String describe(long[] call) {
+        return Operation.describe(call);
+    }
+
+    private List<long[]> exchange(String key, int self, List<Integer> ranks, NcclWork work) {
+        Store store = context.store();
+        store.set(key + "/" + self, encode(work));
+        List<String> keys = ranks.stream().map(rank -> key + "/" + rank).toList();
+        Duration timeout = work.operation().timeout();
+        try {
+            List<byte[]> calls = store.multiGet(keys, timeout);
+            context.forget(keys);
+            return calls.stream().map(Verification::decode).toList();
+        } catch (StoreTimeoutException e) {
+            List<Integer> missing =
+                    ranks.stream()
+                            .filter(rank -> e.missingKeys().contains(key + "/" + rank))
+                            .toList();
+            throw new CollectiveTimeoutException(
+                    work.operation()
+                            + " timed out on rank "
+                            + self
+                            + " after "
+                            + timeout
+                            + ": "
+                            + absence(work, missing),
+                    missing,
+                    e);
+        }
+    }
+
+    private static String absence(NcclWork work, List<Integer> missing) {
+        OpType type = work.operation().type();
+        return type == OpType.RECV
+                ? "rank " + work.peer() + " did not send"
+                : type == OpType.SEND
+                        ? "rank " + work.peer() + " did not receive"
+                        : "ranks " + missing + " did not arrive";
+    }
+
+    private static byte[] encode(NcclWork work) {
+        long[] signature = work.operation().signature();
+        long[] detail = work.call().detail();
+        ByteBuffer bytes = ByteBuffer.allocate((signature.length + detail.length) * Long.BYTES);
+        bytes.asLongBuffer().put(signature).put(detail);
+        return bytes.array();
+    }
+
+    private static long[] decode(byte[] bytes) {
+        long[] words = new long[bytes.length / Long.BYTES];
+        ByteBuffer.wrap(bytes).asLongBuffer().get(words);
+        return words;
+    }
+}

@@ -1,0 +1,32 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import org.djlx.nativeops.SharedMemory;
+
+/** Copies bytes between tensors and shared memory, and counts them. One thread at a time. */
+final class Copies {
+
+    private volatile long bytes;
+
+    void copy(long destination, long source, long byteSize) {
+        if (byteSize > 0) {
+            SharedMemory.copy(destination, source, byteSize);
+            bytes = bytes + byteSize;
+        }
+    }
+
+    /** Copies a part that is perhaps in its place already. */
+    void copyInPlace(long destination, long source, long byteSize) {
+        if (destination != source) {
+            copy(destination, source, byteSize);
+        }
+    }
+
+    /** The number of bytes copied so far. */
+    long bytes() {
+        return bytes;
+    }
+}

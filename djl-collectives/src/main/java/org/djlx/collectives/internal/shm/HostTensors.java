@@ -1,0 +1,69 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/** The tensors of one operation, which are closed together, also if one cannot be opened. */
+final class HostTensors implements AutoCloseable {
+
+    private final NDManager manager;
+    private final List<HostTensor> open = new ArrayList<>();
+
+    HostTensors(NDManager manager) {
+        this.manager = manager;
+    }
+
+    HostTensor input(NDArray tensor, TensorInfo info) {
+        return add(HostTensor.input(manager, tensor, info));
+    }
+
+    HostTensor output(NDArray tensor, TensorInfo info) {
+        return add(HostTensor.output(manager, tensor, info));
+    }
+
+    List<HostTensor> inputs(List<NDArray> tensors) {
+        return tensors.stream().map(tensor -> input(tensor, Torch.info(tensor))).toList();
+    }
+
+    List<HostTensor> outputs(List<NDArray> tensors) {
+        return tensors.stream().map(tensor -> output(tensor, Torch.info(tensor))).toList();
+    }
+
+    /** See {@link HostTensor#load}. */
+    void load() {
+        open.forEach(HostTensor::load);
+    }
+
+    private HostTensor add(HostTensor tensor) {
+        open.add(tensor);
+        return tensor;
+    }
+
+    /** Closes all, whatever the caller's code does that frees one. To be called once. */
+    @Override
+    public void close() {
+        RuntimeException failure = null;
+        for (HostTensor tensor : open) {
+            try {
+                tensor.close();
+            } catch (RuntimeException e) {
+                if (failure == null) {
+                    failure = e;
+                } else {
+                    failure.addSuppressed(e);
+                }
+            }
+        }
+        if (failure != null) {
+            throw failure;
+        }
+    }
+}

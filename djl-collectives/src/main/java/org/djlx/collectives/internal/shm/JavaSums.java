@@ -1,0 +1,87 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.HostCopier;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * Adds contributions in plain Java, in rank order and in the elements' own precision, as libtorch
+ * does: for contributions that are so small that the calls to libtorch cost more than the
+ * additions. A block of elements at a time is read into arrays that stay in the fastest cache. One
+ * instance serves one rank.
+ */
+final class JavaSums {
+
+    // Above, libtorch is faster: it needs no arrays.
+    private static final long MAX_BYTES = 64 << 10;
+    private static final int BLOCK = 16 << 10;
+
+    private final HostCopier copier = new HostCopier();
+    private final float[] floatSum = new float[BLOCK / Float.BYTES];
+    private final float[] floatPart = new float[BLOCK / Float.BYTES];
+    private final double[] doubleSum = new double[BLOCK / Double.BYTES];
+    private final double[] doublePart = new double[BLOCK / Double.BYTES];
+
+    /** Tells whether {@link #add} can do it. */
+    static boolean canAdd(long count, ScalarType type, ReduceOp op) {
+        return op.kind() == ReduceOp.Kind.SUM
+                && (type == ScalarType.FLOAT32 || type == ScalarType.FLOAT64)
+                && count * type.itemSize() <= MAX_BYTES;
+    }
+
+    /**
+     * Adds.
+     *
+     * @param result address of the result, which may be one of the parts
+     * @param parts addresses of the contributions, in rank order; they stay as they are
+     * @param count the number of elements of each
+     * @param type the element type
+     */
+    void add(long result, long[] parts, long count, ScalarType type) {
+        long byteSize = count * type.itemSize();
+        for (long offset = 0; offset < byteSize; offset += BLOCK) {
+            int size = (int) Math.min(BLOCK, byteSize - offset);
+            if (type == ScalarType.FLOAT32) {
+                addFloats(result, parts, offset, size / Float.BYTES);
+            } else {
+                addDoubles(result, parts, offset, size / Double.BYTES);
+            }
+        }
+    }
+
+    private void addFloats(long result, long[] parts, long offset, int count) {
+        copier.read(parts[0] + offset, floatSum, count);
+        for (int rank = 1; rank < parts.length; rank++) {
+            copier.read(parts[rank] + offset, floatPart, count);
+            accumulate(floatSum, floatPart, count);
+        }
+        copier.write(result + offset, floatSum, count);
+    }
+
+    private void addDoubles(long result, long[] parts, long offset, int count) {
+        copier.read(parts[0] + offset, doubleSum, count);
+        for (int rank = 1; rank < parts.length; rank++) {
+            copier.read(parts[rank] + offset, doublePart, count);
+            accumulate(doubleSum, doublePart, count);
+        }
+        copier.write(result + offset, doubleSum, count);
+    }
+
+    // Loops that the JVM's compiler turns into vector instructions.
+
+    private static void accumulate(float[] sum, float[] part, int count) {
+        for (int i = 0; i < count; i++) {
+            sum[i] += part[i];
+        }
+    }
+
+    private static void accumulate(double[] sum, double[] part, int count) {
+        for (int i = 0; i < count; i++) {
+            sum[i] += part[i];
+        }
+    }
+}

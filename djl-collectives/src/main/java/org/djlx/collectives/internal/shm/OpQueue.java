@@ -1,0 +1,194 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayDeque;
+import java.util.List;
+import java.util.Queue;
+import java.util.concurrent.locks.LockSupport;
+import java.util.concurrent.locks.ReentrantLock;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.Operation;
+
+/**
+ * Runs the operations of one rank's group, one after the other, in the order in which they were
+ * issued.
+ *
+ * <p>Whoever waits for an operation runs it himself, and those before it: a call followed by {@code
+ * await} costs no change of thread. What nobody waits for is run by a thread of the queue, which
+ * looks at the queue some time after an operation was issued, or after somebody stopped running
+ * them, and sleeps while none is pending or somebody runs them.
+ */
+final class OpQueue {
+
+    // How long what was issued waits for somebody to wait for it, for each rank that shares a core:
+    // a look at the queue takes the core from a rank that works.
+    private static final long PATIENCE_NANOS = 500_000;
+
+    private final Queue<OpWork> pending = new ArrayDeque<>();
+    private final ReentrantLock runner = new ReentrantLock();
+    private final Thread progress;
+    private final long patienceNanos;
+    private long submitted; // guarded by pending
+    private boolean idle; // guarded by pending
+    private volatile boolean awaitsStop; // the queue's thread, of whoever runs operations
+    private volatile boolean closed;
+    private CollectiveException broken; // guarded by runner
+    private OpWork running; // the last that was run, or null; guarded by runner
+
+    OpQueue(String name, int ranksPerCore) {
+        patienceNanos = PATIENCE_NANOS * ranksPerCore;
+        progress = new Thread(this::progress, name);
+        progress.setDaemon(true);
+        progress.start();
+    }
+
+    OpWork submit(Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
+        OpWork work = new OpWork(this, operation, body, cleanup, result);
+        boolean wake;
+        synchronized (pending) {
+            pending.add(work);
+            submitted++;
+            wake = idle;
+            idle = false;
+        }
+        if (wake) {
+            LockSupport.unpark(progress);
+        }
+        return work;
+    }
+
+    /**
+     * Runs operations until one has ended, if no other thread is running any. If that stops before
+     * this operation, the queue's thread goes on.
+     *
+     * @return false if another thread is
+     * @throws IllegalStateException if this thread is running an operation, which would wait for
+     *     itself or for a later one
+     */
+    boolean runUntil(OpWork work) {
+        if (runner.isHeldByCurrentThread() && running != null && !running.isCompleted()) {
+            throw new IllegalStateException(
+                    running.operation()
+                            + " cannot wait for "
+                            + work.operation()
+                            + ", which does not run before it has ended");
+        }
+        if (!runner.tryLock()) {
+            return false;
+        }
+        try {
+            while (!work.isCompleted()) {
+                runNext();
+            }
+        } finally {
+            runner.unlock();
+            if (awaitsStop) {
+                awaitsStop = false;
+                LockSupport.unpark(progress);
+            }
+        }
+        return true;
+    }
+
+    /** Makes the queue's thread run what is pending, without waiting for its patience to end. */
+    void expedite() {
+        LockSupport.unpark(progress);
+    }
+
+    private boolean runNext() {
+        OpWork next;
+        synchronized (pending) {
+            next = pending.poll();
+        }
+        if (next == null) {
+            return false;
+        }
+        if (broken != null) {
+            next.fail(
+                    new CollectiveException(
+                            next.operation()
+                                    + " cannot run: the group is broken since an earlier operation"
+                                    + " failed ("
+                                    + broken.getMessage()
+                                    + "); destroy it and create a new one",
+                            broken));
+        } else if (closed) {
+            next.fail(
+                    new CollectiveException(
+                            next.operation() + " was ended: this rank destroyed the group"));
+        } else {
+            running = next;
+            next.run();
+        }
+        return true;
+    }
+
+    /** To be called by the running operation: all later ones fail. */
+    void breakWith(CollectiveException reason) {
+        broken = reason;
+    }
+
+    private void progress() {
+        long seen = 0;
+        while (!closed) {
+            boolean empty;
+            boolean quiet;
+            synchronized (pending) {
+                empty = pending.isEmpty();
+                quiet = seen == submitted;
+                seen = submitted;
+                idle = empty && quiet; // Then whoever submits next wakes this thread.
+            }
+            if (empty) {
+                if (quiet && !closed) {
+                    LockSupport.park(this);
+                }
+                LockSupport.parkNanos(this, patienceNanos);
+                continue;
+            }
+            if (runner.tryLock()) {
+                try {
+                    while (runNext()) {
+                        // Until nothing is pending. An interrupt is the operation's own affair, and
+                        // would end the waits of the next one.
+                        Thread.interrupted();
+                    }
+                } finally {
+                    runner.unlock();
+                }
+            } else {
+                awaitStop();
+                // What he has left may have somebody to wait for it, too.
+                LockSupport.parkNanos(this, patienceNanos);
+            }
+        }
+    }
+
+    /** Sleeps until whoever runs operations has stopped. */
+    private void awaitStop() {
+        awaitsStop = true;
+        // He may have stopped before that, and woken nobody.
+        if (runner.isLocked() && !closed) {
+            LockSupport.park(this);
+        }
+        awaitsStop = false;
+    }
+
+    /** Fails what is pending and waits until nothing runs any more; the caller ends what runs. */
+    void close() {
+        closed = true;
+        LockSupport.unpark(progress);
+        runner.lock();
+        try {
+            while (runNext()) {
+                // Each fails as the queue is closed.
+            }
+        } finally {
+            runner.unlock();
+        }
+    }
+}

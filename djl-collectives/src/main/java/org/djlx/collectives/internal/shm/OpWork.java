@@ -1,0 +1,76 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.Operation;
+
+/** An operation in an {@link OpQueue}. */
+final class OpWork extends PendingWork {
+
+    private final OpQueue queue;
+    private final Runnable body;
+    private final Runnable cleanup;
+
+    OpWork(
+            OpQueue queue,
+            Operation operation,
+            Runnable body,
+            Runnable cleanup,
+            List<NDArray> result) {
+        super(operation, result);
+        this.queue = queue;
+        this.body = body;
+        this.cleanup = cleanup;
+    }
+
+    /** Runs the operation; called by the queue, once. */
+    void run() {
+        try {
+            body.run();
+            end(null);
+        } catch (CollectiveException e) {
+            end(e);
+        } catch (RuntimeException | Error e) {
+            end(new CollectiveException(operation() + " failed: " + e, e));
+        }
+    }
+
+    /** Ends the operation without running it. */
+    void fail(CollectiveException reason) {
+        end(reason);
+    }
+
+    private void end(CollectiveException reason) {
+        CollectiveException outcome = reason;
+        try {
+            cleanup.run();
+        } catch (RuntimeException | Error e) {
+            // What frees a tensor's memory may be the caller's code.
+            if (outcome == null) {
+                outcome =
+                        new CollectiveException(operation() + " cannot free its tensors: " + e, e);
+            } else {
+                outcome.addSuppressed(e);
+            }
+        }
+        complete(outcome);
+    }
+
+    @Override
+    public void await() {
+        if (!isCompleted() && !queue.runUntil(this)) {
+            awaitFuture();
+        }
+        rethrow();
+    }
+
+    @Override
+    void expedite() {
+        queue.expedite();
+    }
+}

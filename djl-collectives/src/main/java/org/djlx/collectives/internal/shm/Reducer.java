@@ -1,0 +1,147 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Reductions;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators on
+ * views of the memory, or, where that is little, with {@link JavaSums}. 16-bit floating-point types
+ * are accumulated in float32 and rounded once. So the result has the same bits whichever rank
+ * computes it.
+ */
+final class Reducer implements AutoCloseable {
+
+    private final NDManager manager;
+    private final NDManager kept;
+    // One for each of the arrays that are in use at the same time.
+    private final ViewCache results;
+    private final ViewCache firsts;
+    private final ViewCache others;
+    private final JavaSums javaSums = new JavaSums();
+
+    Reducer(NDManager manager) {
+        this.manager = manager;
+        kept = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        results = new ViewCache(kept);
+        firsts = new ViewCache(kept);
+        others = new ViewCache(kept);
+    }
+
+    /**
+     * Reduces.
+     *
+     * @param result address of the result. It may be one of the parts; if that is not the first,
+     *     the first may be overwritten as well
+     * @param parts addresses of the contributions, in rank order
+     * @param count the number of elements of each
+     * @param type the element type
+     * @param op how to reduce
+     */
+    void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
+        if (count == 0) {
+            return;
+        }
+        if (JavaSums.canAdd(count, type, op)) {
+            javaSums.add(result, parts, count, type);
+            return;
+        }
+        // As NoGradient, without an object for each chunk.
+        boolean gradients = JniUtils.isGradMode();
+        JniUtils.setGradMode(false);
+        try {
+            reduceByTorch(result, parts, count, type, op);
+        } finally {
+            JniUtils.setGradMode(gradients);
+        }
+    }
+
+    private void reduceByTorch(
+            long result, long[] parts, long count, ScalarType type, ReduceOp op) {
+        boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;
+        if (type.isReducedFloatingPoint() || scaled) {
+            ScalarType wide = type == ScalarType.FLOAT64 ? type : ScalarType.FLOAT32;
+            try (NDArray sum = Torch.empty(manager, new Shape(count), wide)) {
+                accumulate(sum, parts, count, type, op);
+                finish(sum, parts.length, op);
+                Torch.copy(results.get(result, count, type), sum);
+            }
+        } else {
+            NDArray out = results.get(result, count, type);
+            accumulateInPlace(out, result, parts, count, type, op);
+            finish(out, parts.length, op);
+        }
+    }
+
+    /** Accumulates in an array of its own, from parts that stay as they are. */
+    private void accumulate(NDArray sum, long[] parts, long count, ScalarType type, ReduceOp op) {
+        boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;
+        try (NDArray product =
+                Torch.empty(manager, new Shape(scaled ? count : 0), Torch.scalarType(sum))) {
+            for (int rank = 0; rank < parts.length; rank++) {
+                NDArray term = others.get(parts[rank], count, type);
+                if (scaled) {
+                    Torch.copy(product, term);
+                    Torch.mulInPlace(product, op.factor());
+                    term = product;
+                }
+                if (rank == 0) {
+                    Torch.copy(sum, term);
+                } else {
+                    Reductions.combine(sum, term, op);
+                }
+            }
+        }
+    }
+
+    /**
+     * Accumulates where the result is to be. If that is some rank's part, the ranks before it are
+     * accumulated in the first part, then that is combined with this one: the operators commute, so
+     * the order of the ranks is kept.
+     */
+    private void accumulateInPlace(
+            NDArray out, long result, long[] parts, long count, ScalarType type, ReduceOp op) {
+        int own = 0;
+        while (own < parts.length && parts[own] != result) {
+            own++;
+        }
+        int next = 1;
+        if (own == parts.length) {
+            Torch.copy(out, firsts.get(parts[0], count, type));
+        } else if (own > 0) {
+            NDArray first = firsts.get(parts[0], count, type);
+            combineAll(first, parts, 1, own, count, type, op);
+            Reductions.combine(out, first, op);
+            next = own + 1;
+        }
+        combineAll(out, parts, next, parts.length, count, type, op);
+    }
+
+    private void combineAll(
+            NDArray sum, long[] parts, int from, int to, long count, ScalarType type, ReduceOp op) {
+        for (int rank = from; rank < to; rank++) {
+            Reductions.combine(sum, others.get(parts[rank], count, type), op);
+        }
+    }
+
+    private static void finish(NDArray sum, int worldSize, ReduceOp op) {
+        if (op.kind() == ReduceOp.Kind.AVG) {
+            Torch.divInPlace(sum, worldSize);
+        }
+    }
+
+    @Override
+    public void close() {
+        kept.close();
+    }
+}

@@ -1,0 +1,455 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.EnumSet;
+import java.util.List;
+import java.util.Optional;
+import java.util.function.Function;
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.Support;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.Liveness;
+import org.djlx.collectives.internal.host.RankSync;
+import org.djlx.collectives.internal.shm.ShmMoves.Extent;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** Collectives between ranks on one host, threads or processes, over shared memory. */
+final class ShmBackend extends Backend {
+
+    static final String NAME = "shm";
+
+    private static final int MIN_CHUNK_PER_RANK = 128;
+
+    static final Support SUPPORT =
+            Support.builder()
+                    .addMoves(
+                            EnumSet.allOf(ScalarType.class),
+                            OpType.BROADCAST,
+                            OpType.ALL_GATHER,
+                            OpType.ALL_GATHER_INTO_TENSOR,
+                            OpType.GATHER,
+                            OpType.SCATTER,
+                            OpType.ALL_TO_ALL,
+                            OpType.ALL_TO_ALL_SINGLE,
+                            OpType.SEND,
+                            OpType.RECV,
+                            OpType.RECV_ANY_SOURCE)
+                    .addReductions(
+                            EnumSet.of(
+                                    ScalarType.FLOAT64,
+                                    ScalarType.FLOAT32,
+                                    ScalarType.FLOAT16,
+                                    ScalarType.BFLOAT16,
+                                    ScalarType.INT64,
+                                    ScalarType.INT32,
+                                    ScalarType.INT16,
+                                    ScalarType.INT8,
+                                    ScalarType.UINT8,
+                                    ScalarType.BOOL),
+                            EnumSet.allOf(ReduceOp.Kind.class),
+                            OpType.ALL_REDUCE,
+                            OpType.REDUCE,
+                            OpType.REDUCE_SCATTER,
+                            OpType.REDUCE_SCATTER_TENSOR)
+                    .addPlain(OpType.BARRIER)
+                    .build();
+
+    private final int rank;
+    private final int worldSize;
+    private final NDManager manager;
+    private final ShmSegment segment;
+    private final RankSync sync;
+    private final OpQueue queue;
+    private final Copies copies = new Copies();
+    private final Reducer reducer;
+    private final ShmReductions reductions;
+    private final ShmMoves moves;
+    private final Messages messages;
+    private final ShmP2pBuffers buffers;
+    private boolean closed;
+    private volatile boolean gone; // the shared memory
+
+    ShmBackend(GroupContext context) {
+        rank = context.rank();
+        worldSize = context.worldSize();
+        ShmOptions options = options(context.options());
+        if (options.chunkSize() < (long) worldSize * MIN_CHUNK_PER_RANK) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "a chunk size of %d bytes is too small for %d ranks: %d bytes for each"
+                                    + " are needed",
+                            options.chunkSize(), worldSize, MIN_CHUNK_PER_RANK));
+        }
+        segment = ShmSegment.map(context, options);
+        manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+        manager.setName(NAME + "-" + context.name() + "-" + rank);
+        ControlBlock control = new ControlBlock(segment.memory(), worldSize);
+        sync = new RankSync(control, context.name(), rank, worldSize);
+        queue =
+                new OpQueue(
+                        "shm-" + context.name() + "-rank-" + rank,
+                        RankSync.ranksPerCore(worldSize));
+        reducer = new Reducer(manager);
+        Steps steps = new Steps(segment, sync, rank, worldSize);
+        reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
+        moves = new ShmMoves(steps, copies, rank, worldSize);
+        messages = new Messages(segment, control, sync, context.name(), rank);
+        buffers = new ShmP2pBuffers(segment, sync, rank);
+        long pid = ProcessHandle.current().pid();
+        control.setActive(rank, pid, Liveness.startTime(pid));
+        try {
+            // The last time that ranks wait for each other here is not in the store: once this rank
+            // is through, it may close the store's server, which all others are then done with.
+            Operation joining = context.joining();
+            sync.begin(joining);
+            sync.awaitAgreement(joining);
+        } catch (RuntimeException e) {
+            close();
+            throw e;
+        }
+    }
+
+    private static ShmOptions options(BackendOptions options) {
+        if (options instanceof ShmOptions shmOptions) {
+            return shmOptions;
+        }
+        if (options.getClass() != BackendOptions.class) {
+            throw new IllegalArgumentException(
+                    "backend '"
+                            + NAME
+                            + "' takes ShmOptions, not "
+                            + options.getClass().getSimpleName());
+        }
+        return ShmOptions.builder().optTimeout(options.timeout()).build();
+    }
+
+    @Override
+    public String name() {
+        return NAME;
+    }
+
+    @Override
+    public Support support() {
+        return SUPPORT;
+    }
+
+    @Override
+    public Device device() {
+        return Device.cpu();
+    }
+
+    /** The number of bytes that collectives have copied between tensors and shared memory. */
+    long copiedBytes() {
+        return copies.bytes();
+    }
+
+    /** The arrays that operations hold at present. */
+    List<NDArray> heldArrays() {
+        return manager.getManagedArrays();
+    }
+
+    @Override
+    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
+        return submit(
+                operation,
+                () -> {
+                    host.load();
+                    reductions.allReduce(operation, host, op);
+                    host.flush();
+                },
+                host::close,
+                List.of(tensor));
+    }
+
+    @Override
+    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
+        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
+        return submit(
+                operation,
+                () -> {
+                    host.load();
+                    reductions.reduce(operation, host, root, op);
+                    if (rank == root) {
+                        host.flush();
+                    }
+                },
+                host::close,
+                List.of(tensor));
+    }
+
+    @Override
+    public Work broadcast(Operation operation, NDArray tensor, int root) {
+        HostTensor host =
+                rank == root
+                        ? HostTensor.input(manager, tensor, operation.tensor())
+                        : HostTensor.output(manager, tensor, operation.tensor());
+        return submit(
+                operation,
+                () -> {
+                    host.load();
+                    moves.broadcast(operation, host, root);
+                    if (rank != root) {
+                        host.flush();
+                    }
+                },
+                host::close,
+                List.of(tensor));
+    }
+
+    @Override
+    public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+        return submit(
+                operation,
+                outputs,
+                tensors -> {
+                    HostTensor in = tensors.input(input, operation.tensor());
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    return () -> {
+                        moves.allGather(operation, addresses(out, in.byteSize()), in);
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    @Override
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        return submit(
+                operation,
+                outputs,
+                tensors -> {
+                    HostTensor in = tensors.input(input, operation.tensor());
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    return () -> {
+                        long[] addresses = rank == root ? addresses(out, in.byteSize()) : null;
+                        moves.gather(operation, addresses, in, root);
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    @Override
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        return submit(
+                operation,
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, operation.tensor());
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
+                        moves.scatter(operation, out, addresses, root);
+                        out.flush();
+                    };
+                });
+    }
+
+    @Override
+    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        return submit(
+                operation,
+                outputs,
+                tensors -> {
+                    List<HostTensor> out = tensors.outputs(outputs);
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        moves.allToAll(operation, extents(out), extents(in));
+                        out.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    private static Extent[] extents(List<HostTensor> tensors) {
+        return tensors.stream()
+                .map(tensor -> new Extent(tensor.address(), tensor.byteSize()))
+                .toArray(Extent[]::new);
+    }
+
+    @Override
+    public Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        return submit(
+                operation,
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, Torch.info(output));
+                    HostTensor in = tensors.input(input, Torch.info(input));
+                    return () -> {
+                        moves.allToAll(operation, parts(out, outputCounts), parts(in, inputCounts));
+                        out.flush();
+                    };
+                });
+    }
+
+    private static Extent[] parts(HostTensor tensor, long[] counts) {
+        Extent[] parts = new Extent[counts.length];
+        long address = tensor.address();
+        for (int i = 0; i < parts.length; i++) {
+            parts[i] = new Extent(address, counts[i] * tensor.type().itemSize());
+            address += parts[i].size();
+        }
+        return parts;
+    }
+
+    @Override
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        return submit(operation, tensor, true, destination, tag);
+    }
+
+    @Override
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        return submit(operation, tensor, false, source, tag);
+    }
+
+    private Work submit(Operation operation, NDArray tensor, boolean sends, int peer, int tag) {
+        HostTensor host =
+                sends
+                        ? HostTensor.input(manager, tensor, operation.tensor())
+                        : HostTensor.output(manager, tensor, operation.tensor());
+        host.load(); // Messages have no order with the operations before.
+        Transfer transfer =
+                new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
+        messages.submit(transfer);
+        return transfer;
+    }
+
+    @Override
+    public Work reduceScatter(
+            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        return submit(
+                operation,
+                List.of(output),
+                tensors -> {
+                    HostTensor out = tensors.output(output, operation.tensor());
+                    List<HostTensor> in = tensors.inputs(inputs);
+                    return () -> {
+                        reductions.reduceScatter(operation, out, addresses(in, out.byteSize()), op);
+                        out.flush();
+                    };
+                });
+    }
+
+    /** The addresses of the ranks' tensors: a tensor each, or parts of a single one. */
+    private long[] addresses(List<HostTensor> tensors, long partSize) {
+        long[] addresses = new long[worldSize];
+        for (int peer = 0; peer < worldSize; peer++) {
+            addresses[peer] =
+                    tensors.size() == 1
+                            ? tensors.get(0).address() + peer * partSize
+                            : tensors.get(peer).address();
+        }
+        return addresses;
+    }
+
+    @Override
+    public Work barrier(Operation operation) {
+        return submit(operation, () -> moves.barrier(operation), () -> {}, List.of());
+    }
+
+    @Override
+    public Work execute(Operation operation, Runnable body) {
+        return submit(
+                operation,
+                () -> {
+                    sync.begin(operation);
+                    NoGradient.run(body);
+                },
+                () -> {},
+                List.of());
+    }
+
+    @Override
+    public Optional<P2pBuffers> p2pBuffers() {
+        return segment.bufferSize() + segment.heapSize() == 0
+                ? Optional.empty()
+                : Optional.of(buffers);
+    }
+
+    /** Submits an operation on several tensors: what opens them returns what it does. */
+    private Work submit(
+            Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
+        HostTensors tensors = new HostTensors(manager);
+        Runnable body = opened(tensors, opener);
+        return submit(
+                operation,
+                () -> {
+                    tensors.load();
+                    body.run();
+                },
+                tensors::close,
+                result);
+    }
+
+    private static Runnable opened(HostTensors tensors, Function<HostTensors, Runnable> opener) {
+        try {
+            return opener.apply(tensors);
+        } catch (RuntimeException | Error e) {
+            tensors.close();
+            throw e;
+        }
+    }
+
+    private Work submit(
+            Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
+        return queue.submit(operation, () -> run(operation, body), cleanup, result);
+    }
+
+    private void run(Operation operation, Runnable body) {
+        try {
+            operation.started();
+            body.run();
+        } catch (CollectiveMismatchException e) {
+            throw e; // All ranks throw it at the same point and can go on together.
+        } catch (RuntimeException | Error e) {
+            CollectiveException reason =
+                    e instanceof CollectiveException collective
+                            ? collective
+                            : new CollectiveException(operation + " failed: " + e, e);
+            queue.breakWith(reason);
+            messages.breakWith(reason);
+            if (!gone) { // The code of an operation may have destroyed the group itself.
+                sync.fail(reason.getMessage());
+            }
+            throw reason;
+        }
+    }
+
+    @Override
+    public synchronized void close() {
+        if (closed) {
+            return;
+        }
+        closed = true;
+        sync.close();
+        queue.close();
+        messages.close();
+        buffers.close();
+        sync.leave();
+        gone = true;
+        reducer.close();
+        manager.close();
+        segment.close();
+    }
+}

@@ -1,0 +1,33 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.BackendFactory;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.Support;
+
+/** Creates {@code shm} backends; takes {@link ShmOptions} or plain options. */
+public final class ShmBackendFactory implements BackendFactory {
+
+    /** Constructor for {@link java.util.ServiceLoader}. */
+    public ShmBackendFactory() {}
+
+    @Override
+    public String name() {
+        return ShmBackend.NAME;
+    }
+
+    @Override
+    public Support support() {
+        return ShmBackend.SUPPORT;
+    }
+
+    @Override
+    public Backend create(GroupContext context) {
+        return new ShmBackend(context);
+    }
+}

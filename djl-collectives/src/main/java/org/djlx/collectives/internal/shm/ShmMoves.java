@@ -1,0 +1,225 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.Operation;
+import org.djlx.nativeops.AtomicBuffer;
+
+/**
+ * The collectives of one rank that move data, over staging memory.
+ *
+ * <p>What a rank has for itself goes from the input to the output, not through staging, and stays
+ * where it is if that is the same place. One instance serves one rank; operations run one at a
+ * time.
+ */
+final class ShmMoves {
+
+    private final Steps steps;
+    private final Copies copies;
+    private final int rank;
+    private final int worldSize;
+
+    ShmMoves(Steps steps, Copies copies, int rank, int worldSize) {
+        this.steps = steps;
+        this.copies = copies;
+        this.rank = rank;
+        this.worldSize = worldSize;
+    }
+
+    void barrier(Operation operation) {
+        steps.begin(operation);
+        steps.synchronize();
+    }
+
+    void broadcast(Operation operation, HostTensor tensor, int root) {
+        steps.begin(operation);
+        long byteSize = tensor.byteSize();
+        long offset = 0;
+        do {
+            long size = Math.min(steps.chunkSize(), byteSize - offset);
+            if (rank == root && worldSize > 1) {
+                copies.copy(steps.mine(), tensor.address() + offset, size);
+            }
+            steps.synchronize();
+            if (rank != root) {
+                copies.copy(tensor.address() + offset, steps.of(root), size);
+            }
+            offset += size;
+        } while (offset < byteSize);
+    }
+
+    /**
+     * All-gather.
+     *
+     * @param outputs the address for each rank's tensor
+     */
+    void allGather(Operation operation, long[] outputs, HostTensor input) {
+        gather(operation, outputs, input, true);
+    }
+
+    /**
+     * Gather.
+     *
+     * @param outputs the address for each rank's tensor on the root, elsewhere null
+     */
+    void gather(Operation operation, long[] outputs, HostTensor input, int root) {
+        gather(operation, outputs, input, rank != root);
+    }
+
+    private void gather(Operation operation, long[] outputs, HostTensor input, boolean othersRead) {
+        steps.begin(operation);
+        long byteSize = input.byteSize();
+        long offset = 0;
+        do {
+            long size = Math.min(steps.chunkSize(), byteSize - offset);
+            if (othersRead && worldSize > 1) {
+                copies.copy(steps.mine(), input.address() + offset, size);
+            }
+            steps.synchronize();
+            for (int peer = 0; outputs != null && peer < worldSize; peer++) {
+                if (peer == rank) {
+                    copies.copyInPlace(outputs[peer] + offset, input.address() + offset, size);
+                } else {
+                    copies.copy(outputs[peer] + offset, steps.of(peer), size);
+                }
+            }
+            offset += size;
+        } while (offset < byteSize);
+    }
+
+    /**
+     * Scatter.
+     *
+     * @param inputs the address of the tensor for each rank on the root, elsewhere null
+     */
+    void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
+        steps.begin(operation);
+        long slot = steps.slotSize(0);
+        long byteSize = output.byteSize();
+        long offset = 0;
+        do {
+            long size = Math.min(slot, byteSize - offset);
+            for (int peer = 0; rank == root && peer < worldSize; peer++) {
+                if (peer != root) {
+                    copies.copy(steps.mine() + peer * slot, inputs[peer] + offset, size);
+                }
+            }
+            steps.synchronize();
+            if (rank == root) {
+                copies.copyInPlace(output.address() + offset, inputs[root] + offset, size);
+            } else {
+                copies.copy(output.address() + offset, steps.of(root) + rank * slot, size);
+            }
+            offset += size;
+        } while (offset < byteSize);
+    }
+
+    /**
+     * All-to-all. With the first step all ranks see the sizes that each rank has for and expects
+     * from each, and go on only if these fit.
+     *
+     * @param outputs where the tensor from each rank goes
+     * @param inputs where the tensor for each rank is
+     */
+    void allToAll(Operation operation, Extent[] outputs, Extent[] inputs) {
+        steps.begin(operation);
+        Sizes sizes = new Sizes();
+        long slot = steps.slotSize(Sizes.byteSize(worldSize));
+        sizes.put(inputs, outputs);
+        long longest = 0;
+        long offset = 0;
+        do {
+            long base = steps.mine() + Sizes.byteSize(worldSize);
+            for (int peer = 0; peer < worldSize; peer++) {
+                if (peer != rank) {
+                    copies.copy(
+                            base + peer * slot,
+                            inputs[peer].address + offset,
+                            inputs[peer].within(offset, slot));
+                }
+            }
+            steps.synchronize();
+            if (offset == 0) {
+                longest = sizes.checkAll(operation);
+                copies.copyInPlace(outputs[rank].address, inputs[rank].address, inputs[rank].size);
+            }
+            for (int peer = 0; peer < worldSize; peer++) {
+                if (peer != rank) {
+                    copies.copy(
+                            outputs[peer].address + offset,
+                            steps.of(peer) + Sizes.byteSize(worldSize) + rank * slot,
+                            outputs[peer].within(offset, slot));
+                }
+            }
+            offset += slot;
+        } while (offset < longest);
+    }
+
+    /** A run of bytes. */
+    record Extent(long address, long size) {
+
+        /** How many bytes there are from an offset on, at most. */
+        long within(long offset, long limit) {
+            return Math.max(0, Math.min(limit, size - offset));
+        }
+    }
+
+    /** The header of the first step: bytes for each rank, then bytes from each rank. */
+    private final class Sizes {
+
+        static long byteSize(int worldSize) {
+            long bytes = ShmSegment.headerSize(worldSize);
+            return (bytes + Steps.ALIGNMENT - 1) / Steps.ALIGNMENT * Steps.ALIGNMENT;
+        }
+
+        void put(Extent[] inputs, Extent[] outputs) {
+            AtomicBuffer header = steps.myHeader();
+            for (int peer = 0; peer < worldSize; peer++) {
+                header.putLong(peer * Long.BYTES, inputs[peer].size);
+                header.putLong((worldSize + peer) * Long.BYTES, outputs[peer].size);
+            }
+        }
+
+        private long sent(int from, int to) {
+            return steps.headerOf(from).getLong(to * Long.BYTES);
+        }
+
+        private long expected(int from, int to) {
+            return steps.headerOf(to).getLong((worldSize + from) * Long.BYTES);
+        }
+
+        /** Returns the longest that goes to another rank; fails on all if any pair does not fit. */
+        long checkAll(Operation operation) {
+            long longest = 0;
+            StringBuilder misfits = new StringBuilder();
+            for (int from = 0; from < worldSize; from++) {
+                for (int to = 0; to < worldSize; to++) {
+                    long sent = sent(from, to);
+                    longest = from == to ? longest : Math.max(longest, sent);
+                    if (sent != expected(from, to)) {
+                        misfits.append(misfits.length() == 0 ? "" : "; ")
+                                .append("rank ")
+                                .append(from)
+                                .append(" has ")
+                                .append(sent)
+                                .append(" bytes for rank ")
+                                .append(to)
+                                .append(", which expects ")
+                                .append(expected(from, to));
+                    }
+                }
+            }
+            if (misfits.length() > 0) {
+                throw new CollectiveMismatchException(
+                        operation
+                                + ": the sizes do not fit: "
+                                + misfits
+                                + "; what one rank has for another must be what that expects");
+            }
+            return longest;
+        }
+    }
+}

@@ -1,0 +1,99 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.concurrent.locks.ReentrantReadWriteLock;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.RankSync;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * P2P buffers in shared memory. Who uses them does not have to know when the group is destroyed:
+ * the memory stays until nobody is within a method any more, and from then on there is an error.
+ */
+final class ShmP2pBuffers extends P2pBuffers {
+
+    private final ReentrantReadWriteLock use = new ReentrantReadWriteLock();
+    private boolean closed; // guarded by use
+
+    private final ShmSegment segment;
+    private final RankSync sync;
+
+    ShmP2pBuffers(ShmSegment segment, RankSync sync, int rank) {
+        super(
+                rank,
+                segment.worldSize(),
+                segment.bufferSize(),
+                segment.heapSize(),
+                ControlBlock.CHANNELS);
+        this.segment = segment;
+        this.sync = sync;
+    }
+
+    @Override
+    protected NDArray view(NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+        return Torch.view(
+                manager, segment.memory(), segment.bufferOffset(rank) + offset, shape, type);
+    }
+
+    /** Ranks that disagree about one operation still agree about the number of the next. */
+    @Override
+    public int epoch(Operation operation) {
+        return (int) operation.sequence();
+    }
+
+    @Override
+    public void putSignal(int rank, int channel, int epoch) {
+        checkRank(rank);
+        checkChannel(channel);
+        use(() -> sync.signal(rank, channel, epoch));
+    }
+
+    @Override
+    public void waitSignal(Operation operation, int rank, int channel, int epoch) {
+        checkRank(rank);
+        checkChannel(channel);
+        use(() -> sync.awaitSignal(operation, rank, channel, epoch));
+    }
+
+    @Override
+    public void awaitAgreement(Operation operation) {
+        use(() -> sync.awaitAgreement(operation));
+    }
+
+    @Override
+    public void intraNodeBarrier(Operation operation) {
+        use(
+                () -> {
+                    sync.awaitAgreement(operation);
+                    sync.synchronize(operation);
+                });
+    }
+
+    private void use(Runnable action) {
+        use.readLock().lock();
+        try {
+            if (closed) {
+                throw new IllegalStateException("the group of these buffers has been destroyed");
+            }
+            action.run();
+        } finally {
+            use.readLock().unlock();
+        }
+    }
+
+    /** Waits until nobody uses the memory; to be called when waits fail. */
+    void close() {
+        use.writeLock().lock();
+        closed = true;
+        use.writeLock().unlock();
+    }
+}

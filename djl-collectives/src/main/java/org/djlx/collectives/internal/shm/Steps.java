@@ -1,0 +1,98 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.host.RankSync;
+import org.djlx.nativeops.AtomicBuffer;
+
+/**
+ * The steps of operations over staging memory, one operation at a time; the first step also checks
+ * that all ranks agree on it.
+ *
+ * <p>In a step every rank may write one of its two staging halves, then reaches a synchronisation
+ * and waits for all, then may read everybody's half. Steps alternate between the halves: by the
+ * time a rank has waited for the next step, all have finished reading this one, so its half is free
+ * for the step after that, and one synchronisation a step is enough.
+ */
+final class Steps {
+
+    /** What begins on a multiple of this shares no cache line with what lies before it. */
+    static final long ALIGNMENT = 64;
+
+    private final ShmSegment segment;
+    private final RankSync sync;
+    private final int rank;
+    private final int worldSize;
+    private final long[] addresses;
+    private Operation operation;
+    private boolean begun;
+
+    Steps(ShmSegment segment, RankSync sync, int rank, int worldSize) {
+        this.segment = segment;
+        this.sync = sync;
+        this.rank = rank;
+        this.worldSize = worldSize;
+        this.addresses = new long[worldSize];
+    }
+
+    /** To be called before the first step of an operation. */
+    void begin(Operation next) {
+        operation = next;
+        begun = false;
+    }
+
+    /** Where this rank writes for the step that comes. */
+    long mine() {
+        return segment.staging(rank, (sync.epoch() + 1) & 1);
+    }
+
+    /** Ends the writing, and waits until all ranks have. */
+    void synchronize() {
+        if (begun) {
+            sync.synchronize(operation);
+        } else {
+            begun = true;
+            sync.begin(operation);
+            sync.awaitAgreement(operation);
+        }
+    }
+
+    /** What a rank wrote for the step that was synchronised last. */
+    long of(int peer) {
+        return segment.staging(peer, sync.epoch() & 1);
+    }
+
+    /** The words at the start of {@link #mine()}. */
+    AtomicBuffer myHeader() {
+        return segment.header(rank, (sync.epoch() + 1) & 1);
+    }
+
+    /** The words at the start of {@link #of}. */
+    AtomicBuffer headerOf(int peer) {
+        return segment.header(peer, sync.epoch() & 1);
+    }
+
+    /**
+     * What all ranks wrote for the step that was synchronised last, at an offset; for this rank,
+     * which need not have written, another address. The array is the same with each call.
+     */
+    long[] ofOthers(long offset, long own) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            addresses[peer] = peer == rank ? own : of(peer) + offset;
+        }
+        return addresses;
+    }
+
+    /** The size of a staging half. */
+    long chunkSize() {
+        return segment.chunkSize();
+    }
+
+    /** The size of each of {@code worldSize} slots of a staging half, after a header. */
+    long slotSize(long headerSize) {
+        return (segment.chunkSize() - headerSize) / worldSize / ALIGNMENT * ALIGNMENT;
+    }
+}

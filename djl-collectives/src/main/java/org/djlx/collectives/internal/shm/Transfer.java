@@ -1,0 +1,140 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.shm.Mailbox.Kind;
+import org.djlx.collectives.internal.shm.Mailbox.Letter;
+
+/** A message on its way, at one of its ends. {@link Messages} guards what changes. */
+final class Transfer extends PendingWork {
+
+    /** The peer of a receive from any rank, until there is a message. */
+    static final int ANY = -1;
+
+    private final Messages messages;
+    private final HostTensor tensor;
+    private final boolean sends;
+    private final int tag;
+    private final long begin = System.nanoTime();
+    private volatile int peer;
+    private long message = -1; // the sender's number, once it is known
+    private long turn; // of a receive, among those that wait for an offer
+    private long moved;
+
+    Transfer(
+            Messages messages,
+            Operation operation,
+            HostTensor tensor,
+            boolean sends,
+            int peer,
+            int tag,
+            List<NDArray> result) {
+        super(operation, result);
+        this.messages = messages;
+        this.tensor = tensor;
+        this.sends = sends;
+        this.peer = peer;
+        this.tag = tag;
+    }
+
+    HostTensor tensor() {
+        return tensor;
+    }
+
+    boolean sends() {
+        return sends;
+    }
+
+    int peer() {
+        return peer;
+    }
+
+    int tag() {
+        return tag;
+    }
+
+    long message() {
+        return message;
+    }
+
+    long turn() {
+        return turn;
+    }
+
+    void setTurn(long turn) {
+        this.turn = turn;
+    }
+
+    /** Whether it is known which message this is the end of. */
+    boolean isBound() {
+        return message >= 0;
+    }
+
+    /** Tells which message this is the end of. */
+    void bind(int source, long number) {
+        this.peer = sends ? peer : source;
+        this.message = number;
+    }
+
+    Letter letter(Kind kind) {
+        return letter(kind, message);
+    }
+
+    Letter letter(Kind kind, long number) {
+        return new Letter(
+                kind,
+                number,
+                tag,
+                tensor.type().code(),
+                tensor.byteSize(),
+                operation().signature());
+    }
+
+    boolean fits(Letter other) {
+        return tensor.type().code() == other.type() && tensor.byteSize() == other.size();
+    }
+
+    /** The address of the next chunk. */
+    long address() {
+        return tensor.address() + moved;
+    }
+
+    /** The size of the next chunk. */
+    long chunk() {
+        return Math.min(Mailbox.CHUNK, tensor.byteSize() - moved);
+    }
+
+    void advance(long size) {
+        moved += size;
+    }
+
+    boolean isMoved() {
+        return moved == tensor.byteSize();
+    }
+
+    /** The time until the operation's timeout, in nanoseconds. */
+    long nanosLeft() {
+        return operation().timeout().toNanos() - (System.nanoTime() - begin);
+    }
+
+    @Override
+    public void await() {
+        messages.await(this);
+        rethrow();
+    }
+
+    @Override
+    void expedite() {
+        messages.expedite();
+    }
+
+    @Override
+    public int sourceRank() {
+        return sends || !isSuccess() ? super.sourceRank() : peer;
+    }
+}

@@ -1,0 +1,96 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * One-dimensional arrays over addresses, kept for the next time: an operation on the same tensor
+ * looks at the same places again, and making an array costs about 1 KB of heap and 1 µs.
+ *
+ * <p>An array is no more than an address, a count and a type. It does not keep the memory, and is
+ * asked for only while the memory is there. Used by one thread at a time.
+ */
+final class ViewCache {
+
+    // Enough for the chunks of 64 MiB and what all ranks stage. A view may be in any of the ways of
+    // its set; with fewer ways, views that are used in turn would too often drive each other out.
+    private static final int SETS = 32;
+    private static final int WAYS = 8;
+
+    private final NDManager manager;
+    private final NDArray[] views = new NDArray[SETS * WAYS];
+    private final long[] addresses = new long[SETS * WAYS];
+    private final long[] counts = new long[SETS * WAYS];
+    private final ScalarType[] types = new ScalarType[SETS * WAYS];
+    private final long[] lastUses = new long[SETS * WAYS];
+    private long uses;
+
+    /**
+     * Creates an empty cache.
+     *
+     * @param manager owns the arrays
+     */
+    ViewCache(NDManager manager) {
+        this.manager = manager;
+    }
+
+    /**
+     * Returns an array, not to be closed, and valid until the next call.
+     *
+     * @param address where it begins
+     * @param count its elements
+     * @param type their type
+     */
+    NDArray get(long address, long count, ScalarType type) {
+        int place = place(address, count, type);
+        if (!matches(place, address, count, type)) {
+            if (views[place] != null) {
+                views[place].close();
+                views[place] = null;
+            }
+            long bytes = count * type.itemSize();
+            NativeMemory memory = new NativeMemory(address, bytes, Device.cpu(), () -> {});
+            views[place] = Torch.view(manager, memory, 0, new Shape(count), type);
+            addresses[place] = address;
+            counts[place] = count;
+            types[place] = type;
+        }
+        lastUses[place] = ++uses;
+        return views[place];
+    }
+
+    /**
+     * Returns where the view is, or else where it goes: to the place that was used least lately.
+     */
+    private int place(long address, long count, ScalarType type) {
+        // Chunks are far apart at equal distances: the high bits of a product spread them.
+        long mixed = (address ^ count * 31 ^ type.ordinal()) * 0x9E3779B97F4A7C15L;
+        int first = (int) Long.remainderUnsigned(mixed >>> 32, SETS) * WAYS;
+        int oldest = first;
+        for (int place = first; place < first + WAYS; place++) {
+            if (matches(place, address, count, type)) {
+                return place;
+            }
+            if (lastUses[place] < lastUses[oldest]) {
+                oldest = place;
+            }
+        }
+        return oldest;
+    }
+
+    private boolean matches(int place, long address, long count, ScalarType type) {
+        return views[place] != null
+                && addresses[place] == address
+                && counts[place] == count
+                && types[place] == type;
+    }
+}

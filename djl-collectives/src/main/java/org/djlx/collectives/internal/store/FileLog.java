@@ -1,0 +1,347 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.io.BufferedInputStream;
+import java.io.DataInputStream;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.channels.Channels;
+import java.nio.channels.FileChannel;
+import java.nio.channels.FileLock;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
+import java.nio.file.attribute.BasicFileAttributes;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Objects;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.function.BiFunction;
+import java.util.function.Function;
+import org.djlx.collectives.CollectiveException;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The file of a {@code FileStore}: a header, then {@linkplain LogRecord records}, to which every
+ * process appends under an exclusive lock and from which it replays what others have written.
+ *
+ * <p>There is one object, one open channel and one thread for a file and JVM: a file lock belongs
+ * to the process and is gone when <em>any</em> of its channels on the file is closed, and a channel
+ * closes itself when a thread using it is interrupted, so no caller's thread touches it.
+ *
+ * <p>A process killed while it appended leaves an incomplete record at the end, which readers
+ * ignore and the next writer cuts off.
+ */
+public final class FileLog {
+
+    private static final Logger logger = LoggerFactory.getLogger(FileLog.class);
+
+    private static final byte[] HEADER = "DJLSTOR1".getBytes(StandardCharsets.US_ASCII);
+
+    private static final Map<Path, FileLog> OPEN = new HashMap<>();
+
+    private final Path path;
+    private final ExecutorService thread;
+    private int handles;
+
+    // The rest belongs to the thread.
+    private FileChannel channel;
+    private Object fileKey;
+    private KeyValueMap values = new KeyValueMap();
+    private long position;
+    private int closes;
+
+    private FileLog(Path path) {
+        this.path = path;
+        thread =
+                Executors.newSingleThreadExecutor(
+                        task -> {
+                            Thread t = new Thread(task, "djlx-filestore-" + path.getFileName());
+                            t.setDaemon(true);
+                            return t;
+                        });
+    }
+
+    /**
+     * Opens the log of a file, creating the file if need be.
+     *
+     * @param file the file
+     * @return the log, for one call of {@link #release}
+     */
+    public static FileLog acquire(Path file) {
+        synchronized (OPEN) {
+            Path path = canonical(file);
+            FileLog log = OPEN.get(path);
+            if (log == null) {
+                log = new FileLog(path);
+                try {
+                    log.call("open", log::open);
+                } catch (RuntimeException e) {
+                    log.thread.shutdown();
+                    throw e;
+                }
+                OPEN.put(path, log);
+            }
+            log.handles++;
+            return log;
+        }
+    }
+
+    /**
+     * Gives back a handle, and deletes the file if it was the last of the job.
+     *
+     * @param worldSize how many handles the job has
+     */
+    public void release(int worldSize) {
+        synchronized (OPEN) {
+            boolean last = --handles == 0;
+            try {
+                call("close", () -> closeHandle(worldSize, last));
+            } finally {
+                if (last) {
+                    OPEN.remove(path);
+                    thread.shutdown();
+                }
+            }
+        }
+    }
+
+    /**
+     * Looks at the newest state.
+     *
+     * @param operation the operation, for error messages
+     * @param query what to ask
+     * @param <T> the type of the answer
+     * @return the answer
+     */
+    public <T> T read(String operation, Function<KeyValueMap, T> query) {
+        return call(operation, () -> locked(true, () -> query.apply(values)));
+    }
+
+    /**
+     * Changes the state.
+     *
+     * @param operation the operation, for error messages
+     * @param change changes the map, and writes what it changed into the record
+     * @param <T> the type of the answer
+     * @return the answer
+     */
+    public <T> T write(String operation, BiFunction<KeyValueMap, LogRecord, T> change) {
+        return call(operation, () -> locked(false, () -> write(change)));
+    }
+
+    private <T> T write(BiFunction<KeyValueMap, LogRecord, T> change) throws IOException {
+        LogRecord record = new LogRecord();
+        T answer = change.apply(values, record);
+        if (!record.isEmpty()) {
+            append(record.toBytes());
+        }
+        return answer;
+    }
+
+    private static Path canonical(Path file) {
+        Path absolute = file.toAbsolutePath().normalize();
+        try {
+            return absolute.getParent().toRealPath().resolve(absolute.getFileName());
+        } catch (IOException | NullPointerException e) {
+            throw new CollectiveException(
+                    "FileStore "
+                            + absolute
+                            + ": the directory is not there; create it on a file system that all"
+                            + " ranks share",
+                    e);
+        }
+    }
+
+    private Void open() throws IOException {
+        while (channel == null) {
+            Object before = keyOfPath();
+            FileChannel opened =
+                    FileChannel.open(
+                            path,
+                            StandardOpenOption.CREATE,
+                            StandardOpenOption.READ,
+                            StandardOpenOption.WRITE);
+            try {
+                FileLock held = opened.lock();
+                // Java cannot ask a channel which file it has open. If the path named the same file
+                // before and after, this is the one; else it was just created, or deleted by the
+                // last handle of an earlier job: once more.
+                if (before != null && before.equals(keyOfPath())) {
+                    readHeader(opened);
+                    channel = opened;
+                    fileKey = before;
+                    held.release();
+                }
+            } finally {
+                if (channel == null) {
+                    opened.close();
+                }
+            }
+        }
+        return null;
+    }
+
+    private void readHeader(FileChannel opened) throws IOException {
+        ByteBuffer found = ByteBuffer.allocate(HEADER.length);
+        while (found.hasRemaining() && opened.read(found, found.position()) >= 0) {}
+        byte[] start = Arrays.copyOf(found.array(), found.position());
+        if (!Arrays.equals(start, Arrays.copyOf(HEADER, start.length))) {
+            throw new IOException("this is not the file of a FileStore; it is left as it is");
+        }
+        if (start.length < HEADER.length) {
+            write(opened, ByteBuffer.wrap(HEADER), 0);
+        }
+        position = HEADER.length;
+    }
+
+    /** Runs something with the file locked and the map up to date. */
+    private <T> T locked(boolean shared, Callable<T> action) throws Exception {
+        FileLock held = channel.lock(0, Long.MAX_VALUE, shared);
+        try {
+            if (!fileKey.equals(keyOfPath())) {
+                throw new NoSuchFileException(
+                        path.toString(),
+                        null,
+                        "the file was deleted while in use: by someone else, or because more"
+                                + " handles were opened than the world size says");
+            }
+            replay();
+            return action.call();
+        } finally {
+            held.release();
+        }
+    }
+
+    /** Applies what was appended since the last time; to be called with the lock. */
+    private void replay() throws IOException {
+        long size = channel.size();
+        if (size < position) {
+            throw new IOException("the file has become shorter");
+        }
+        if (size == position) {
+            return;
+        }
+        // Not closed: that would close the channel.
+        DataInputStream in =
+                new DataInputStream(
+                        new BufferedInputStream(
+                                Channels.newInputStream(channel.position(position)), 1 << 16));
+        while (size - position >= Integer.BYTES) {
+            int length = in.readInt();
+            if (length < 0) {
+                throw new IOException("a record with a length of " + length);
+            }
+            if (size - position - Integer.BYTES < length) {
+                return;
+            }
+            closes += LogRecord.apply(in.readNBytes(length), values);
+            position += Integer.BYTES + length;
+        }
+    }
+
+    private void append(byte[] record) throws IOException {
+        ByteBuffer buffer = ByteBuffer.allocate(Integer.BYTES + record.length);
+        buffer.putInt(record.length).put(record).flip();
+        int length = buffer.remaining();
+        try {
+            channel.truncate(position);
+            write(channel, buffer, position);
+        } catch (IOException e) {
+            // The map has the change, the file has not: start over from the file.
+            values = new KeyValueMap();
+            closes = 0;
+            position = HEADER.length;
+            throw e;
+        }
+        position += length;
+    }
+
+    private static void write(FileChannel channel, ByteBuffer buffer, long start)
+            throws IOException {
+        long at = start;
+        while (buffer.hasRemaining()) {
+            at += channel.write(buffer, at);
+        }
+    }
+
+    private Void closeHandle(int worldSize, boolean last) throws Exception {
+        try {
+            locked(false, () -> countClose(worldSize));
+        } catch (NoSuchFileException e) {
+            logger.debug("FileStore {}: deleted by someone else before it was closed", path, e);
+        } finally {
+            if (last) {
+                channel.close();
+            }
+        }
+        return null;
+    }
+
+    private Void countClose(int worldSize) throws IOException {
+        LogRecord record = new LogRecord();
+        record.close();
+        append(record.toBytes());
+        closes++;
+        if (closes >= worldSize) {
+            Files.delete(path);
+        }
+        return null;
+    }
+
+    private Object keyOfPath() throws IOException {
+        try {
+            return key(Files.readAttributes(path, BasicFileAttributes.class));
+        } catch (NoSuchFileException e) {
+            return null;
+        }
+    }
+
+    /** Tells files of the same name apart; on systems without inode numbers all are the same. */
+    private static Object key(BasicFileAttributes attributes) {
+        return Objects.requireNonNullElse(attributes.fileKey(), "");
+    }
+
+    /** Runs something on the log's thread, however often the caller is interrupted meanwhile. */
+    private <T> T call(String operation, Callable<T> action) {
+        Future<T> result;
+        try {
+            result = thread.submit(action);
+        } catch (RejectedExecutionException e) {
+            throw Messages.closed("FileStore " + path, operation);
+        }
+        boolean interrupted = false;
+        try {
+            while (true) {
+                try {
+                    return result.get();
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                }
+            }
+        } catch (ExecutionException e) {
+            if (e.getCause() instanceof IllegalArgumentException cause) {
+                throw new IllegalArgumentException(cause.getMessage(), cause);
+            }
+            throw new CollectiveException(
+                    "FileStore " + path + ": " + operation + ": " + e.getCause().getMessage(),
+                    e.getCause());
+        } finally {
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+
+/**
+ * One change of a {@link FileLog}, applied as a whole or not at all. Layout, big-endian:
+ *
+ * <pre>
+ * int32 length of what follows
+ * { int8 1 | int32 key length | key in UTF-8 | int32 value length | value }   a key is set
+ * { int8 2 | int32 key length | key in UTF-8 | int32 value length | value }   a value is appended
+ * { int8 3 | int32 key length | key in UTF-8 }                                a key is deleted
+ * { int8 4 }                                                                  a handle is closed
+ * </pre>
+ */
+public final class LogRecord {
+
+    private static final int PUT = 1;
+    private static final int APPEND = 2;
+    private static final int DELETE = 3;
+    private static final int CLOSE = 4;
+
+    private final ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+    private final DataOutputStream out = new DataOutputStream(bytes);
+
+    LogRecord() {}
+
+    /**
+     * Writes that a key is set.
+     *
+     * @param key the key
+     * @param value its new value
+     */
+    public void put(String key, byte[] value) {
+        writePair(PUT, key, value);
+    }
+
+    /**
+     * Writes that something is appended to a value.
+     *
+     * @param key the key
+     * @param tail what is appended
+     */
+    public void append(String key, byte[] tail) {
+        writePair(APPEND, key, tail);
+    }
+
+    /**
+     * Writes that a key is deleted.
+     *
+     * @param key the key
+     */
+    public void delete(String key) {
+        write(
+                () -> {
+                    out.writeByte(DELETE);
+                    writeBytes(key.getBytes(StandardCharsets.UTF_8));
+                });
+    }
+
+    /** Writes that a handle is closed. */
+    void close() {
+        write(() -> out.writeByte(CLOSE));
+    }
+
+    boolean isEmpty() {
+        return bytes.size() == 0;
+    }
+
+    /** Returns the record without its length. */
+    byte[] toBytes() {
+        return bytes.toByteArray();
+    }
+
+    /**
+     * Applies a record.
+     *
+     * @param record the record without its length
+     * @param values where to apply it
+     * @return how many handles it says were closed
+     */
+    static int apply(byte[] record, KeyValueMap values) throws IOException {
+        int closes = 0;
+        DataInputStream in = new DataInputStream(new ByteArrayInputStream(record));
+        while (in.available() > 0) {
+            int what = in.readByte();
+            switch (what) {
+                case PUT -> values.set(readKey(in), readBytes(in));
+                case APPEND -> values.append(readKey(in), readBytes(in));
+                case DELETE -> values.delete(readKey(in));
+                case CLOSE -> closes++;
+                default -> throw new IOException("a record of unknown kind " + what);
+            }
+        }
+        return closes;
+    }
+
+    private static String readKey(DataInputStream in) throws IOException {
+        return new String(readBytes(in), StandardCharsets.UTF_8);
+    }
+
+    private static byte[] readBytes(DataInputStream in) throws IOException {
+        int length = in.readInt();
+        if (length < 0 || length > in.available()) {
+            throw new IOException("a record with a length of " + length);
+        }
+        return in.readNBytes(length);
+    }
+
+    private void writePair(int what, String key, byte[] value) {
+        write(
+                () -> {
+                    out.writeByte(what);
+                    writeBytes(key.getBytes(StandardCharsets.UTF_8));
+                    writeBytes(value);
+                });
+    }
+
+    private void writeBytes(byte[] value) throws IOException {
+        out.writeInt(value.length);
+        out.write(value);
+    }
+
+    private static void write(Write action) {
+        try {
+            action.run();
+        } catch (IOException e) {
+            throw new UncheckedIOException("Writing to memory", e);
+        }
+    }
+
+    private interface Write {
+        void run() throws IOException;
+    }
+}

@@ -1,0 +1,26 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.util.List;
+
+/**
+ * A command and what came with it.
+ *
+ * @param command the command
+ * @param keys its keys, one character for each byte
+ * @param values its values
+ * @param number its integer, or 0
+ */
+record Request(Command command, List<String> keys, List<byte[]> values, long number) {
+
+    String key() {
+        return keys.get(0);
+    }
+
+    byte[] value() {
+        return values.get(0);
+    }
+}

@@ -1,0 +1,63 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+
+/** Writes the {@linkplain Command commands} of a client, several of which can be sent at once. */
+final class RequestWriter {
+
+    private final ByteArrayOutputStream bytes = new ByteArrayOutputStream(64);
+
+    RequestWriter command(Command command) {
+        bytes.write(command.code());
+        return this;
+    }
+
+    /** Writes a user's key. */
+    RequestWriter key(String key) {
+        return rawKey(Command.KEY_PREFIX + key);
+    }
+
+    RequestWriter rawKey(String key) {
+        return value(key.getBytes(StandardCharsets.UTF_8));
+    }
+
+    RequestWriter keys(List<String> keys) {
+        number(keys.size());
+        keys.forEach(this::key);
+        return this;
+    }
+
+    RequestWriter value(byte[] value) {
+        number(value.length);
+        bytes.writeBytes(value);
+        return this;
+    }
+
+    RequestWriter number(long value) {
+        bytes.writeBytes(buffer(Long.BYTES).putLong(value).array());
+        return this;
+    }
+
+    RequestWriter number32(int value) {
+        bytes.writeBytes(buffer(Integer.BYTES).putInt(value).array());
+        return this;
+    }
+
+    void writeTo(OutputStream out) throws IOException {
+        bytes.writeTo(out);
+    }
+
+    private static ByteBuffer buffer(int length) {
+        return ByteBuffer.allocate(length).order(ByteOrder.LITTLE_ENDIAN);
+    }
+}

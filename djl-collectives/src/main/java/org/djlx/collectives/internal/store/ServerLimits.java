@@ -1,0 +1,49 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+/**
+ * What a server grants its clients, so that none of them can exhaust its memory. PyTorch's libuv
+ * server has the same limits on the size of keys and values and on the number of keys in a command.
+ *
+ * @param maxConnections how many connections there may be
+ * @param maxKeys how many keys the store may hold
+ * @param maxValueBytes how long a value may be
+ */
+public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes) {
+
+    /** How long a key may be, in bytes. */
+    static final int MAX_KEY_BYTES = 8 << 10;
+
+    /** How many keys one command may name. */
+    static final int MAX_KEYS_IN_COMMAND = 128 << 10;
+
+    /** How many of the longest values one command, or the answer to it, may carry. */
+    private static final int MAX_VALUES_IN_COMMAND = 16;
+
+    /**
+     * Checks the limits.
+     *
+     * @param maxConnections how many connections there may be
+     * @param maxKeys how many keys the store may hold
+     * @param maxValueBytes how long a value may be
+     */
+    public ServerLimits {
+        checkPositive("maximum number of connections", maxConnections);
+        checkPositive("maximum number of keys", maxKeys);
+        checkPositive("maximum length of a value", maxValueBytes);
+    }
+
+    /** Returns how long a command, or the answer to it, may be, in bytes. */
+    long maxMessageBytes() {
+        return (long) maxValueBytes * MAX_VALUES_IN_COMMAND;
+    }
+
+    private static void checkPositive(String what, int value) {
+        if (value < 1) {
+            throw new IllegalArgumentException("The " + what + " must be positive: " + value);
+        }
+    }
+}

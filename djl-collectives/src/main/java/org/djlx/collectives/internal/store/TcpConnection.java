@@ -1,0 +1,150 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.io.BufferedInputStream;
+import java.io.Closeable;
+import java.io.DataInputStream;
+import java.io.EOFException;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.ProtocolException;
+import java.net.Socket;
+import java.net.SocketTimeoutException;
+import java.net.StandardSocketOptions;
+import java.net.UnknownHostException;
+import java.nio.channels.SocketChannel;
+import java.util.concurrent.ThreadLocalRandom;
+import org.djlx.collectives.internal.host.Deadline;
+
+/** A client's end of one connection to a TCPStore server. For one thread at a time. */
+final class TcpConnection implements Closeable {
+
+    private static final int MAX_CONNECT_MILLIS = 10_000;
+
+    private final Socket socket;
+    private final DataInputStream in;
+    private final OutputStream out;
+
+    private TcpConnection(Socket socket) throws IOException {
+        this.socket = socket;
+        in = new DataInputStream(new BufferedInputStream(socket.getInputStream()));
+        out = socket.getOutputStream();
+    }
+
+    /**
+     * Connects and makes sure that the other end is a TCPStore server.
+     *
+     * @param host the host; its addresses are tried one after the other
+     * @param port the port
+     * @param interruptible whether to close the connection if a thread using it is interrupted
+     * @param deadline until when to try
+     * @return the connection
+     * @throws ProtocolException if the other end is something else
+     * @throws IOException if there is no answer
+     */
+    static TcpConnection open(String host, int port, boolean interruptible, Deadline deadline)
+            throws IOException {
+        IOException failure = new UnknownHostException(host);
+        for (InetAddress address : InetAddress.getAllByName(host)) {
+            // Only the sockets of channels react to interrupts.
+            Socket socket = interruptible ? SocketChannel.open().socket() : new Socket();
+            try {
+                socket.connect(
+                        new InetSocketAddress(address, port),
+                        Math.min(MAX_CONNECT_MILLIS, deadline.remainingMillis()));
+                socket.setTcpNoDelay(true);
+                socket.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
+                TcpConnection connection = new TcpConnection(socket);
+                connection.shakeHands(deadline);
+                return connection;
+            } catch (IOException e) {
+                socket.close();
+                failure = e;
+                if (e instanceof ProtocolException) {
+                    // Someone is there, and it is not a server: waiting does not help.
+                    break;
+                }
+            }
+        }
+        throw failure;
+    }
+
+    /** Sends a PING and waits for its answer, which tells that all before it was accepted. */
+    void ping(RequestWriter before, int timeoutMillis) throws IOException {
+        int nonce = ThreadLocalRandom.current().nextInt();
+        send(before.command(Command.PING).number32(nonce));
+        socket.setSoTimeout(timeoutMillis);
+        int echo = Integer.reverseBytes(in.readInt());
+        if (echo != nonce) {
+            throw new ProtocolException("something that is not a TCPStore server answered");
+        }
+    }
+
+    void send(RequestWriter request) throws IOException {
+        request.writeTo(out);
+        out.flush();
+    }
+
+    /** Sets how long the reads that follow wait for bytes. */
+    void setReadTimeout(int millis) throws IOException {
+        socket.setSoTimeout(millis);
+    }
+
+    int readByte() throws IOException {
+        return in.readUnsignedByte();
+    }
+
+    /**
+     * Reads a byte.
+     *
+     * @return the byte, or -1 if the deadline came first
+     */
+    int readByte(Deadline deadline) throws IOException {
+        do {
+            try {
+                socket.setSoTimeout(deadline.remainingMillis());
+                return in.readUnsignedByte();
+            } catch (SocketTimeoutException e) {
+                // The longest timeout of a socket is shorter than the longest deadline.
+            }
+        } while (!deadline.isOver());
+        return -1;
+    }
+
+    long readLong() throws IOException {
+        return Long.reverseBytes(in.readLong());
+    }
+
+    byte[] readValue() throws IOException {
+        long length = readLong();
+        if (length < 0 || length > Integer.MAX_VALUE) {
+            throw new ProtocolException(
+                    "a value of " + Long.toUnsignedString(length) + " bytes was announced");
+        }
+        byte[] value = in.readNBytes((int) length);
+        if (value.length < length) {
+            throw new EOFException("the connection ended within a value");
+        }
+        return value;
+    }
+
+    /** Closes the connection; a read in progress in another thread fails. */
+    @Override
+    public void close() {
+        try {
+            socket.close();
+        } catch (IOException e) {
+            // There is nothing left to be saved.
+        }
+    }
+
+    private void shakeHands(Deadline deadline) throws IOException {
+        RequestWriter hello = new RequestWriter().command(Command.VALIDATE);
+        ping(hello.number32(Command.MAGIC), deadline.remainingMillis());
+    }
+}

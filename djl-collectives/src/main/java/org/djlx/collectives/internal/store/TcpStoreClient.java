@@ -1,0 +1,548 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.io.EOFException;
+import java.io.IOException;
+import java.net.ConnectException;
+import java.net.ProtocolException;
+import java.net.SocketException;
+import java.net.SocketTimeoutException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.locks.ReentrantLock;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.internal.host.Deadline;
+
+/**
+ * The client of a {@code TcpStore}.
+ *
+ * <p>One connection carries all commands that are answered at once, one at a time. A wait that has
+ * to block does so on a connection of its own, taken from a small pool, since the protocol answers
+ * the commands of a connection in order. Values are then read on the command connection: what a
+ * thread reads is never older than what any thread wrote through this handle before.
+ *
+ * <p>A connection that is lost is not opened again: the server, and with it all keys, may be a new
+ * one.
+ */
+public final class TcpStoreClient implements AutoCloseable {
+
+    private static final long FIRST_PAUSE_MILLIS = 5;
+    private static final long MAX_PAUSE_MILLIS = 500;
+
+    /** A server that is merely slow is not to cost the connection, however short the timeout. */
+    private static final int MIN_ANSWER_MILLIS = 30_000;
+
+    private static final int MISSING_BATCH = 1024;
+
+    private final String host;
+    private final int port;
+    private final Duration timeout;
+    private final int answerMillis;
+
+    private final ReentrantLock commandLock = new ReentrantLock();
+    private volatile TcpConnection commands;
+    private volatile CollectiveException lost;
+
+    private final WaitConnections waiters;
+    private volatile boolean closed;
+
+    private TcpStoreClient(String host, int port, Duration timeout) {
+        this.host = host;
+        this.port = port;
+        this.timeout = timeout;
+        answerMillis = Math.max(MIN_ANSWER_MILLIS, Deadline.after(timeout).remainingMillis());
+        waiters = new WaitConnections(host, port);
+    }
+
+    /**
+     * Connects to a server, which may be started later.
+     *
+     * @param host the server's host
+     * @param port the server's port
+     * @param timeout how long to try, and how long to wait for the answer to a command, but for
+     *     that at least 30 seconds
+     * @param mark a key by which to know the server: one without it is left alone, and another one
+     *     is waited for in its place; null for any server
+     * @return the client
+     */
+    public static TcpStoreClient connect(String host, int port, Duration timeout, String mark) {
+        TcpStoreClient client = new TcpStoreClient(host, port, timeout);
+        client.commands = client.connectCommands(mark);
+        return client;
+    }
+
+    /**
+     * Adds this worker to those that have joined.
+     *
+     * @return how many have joined
+     */
+    public long join() {
+        return addToJoined(1);
+    }
+
+    /**
+     * Returns how many workers have joined.
+     *
+     * @return how many have joined
+     */
+    public long numJoined() {
+        return addToJoined(0);
+    }
+
+    /**
+     * See {@code Store.set}.
+     *
+     * @param key the key
+     * @param value the value
+     */
+    public void set(String key, byte[] value) {
+        confirmed(
+                "set",
+                List.of(key),
+                new RequestWriter().command(Command.SET).key(key).value(value));
+    }
+
+    /**
+     * See {@code Store.append}.
+     *
+     * @param key the key
+     * @param value what to append
+     */
+    public void append(String key, byte[] value) {
+        confirmed(
+                "append",
+                List.of(key),
+                new RequestWriter().command(Command.APPEND).key(key).value(value));
+    }
+
+    /**
+     * See {@code Store.multiSet}.
+     *
+     * @param keys the keys
+     * @param values the values
+     */
+    public void multiSet(List<String> keys, List<byte[]> values) {
+        RequestWriter request = new RequestWriter().command(Command.MULTI_SET).number(keys.size());
+        for (int i = 0; i < keys.size(); i++) {
+            request.key(keys.get(i)).value(values.get(i));
+        }
+        confirmed("multiSet", keys, request);
+    }
+
+    /**
+     * See {@code Store.get}.
+     *
+     * @param key the key
+     * @param deadline until when to wait
+     * @return the value
+     */
+    public byte[] get(String key, Deadline deadline) {
+        List<String> keys = List.of(key);
+        while (true) {
+            byte[] value = command("get", keys, c -> sendCheck(c, keys) ? sendGet(c, key) : null);
+            // The answer is empty, too, if the key was deleted in between.
+            if (value != null && (value.length > 0 || check("get", keys))) {
+                return value;
+            }
+            block("get", keys, deadline);
+        }
+    }
+
+    /**
+     * See {@code Store.multiGet}.
+     *
+     * @param keys the keys
+     * @param deadline until when to wait
+     * @return the values
+     */
+    public List<byte[]> multiGet(List<String> keys, Deadline deadline) {
+        waitFor("multiGet", keys, deadline);
+        return command(
+                "multiGet",
+                keys,
+                c -> {
+                    c.send(new RequestWriter().command(Command.MULTI_GET).keys(keys));
+                    List<byte[]> values = new ArrayList<>(keys.size());
+                    for (int i = 0; i < keys.size(); i++) {
+                        values.add(c.readValue());
+                    }
+                    return values;
+                });
+    }
+
+    /**
+     * See {@code Store.add}.
+     *
+     * @param key the key
+     * @param amount what to add
+     * @return the sum
+     */
+    public long add(String key, long amount) {
+        return command(
+                "add",
+                List.of(key),
+                c -> {
+                    try {
+                        c.send(new RequestWriter().command(Command.ADD).key(key).number(amount));
+                        return c.readLong();
+                    } catch (EOFException | SocketException e) {
+                        explainFailedAdd(key, e);
+                        throw e;
+                    }
+                });
+    }
+
+    /**
+     * See {@code Store.compareSet}.
+     *
+     * @param key the key
+     * @param expected the value to compare with
+     * @param desired the value to set
+     * @return the value afterwards
+     */
+    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
+        return command(
+                "compareSet",
+                List.of(key),
+                c -> {
+                    c.send(
+                            new RequestWriter()
+                                    .command(Command.COMPARE_SET)
+                                    .key(key)
+                                    .value(expected)
+                                    .value(desired));
+                    return c.readValue();
+                });
+    }
+
+    /**
+     * See {@code Store.check}.
+     *
+     * @param keys the keys
+     * @return whether all are set
+     */
+    public boolean check(List<String> keys) {
+        return check("check", keys);
+    }
+
+    /**
+     * See {@code Store.waitFor}.
+     *
+     * @param operation the operation that waits
+     * @param keys the keys
+     * @param deadline until when to wait
+     */
+    public void waitFor(String operation, List<String> keys, Deadline deadline) {
+        if (!check(operation, keys)) {
+            block(operation, keys, deadline);
+        }
+    }
+
+    /**
+     * See {@code Store.delete}.
+     *
+     * @param key the key
+     * @return whether it was set
+     */
+    public boolean delete(String key) {
+        return command(
+                "delete",
+                List.of(key),
+                c -> {
+                    c.send(new RequestWriter().command(Command.DELETE_KEY).key(key));
+                    return c.readLong() > 0;
+                });
+    }
+
+    /**
+     * See {@code Store.numKeys}.
+     *
+     * @return the number of keys
+     */
+    public long numKeys() {
+        return command(
+                "numKeys",
+                List.of(),
+                c -> {
+                    c.send(new RequestWriter().command(Command.GETNUMKEYS));
+                    return c.readLong();
+                });
+    }
+
+    /** Closes all connections; commands and waits in progress fail. Idempotent. */
+    @Override
+    public void close() {
+        closed = true;
+        waiters.close();
+        // Without the lock: the connection of a command in progress is to be closed, too.
+        commands.close();
+    }
+
+    private TcpConnection connectCommands(String mark) {
+        Deadline deadline = Deadline.after(timeout);
+        long pause = FIRST_PAUSE_MILLIS;
+        while (true) {
+            try {
+                return openCommands(mark, deadline);
+            } catch (IOException e) {
+                if (e instanceof ProtocolException || deadline.isOver()) {
+                    throw new CollectiveException(
+                            this
+                                    + ": no connection"
+                                    + (mark == null ? "" : " to the server of '" + mark + "'")
+                                    + " within "
+                                    + timeout.toMillis()
+                                    + " ms: "
+                                    + reason(e)
+                                    + "; check that rank 0 runs a store there, that it listens on"
+                                    + " an address this host can reach, and the firewall, or raise"
+                                    + " the timeout",
+                            e);
+                }
+            }
+            try {
+                Thread.sleep(Math.min(pause, deadline.remainingMillis()));
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                throw new CollectiveException(
+                        this + ": the thread was interrupted while it connected", e);
+            }
+            pause = Math.min(2 * pause, MAX_PAUSE_MILLIS);
+        }
+    }
+
+    private TcpConnection openCommands(String mark, Deadline deadline) throws IOException {
+        TcpConnection opened = TcpConnection.open(host, port, false, deadline);
+        try {
+            if (mark == null || sendCheck(opened, List.of(mark))) {
+                return opened;
+            }
+            throw new ConnectException("the server there is another one");
+        } catch (IOException e) {
+            opened.close();
+            throw e;
+        }
+    }
+
+    private long addToJoined(long workers) {
+        RequestWriter request =
+                new RequestWriter().command(Command.ADD).rawKey(Command.INIT_KEY).number(workers);
+        return command(
+                "join",
+                List.of(),
+                c -> {
+                    c.send(request);
+                    return c.readLong();
+                });
+    }
+
+    private boolean check(String operation, List<String> keys) {
+        return command(operation, keys, c -> sendCheck(c, keys));
+    }
+
+    private static boolean sendCheck(TcpConnection c, List<String> keys) throws IOException {
+        c.send(new RequestWriter().command(Command.CHECK).keys(keys));
+        return c.readByte() == Command.READY;
+    }
+
+    private static byte[] sendGet(TcpConnection c, String key) throws IOException {
+        c.send(new RequestWriter().command(Command.GET).key(key));
+        return c.readValue();
+    }
+
+    /**
+     * Sends a command that has no answer, with a PING behind it: once that is answered the command
+     * has been executed, and if it was refused this call fails, not a later one.
+     */
+    private void confirmed(String operation, List<String> keys, RequestWriter request) {
+        command(
+                operation,
+                keys,
+                c -> {
+                    c.ping(request, answerMillis);
+                    return null;
+                });
+    }
+
+    private <T> T command(String operation, List<String> keys, Exchange<T> exchange) {
+        commandLock.lock();
+        try {
+            checkUsable(operation);
+            commands.setReadTimeout(answerMillis);
+            return exchange.with(commands);
+        } catch (IOException e) {
+            commands.close();
+            if (closed) {
+                throw Messages.closed(toString(), operation);
+            }
+            lost = failure(operation, keys, e);
+            throw lost;
+        } catch (Error e) {
+            // The rest of an answer may be under way: the next one would be misread.
+            commands.close();
+            throw e;
+        } finally {
+            commandLock.unlock();
+        }
+    }
+
+    /** Waits on a connection of its own until all keys are set. */
+    private void block(String operation, List<String> keys, Deadline deadline) {
+        if (!deadline.isOver() && blockUntil(operation, keys, deadline)) {
+            return;
+        }
+        List<String> missing = missing(operation, keys);
+        if (!missing.isEmpty()) {
+            throw Messages.timeout(toString(), operation, deadline.timeout(), missing);
+        }
+    }
+
+    private boolean blockUntil(String operation, List<String> keys, Deadline deadline) {
+        try {
+            // If the command connection lives, so does its server, and a new one leads to the same.
+            TcpConnection c =
+                    waiters.take(
+                            deadline, () -> confirmed(operation, List.of(), new RequestWriter()));
+            try {
+                boolean set = sendWait(c, keys, deadline);
+                waiters.giveBack(c);
+                return set;
+            } catch (IOException e) {
+                waiters.drop(c);
+                throw e;
+            }
+        } catch (IOException e) {
+            if (closed) {
+                throw Messages.closed(toString(), operation);
+            }
+            if (Thread.currentThread().isInterrupted()) {
+                throw Messages.interrupted(toString(), operation, keys);
+            }
+            throw failure(operation, keys, e);
+        }
+    }
+
+    private boolean sendWait(TcpConnection c, List<String> keys, Deadline deadline)
+            throws IOException {
+        c.send(new RequestWriter().command(Command.WAIT).keys(keys));
+        int answer = c.readByte(deadline);
+        if (answer < 0) {
+            c.send(new RequestWriter().command(Command.CANCEL_WAIT));
+            c.setReadTimeout(answerMillis);
+            answer = c.readByte();
+            if (answer == Command.WAIT_CANCELED) {
+                return false;
+            }
+            // The keys were set just before the server saw the cancellation.
+            int cancelled = c.readByte();
+            if (cancelled != Command.WAIT_CANCELED) {
+                throw new ProtocolException("CANCEL_WAIT was answered with " + cancelled);
+            }
+        }
+        if (answer != Command.STOP_WAITING) {
+            throw new ProtocolException("WAIT was answered with " + answer);
+        }
+        return true;
+    }
+
+    private List<String> missing(String operation, List<String> keys) {
+        List<String> missing = new ArrayList<>();
+        for (int start = 0; start < keys.size(); start += MISSING_BATCH) {
+            List<String> batch = keys.subList(start, Math.min(keys.size(), start + MISSING_BATCH));
+            command(
+                    operation,
+                    keys,
+                    c -> {
+                        RequestWriter request = new RequestWriter();
+                        batch.forEach(k -> request.command(Command.CHECK).keys(List.of(k)));
+                        c.send(request);
+                        for (String key : batch) {
+                            if (c.readByte() != Command.READY) {
+                                missing.add(key);
+                            }
+                        }
+                        return null;
+                    });
+        }
+        return missing.stream().distinct().toList();
+    }
+
+    /**
+     * The protocol's answer to an ADD on something other than a number is the end of the
+     * connection. If that is why it ended, this throws the right exception and replaces the
+     * connection.
+     */
+    private void explainFailedAdd(String key, IOException failure) {
+        TcpConnection fresh = null;
+        boolean replaced = false;
+        try {
+            fresh = TcpConnection.open(host, port, false, Deadline.after(timeout));
+            fresh.setReadTimeout(answerMillis);
+            if (sendCheck(fresh, List.of(key))) {
+                KeyValueMap.parseCounter(key, sendGet(fresh, key));
+            }
+        } catch (IllegalArgumentException e) {
+            commands.close();
+            commands = fresh;
+            replaced = !closed;
+            throw e;
+        } catch (IOException e) {
+            failure.addSuppressed(e);
+        } finally {
+            if (fresh != null && !replaced) {
+                fresh.close();
+            }
+        }
+    }
+
+    private void checkUsable(String operation) {
+        if (closed) {
+            throw Messages.closed(toString(), operation);
+        }
+        if (lost != null) {
+            throw new CollectiveException(
+                    this + ": " + operation + ": the connection was lost: " + lost.getMessage(),
+                    lost);
+        }
+    }
+
+    private CollectiveException failure(String operation, List<String> keys, IOException e) {
+        String what =
+                e instanceof SocketTimeoutException
+                        ? "the server did not answer within " + answerMillis + " ms"
+                        : "the connection to the server ended (" + reason(e) + ")";
+        return new CollectiveException(
+                this
+                        + ": "
+                        + operation
+                        + " "
+                        + Messages.quote(keys)
+                        + ": "
+                        + what
+                        + ". Either the server has refused this call, as its log then says: it"
+                        + " holds as many keys as it may (optMaxKeys), or a value is longer than it"
+                        + " accepts (optMaxValueBytes); or rank 0, which runs the server, has"
+                        + " stopped or restarted, and all keys are lost: restart the job, or open a"
+                        + " new store once all ranks do",
+                e);
+    }
+
+    private static String reason(IOException e) {
+        String message = e.getMessage();
+        return e.getClass().getSimpleName() + (message == null ? "" : ": " + message);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public String toString() {
+        return "TcpStore " + host + ":" + port;
+    }
+
+    private interface Exchange<T> {
+        T with(TcpConnection connection) throws IOException;
+    }
+}

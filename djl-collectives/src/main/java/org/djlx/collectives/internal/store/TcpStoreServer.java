@@ -1,0 +1,130 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import io.netty.bootstrap.ServerBootstrap;
+import io.netty.channel.Channel;
+import io.netty.channel.ChannelFuture;
+import io.netty.channel.ChannelInitializer;
+import io.netty.channel.ChannelOption;
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.group.ChannelGroup;
+import io.netty.channel.group.ChannelMatchers;
+import io.netty.channel.group.DefaultChannelGroup;
+import io.netty.channel.nio.NioEventLoopGroup;
+import io.netty.channel.socket.nio.NioServerSocketChannel;
+import io.netty.util.concurrent.DefaultThreadFactory;
+import java.net.InetSocketAddress;
+import java.time.Duration;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import org.djlx.collectives.CollectiveException;
+
+/**
+ * The server of a {@code TcpStore}: one daemon thread that owns the keys and serves all
+ * connections.
+ */
+public final class TcpStoreServer implements AutoCloseable {
+
+    private static final int BACKLOG = 4096;
+
+    private final EventLoopGroup loop;
+    private final ChannelGroup channels;
+    private final ServerState state;
+    private final InetSocketAddress address;
+
+    private TcpStoreServer(InetSocketAddress bind, ServerLimits limits, int worldSize) {
+        state = new ServerState(limits, worldSize);
+        loop = new NioEventLoopGroup(1, new DefaultThreadFactory("djlx-tcpstore-server", true));
+        // What is added after the group was closed is closed, too.
+        channels = new DefaultChannelGroup(loop.next(), true);
+        ChannelFuture bound =
+                new ServerBootstrap()
+                        .group(loop)
+                        .channel(NioServerSocketChannel.class)
+                        .option(ChannelOption.SO_BACKLOG, BACKLOG)
+                        .option(ChannelOption.SO_REUSEADDR, true)
+                        .childOption(ChannelOption.TCP_NODELAY, true)
+                        .childOption(ChannelOption.SO_KEEPALIVE, true)
+                        .childHandler(new Acceptor())
+                        .bind(bind)
+                        .awaitUninterruptibly();
+        if (!bound.isSuccess()) {
+            stopLoop();
+            throw new CollectiveException(
+                    "TcpStore: the server cannot listen on "
+                            + bind
+                            + ": "
+                            + bound.cause().getMessage()
+                            + "; choose an address of this host and a free port, or port 0",
+                    bound.cause());
+        }
+        channels.add(bound.channel());
+        address = (InetSocketAddress) bound.channel().localAddress();
+    }
+
+    /**
+     * Starts a server.
+     *
+     * @param bind where it listens; port 0 lets the system choose one
+     * @param limits what it grants its clients
+     * @param worldSize how many workers join, or 0 if it is unknown
+     * @return the server, which the caller closes
+     */
+    public static TcpStoreServer start(InetSocketAddress bind, ServerLimits limits, int worldSize) {
+        return new TcpStoreServer(bind, limits, worldSize);
+    }
+
+    /**
+     * Returns where the server listens.
+     *
+     * @return address and port
+     */
+    public InetSocketAddress address() {
+        return address;
+    }
+
+    /**
+     * Returns what completes when as many workers have joined as the world has.
+     *
+     * @return the future
+     */
+    public CompletableFuture<Void> joined() {
+        return state.joined();
+    }
+
+    /**
+     * Waits until the clients have closed all connections that are open now.
+     *
+     * @param timeout how long to wait
+     * @return whether they have
+     */
+    public boolean awaitDisconnection(Duration timeout) {
+        return channels.newCloseFuture(ChannelMatchers.isNonServerChannel())
+                .awaitUninterruptibly(timeout.toMillis());
+    }
+
+    /**
+     * Closes all connections and frees the port. Clients that wait are told by the end of their
+     * connection. Idempotent.
+     */
+    @Override
+    public void close() {
+        channels.close().awaitUninterruptibly();
+        stopLoop();
+    }
+
+    private void stopLoop() {
+        loop.shutdownGracefully(0, 10, TimeUnit.SECONDS).awaitUninterruptibly();
+    }
+
+    private final class Acceptor extends ChannelInitializer<Channel> {
+        @Override
+        protected void initChannel(Channel channel) {
+            channels.add(channel);
+            channel.pipeline().addLast(new ServerConnection(state));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.io.IOException;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.HashSet;
+import java.util.Set;
+import org.djlx.collectives.internal.host.Deadline;
+
+/**
+ * The connections on which a client's threads wait, one for each. A few are kept for the next wait.
+ * Thread-safe.
+ */
+final class WaitConnections implements AutoCloseable {
+
+    private static final int MAX_IDLE = 8;
+
+    private final String host;
+    private final int port;
+    private final Set<TcpConnection> all = new HashSet<>();
+    private final Deque<TcpConnection> idle = new ArrayDeque<>();
+    private boolean closed;
+
+    WaitConnections(String host, int port) {
+        this.host = host;
+        this.port = port;
+    }
+
+    /**
+     * Takes a connection for one wait.
+     *
+     * @param deadline until when to try to open one
+     * @param check runs if one was opened; if it throws, the connection is closed
+     * @return the connection
+     * @throws IOException if there is none, for one because this object was closed
+     */
+    TcpConnection take(Deadline deadline, Runnable check) throws IOException {
+        synchronized (this) {
+            if (!idle.isEmpty()) {
+                return idle.pop();
+            }
+        }
+        TcpConnection opened = TcpConnection.open(host, port, true, deadline);
+        synchronized (this) {
+            if (closed) {
+                opened.close();
+                throw new IOException("closed");
+            }
+            all.add(opened);
+        }
+        try {
+            check.run();
+        } catch (RuntimeException e) {
+            drop(opened);
+            throw e;
+        }
+        return opened;
+    }
+
+    /** Takes back a connection on which no answer is outstanding. */
+    void giveBack(TcpConnection connection) {
+        synchronized (this) {
+            if (!closed && idle.size() < MAX_IDLE) {
+                idle.push(connection);
+                return;
+            }
+        }
+        drop(connection);
+    }
+
+    /** Closes a connection for good. */
+    void drop(TcpConnection connection) {
+        connection.close();
+        synchronized (this) {
+            all.remove(connection);
+        }
+    }
+
+    /** Closes all connections; waits on them fail. */
+    @Override
+    public synchronized void close() {
+        closed = true;
+        all.forEach(TcpConnection::close);
+        all.clear();
+        idle.clear();
+    }
+}

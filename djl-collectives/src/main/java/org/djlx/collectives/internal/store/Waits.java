@@ -1,0 +1,86 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.util.HashMap;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+
+/** Who waits for which keys of a {@link KeyValueMap}. Not thread-safe. */
+final class Waits {
+
+    private final KeyValueMap values;
+    private final Map<String, Set<Wait>> byKey = new HashMap<>();
+
+    Waits(KeyValueMap values) {
+        this.values = values;
+    }
+
+    /**
+     * Waits for keys.
+     *
+     * @param keys the keys
+     * @param whenSet runs within {@link #wake}, once all keys are set
+     * @return the wait, or null if all keys are set already
+     */
+    Wait add(List<String> keys, Runnable whenSet) {
+        Wait wait = new Wait(keys, whenSet);
+        return register(wait) ? wait : null;
+    }
+
+    /** Forgets a wait. */
+    void cancel(Wait wait) {
+        for (String key : wait.keys) {
+            byKey.computeIfPresent(
+                    key,
+                    (k, waits) -> {
+                        waits.remove(wait);
+                        return waits.isEmpty() ? null : waits;
+                    });
+        }
+    }
+
+    /** Tells that a key was set. */
+    void wake(String key) {
+        Set<Wait> waits = byKey.remove(key);
+        if (waits == null) {
+            return;
+        }
+        for (Wait wait : waits) {
+            // A key that was there may have been deleted meanwhile: then the wait goes on.
+            if (--wait.missing == 0 && !register(wait)) {
+                wait.whenSet.run();
+            }
+        }
+    }
+
+    int numKeys() {
+        return byKey.size();
+    }
+
+    private boolean register(Wait wait) {
+        List<String> missing = values.missing(wait.keys);
+        wait.missing = missing.size();
+        for (String key : missing) {
+            byKey.computeIfAbsent(key, k -> new LinkedHashSet<>()).add(wait);
+        }
+        return !missing.isEmpty();
+    }
+
+    /** A wait in progress. */
+    static final class Wait {
+
+        private final List<String> keys;
+        private final Runnable whenSet;
+        private int missing;
+
+        private Wait(List<String> keys, Runnable whenSet) {
+            this.keys = keys;
+            this.whenSet = whenSet;
+        }
+    }
+}

@@ -1,2 +1,0 @@
-/** Backend {@code nccl}: collectives between GPUs of one or several hosts. */
-package org.djlx.collectives.nccl;

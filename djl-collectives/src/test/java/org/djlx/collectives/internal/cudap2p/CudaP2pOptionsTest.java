@@ -1,0 +1,82 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.List;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ShmOptions;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
+
+class CudaP2pOptionsTest {
+
+    private static void assertRejected(Executable call, String text) {
+        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
+        assertTrue(message.contains(text), message);
+    }
+
+    @Test
+    void sizesAreBounded() {
+        for (long bytes : List.of(-1L, (1L << 40) + 1, Long.MAX_VALUE)) {
+            CudaP2pOptions.Builder builder = CudaP2pOptions.builder();
+            assertRejected(() -> builder.optBufferSize(bytes), "the buffer size");
+            assertRejected(() -> builder.optHeapSize(bytes), "the heap size");
+            assertRejected(() -> builder.optOneShotBytes(bytes), "one-shot size");
+            assertRejected(() -> builder.optTwoShotBytes(bytes), "two-shot size");
+        }
+    }
+
+    /** Nothing in it comes before what is in front of it. */
+    @Test
+    void theLargestSizesAreLaidOut() {
+        long most = 1L << 40;
+        CudaP2pOptions options =
+                CudaP2pOptions.builder()
+                        .optBufferSize(most)
+                        .optHeapSize(most)
+                        .optOneShotBytes(most)
+                        .optTwoShotBytes(most)
+                        .build();
+        for (int ranks = 1; ranks <= RegionLayout.MAX_RANKS; ranks++) {
+            RegionLayout layout = new RegionLayout(options, ranks);
+            long slots =
+                    Math.max((ranks + 1) * layout.meshSlot(), 2 * ranks * layout.twoShotSlot());
+            assertTrue(ranks * layout.twoShotSlot() >= most);
+            assertTrue(layout.half() >= slots);
+            assertTrue(layout.signal(0, 0) >= 2 * layout.half());
+            int last = RegionLayout.MAX_RANKS - 1;
+            assertTrue(layout.probe(0) > layout.signal(RegionLayout.ROWS - 1, last));
+            assertTrue(layout.buffer() > layout.probe(last));
+            assertTrue(layout.byteSize() >= layout.buffer() + 2 * most);
+        }
+    }
+
+    @Test
+    void thereIsOneTimeout() {
+        NcclOptions nccl =
+                NcclOptions.builder().optTimeout(Duration.ofSeconds(5)).optVerify(true).build();
+        CudaP2pOptions.Builder builder = CudaP2pOptions.builder().optNcclOptions(nccl);
+        assertEquals(Duration.ofSeconds(5), builder.build().timeout());
+        CudaP2pOptions options = builder.optTimeout(Duration.ofSeconds(7)).build();
+        assertEquals(Duration.ofSeconds(7), options.timeout());
+        assertEquals(Duration.ofSeconds(7), options.ncclOptions().timeout());
+        assertTrue(options.ncclOptions().isVerify());
+    }
+
+    @Test
+    void optionsOfOtherBackendsAreRefused() {
+        GroupContext context =
+                new GroupContext("g", 0, 1, new HashStore(), ShmOptions.builder().build(), null);
+        assertRejected(() -> new CudaP2pBackendFactory().create(context), "not ShmOptions");
+    }
+}

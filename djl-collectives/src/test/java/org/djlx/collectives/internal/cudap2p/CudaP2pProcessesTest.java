@@ -1,0 +1,49 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import org.djlx.collectives.RankProcesses;
+import org.djlx.collectives.internal.nccl.NcclContractMain;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Backend {@code cuda_p2p} on all GPUs of the machine, with ranks that are processes. */
+@Tag("gpu")
+@Timeout(300)
+class CudaP2pProcessesTest {
+
+    private int worldSize;
+
+    @BeforeEach
+    void requireGpus() {
+        worldSize = P2pRanks.require();
+    }
+
+    @Test
+    void allReduceHasTheBitsOfRankOrder() throws InterruptedException {
+        run(CudaP2pRankMain.class);
+    }
+
+    @Test
+    void contract() throws InterruptedException {
+        P2pRanks.requireNccl();
+        run(NcclContractMain.class, "cuda_p2p", "lazy");
+    }
+
+    private void run(Class<?> main, String... arguments) throws InterruptedException {
+        try (RankProcesses ranks =
+                new RankProcesses(worldSize, rank -> P2pRanks.environment(), main, arguments)) {
+            ranks.awaitSuccess();
+            for (int rank = 0; rank < worldSize; rank++) {
+                String output = ranks.output(rank);
+                assertTrue(output.contains("passed "), output);
+            }
+        }
+    }
+}

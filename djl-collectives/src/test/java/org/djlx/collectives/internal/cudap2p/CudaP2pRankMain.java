@@ -1,0 +1,28 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDManager;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+
+/** One rank of {@link CudaP2pProcessesTest}. */
+public final class CudaP2pRankMain {
+
+    private CudaP2pRankMain() {}
+
+    public static void main(String[] args) {
+        CudaP2pOptions options = P2pRanks.options().optBufferSize(1 << 20).build();
+        try (ProcessGroup group = ProcessGroups.init("cuda_p2p", options);
+                NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            assertTrue(group.isP2pAvailable());
+            AllReduceCases.check(group, manager);
+            System.out.println("passed all");
+        }
+    }
+}

@@ -1,0 +1,430 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.DynamicTest.dynamicTest;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.function.BiConsumer;
+import java.util.stream.Stream;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Reductions;
+import org.djlx.collectives.TestArrays;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.nccl.NcclCases;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaGraph;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.Assumptions;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestFactory;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
+
+/** All-reduce between GPUs, on all GPUs of the machine, with ranks that are threads. */
+@Tag("gpu")
+@Timeout(300)
+class CudaP2pThreadsTest {
+
+    private int worldSize;
+
+    @BeforeEach
+    void requireGpus() {
+        worldSize = P2pRanks.require();
+    }
+
+    private void run(CudaP2pOptions.Builder options, BiConsumer<ProcessGroup, NDManager> body) {
+        List<ProcessGroup> groups =
+                ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        P2pRanks.run(
+                                group,
+                                () -> {
+                                    try (NDManager manager =
+                                            NDManager.newBaseManager(group.device(), "PyTorch")) {
+                                        body.accept(group, manager);
+                                    }
+                                });
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @TestFactory
+    Stream<DynamicTest> contract() {
+        P2pRanks.requireNccl();
+        return NcclCases.cases("cuda_p2p", worldSize).entrySet().stream()
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        entry.getKey(),
+                                        () ->
+                                                run(
+                                                        P2pRanks.options(),
+                                                        (group, manager) ->
+                                                                ContractCases.run(
+                                                                        entry.getValue(), group))));
+    }
+
+    @Test
+    void allReduceHasTheBitsOfRankOrder() {
+        run(P2pRanks.options(), AllReduceCases::check);
+    }
+
+    @Test
+    void stridedTensors() {
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    Shape shape = new Shape(37, 5);
+                    NDArray tensor =
+                            TestArrays.randomStrided(
+                                    manager, ScalarType.BFLOAT16, shape, group.rank());
+                    List<NDArray> parts = new ArrayList<>();
+                    for (int rank = 0; rank < worldSize; rank++) {
+                        parts.add(TestArrays.random(manager, ScalarType.BFLOAT16, shape, rank));
+                    }
+                    NDArray expected = Torch.empty(manager, shape, ScalarType.BFLOAT16);
+                    Reductions.reduce(expected, parts, ReduceOp.SUM);
+                    group.allReduce(tensor, ReduceOp.SUM).await();
+                    assertArrayEquals(TestArrays.values(expected), TestArrays.values(tensor));
+                });
+    }
+
+    @Test
+    void randomSizesOneAfterTheOther() {
+        run(
+                P2pRanks.options().optTwoShotBytes(16 << 20),
+                (group, manager) -> {
+                    Random random = new Random(3);
+                    for (int i = 0; i < 200; i++) {
+                        long count = 1 + (long) Math.exp(random.nextDouble() * Math.log(3e6));
+                        NDArray tensor = manager.ones(new Shape(count)).mul(group.rank() + i);
+                        List<Work> works = new ArrayList<>();
+                        for (int k = 0; k < 3; k++) {
+                            works.add(group.allReduce(tensor, ReduceOp.AVG));
+                        }
+                        works.get(2).await();
+                        float expected = i + (worldSize - 1) / 2f;
+                        assertEquals(expected, tensor.max().getFloat());
+                        assertEquals(expected, tensor.min().getFloat());
+                        tensor.close();
+                    }
+                });
+    }
+
+    /**
+     * Operations by NCCL, which has a stream of its own, and by P2P in turn, issued from two
+     * streams; nobody waits in between. A round leaves what rank 0 has, plus 1.
+     */
+    @Test
+    void nextToThoseOfNccl() {
+        P2pRanks.requireNccl();
+        int rounds = 100;
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream other = CudaStream.create(device)) {
+                        NDArray tensor = manager.full(new Shape(50_000), (float) group.rank());
+                        NDArray ones = manager.ones(new Shape(50_000));
+                        group.broadcast(tensor, 0).await(group.timeout());
+                        group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                        device.synchronize();
+                        Work last = null;
+                        for (int i = 0; i < rounds; i++) {
+                            group.broadcast(tensor, 0);
+                            CudaStreamGuard guard =
+                                    Torch.cudaStreamGuard(group.device(), other.handle());
+                            group.allReduce(tensor, ReduceOp.AVG);
+                            guard.close();
+                            group.reduce(tensor, 0, ReduceOp.MAX);
+                            group.broadcast(tensor, 0).blockCurrentStream();
+                            Torch.addInPlace(tensor, ones);
+                            last = group.allReduce(tensor, ReduceOp.AVG);
+                        }
+                        last.await(group.timeout());
+                        assertEquals(rounds, tensor.max().getFloat());
+                        assertEquals(rounds, tensor.min().getFloat());
+                    }
+                });
+    }
+
+    @Test
+    void graphsOfWhatNcclRuns() {
+        P2pRanks.requireNccl();
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream stream = CudaStream.create(device)) {
+                        NDArray tensor = manager.ones(new Shape(1000));
+                        group.allReduce(tensor, ReduceOp.MAX).await(group.timeout());
+                        CudaStreamGuard guard =
+                                Torch.cudaStreamGuard(group.device(), stream.handle());
+                        IllegalStateException e =
+                                assertThrows(
+                                        IllegalStateException.class,
+                                        () ->
+                                                CudaGraph.capture(
+                                                        stream,
+                                                        () ->
+                                                                group.allReduce(
+                                                                        tensor, ReduceOp.MAX)));
+                        guard.close();
+                        assertTrue(e.getMessage().contains("CUDA graph"), e.getMessage());
+                        group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
+                        assertEquals(worldSize, tensor.max().getFloat());
+                    }
+                });
+    }
+
+    @Test
+    void graphsOfStridedTensors() {
+        run(
+                P2pRanks.options(),
+                (group, manager) ->
+                        Replays.check(
+                                group,
+                                new Shape(100, 30),
+                                input -> {
+                                    try (NDArray columns = input.transpose()) {
+                                        group.allReduce(columns, ReduceOp.SUM).blockCurrentStream();
+                                    }
+                                    return Torch.alias(manager, input);
+                                },
+                                (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
+    }
+
+    @Test
+    void graphsOfAllReduces() {
+        for (long count : new long[] {1000, 500_000}) {
+            run(
+                    P2pRanks.options(),
+                    (group, manager) ->
+                            Replays.check(
+                                    group,
+                                    new Shape(count),
+                                    input -> {
+                                        group.allReduce(input, ReduceOp.SUM).blockCurrentStream();
+                                        return Torch.alias(manager, input);
+                                    },
+                                    (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
+        }
+    }
+
+    /** Its kernel waits in vain until the timeout; that breaks the group, on all ranks. */
+    @Test
+    void graphThatOneRankReplaysAlone() {
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(2));
+                    NDArray tensor = manager.ones(new Shape(1000));
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream stream = CudaStream.create(device)) {
+                        CudaStreamGuard guard =
+                                Torch.cudaStreamGuard(group.device(), stream.handle());
+                        group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                        try (CudaGraph graph =
+                                CudaGraph.capture(
+                                        stream,
+                                        () ->
+                                                hasty.allReduce(tensor, ReduceOp.AVG)
+                                                        .blockCurrentStream())) {
+                            if (group.rank() == 0) {
+                                graph.launch(stream);
+                                stream.synchronize();
+                            }
+                            Executable untilItFails =
+                                    () -> {
+                                        while (true) {
+                                            group.allReduce(tensor, ReduceOp.AVG)
+                                                    .await(group.timeout());
+                                        }
+                                    };
+                            String message =
+                                    assertThrows(CollectiveException.class, untilItFails)
+                                            .getMessage();
+                            assertTrue(message.contains("did not arrive"), message);
+                        } finally {
+                            guard.close();
+                        }
+                    }
+                });
+    }
+
+    /** On each of two channels every rank sends its number and the round to all. */
+    @Test
+    void buffersByHand() {
+        OpType exchange = new OpType("exchange");
+        int channels = 2;
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    CudaP2pBuffers buffers = (CudaP2pBuffers) group.p2pBuffers().orElseThrow();
+                    int rank = group.rank();
+                    NDArray[] values = new NDArray[channels];
+                    Shape all = new Shape(channels, worldSize);
+                    for (int round = 0; round < 10; round++) {
+                        for (int channel = 0; channel < channels; channel++) {
+                            values[channel] =
+                                    manager.create(new float[] {rank + 10 * channel + 100 * round});
+                        }
+                        NDArray result = manager.zeros(all);
+                        group.execute(
+                                        exchange,
+                                        new Operation.Agreed(null, new long[0], null, 0),
+                                        operation -> {
+                                            int epoch = buffers.epoch(operation);
+                                            long half = epoch % 2 * buffers.bufferSize() / 2;
+                                            send(buffers, rank, values, half, epoch);
+                                            buffers.awaitAgreement(operation);
+                                            for (int i = 0; i < channels * worldSize; i++) {
+                                                buffers.waitSignal(
+                                                        operation,
+                                                        i % worldSize,
+                                                        1 + i / worldSize,
+                                                        epoch);
+                                            }
+                                            Torch.copy(
+                                                    result,
+                                                    buffers.p2pBuffer(
+                                                            manager,
+                                                            rank,
+                                                            all,
+                                                            ScalarType.FLOAT32,
+                                                            half));
+                                        })
+                                .await();
+                        double[] got = TestArrays.values(result);
+                        for (int i = 0; i < got.length; i++) {
+                            int want = i % worldSize + 10 * (i / worldSize) + 100 * round;
+                            assertEquals(want, got[i]);
+                        }
+                    }
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () ->
+                                    buffers.p2pBuffer(
+                                            manager,
+                                            rank,
+                                            new Shape(2),
+                                            ScalarType.FLOAT32,
+                                            buffers.bufferSize() - 4));
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> buffers.putSignal(0, buffers.channels(), 1));
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> buffers.putSignal(worldSize, 0, 1));
+                });
+    }
+
+    private void send(CudaP2pBuffers buffers, int rank, NDArray[] values, long half, int epoch) {
+        CudaStream stream = buffers.currentStream();
+        for (int channel = 0; channel < values.length; channel++) {
+            for (int peer = 0; peer < worldSize; peer++) {
+                int place = channel * worldSize + rank;
+                long offset = half + (long) place * Float.BYTES;
+                buffers.put(stream, peer, offset, values[channel]);
+                buffers.putSignal(peer, 1 + channel, epoch);
+            }
+        }
+    }
+
+    @Test
+    void buffersOfADestroyedGroupAreAnError() {
+        run(
+                P2pRanks.options().optHeapSize(1 << 20),
+                (group, manager) -> {
+                    CudaP2pBuffers buffers = (CudaP2pBuffers) group.p2pBuffers().orElseThrow();
+                    NDArray array = manager.ones(new Shape(1));
+                    Shape shape = new Shape(1);
+                    int rank = group.rank();
+                    group.destroy();
+                    for (Executable call :
+                            List.<Executable>of(
+                                    () ->
+                                            buffers.p2pBuffer(
+                                                    manager, rank, shape, ScalarType.INT8, 0),
+                                    () ->
+                                            buffers.allocator()
+                                                    .allocate(manager, shape, ScalarType.INT8),
+                                    () -> buffers.put(null, 0, 0, array),
+                                    () -> buffers.putSignal(0, 0, 1),
+                                    () -> buffers.waitSignal((Operation) null, 0, 0, 1),
+                                    () -> buffers.intraNodeBarrier(null))) {
+                        String message =
+                                assertThrows(IllegalStateException.class, call).getMessage();
+                        assertTrue(message.contains("destroyed"), message);
+                    }
+                });
+    }
+
+    @Test
+    void hybridCubeMesh() {
+        Assumptions.assumeTrue(worldSize == 8, "a hybrid cube mesh has eight GPUs");
+        run(
+                P2pRanks.options().optTopology(GpuTopology.Kind.HYBRID_CUBE_MESH),
+                (group, manager) -> {
+                    for (ScalarType type : AllReduceCases.TYPES) {
+                        for (long count : new long[] {1, 1000, 65_000}) {
+                            NDArray tensor =
+                                    AllReduceCases.input(manager, type, count, group.rank(), count);
+                            List<NDArray> parts = new ArrayList<>();
+                            for (int rank = 0; rank < 8; rank++) {
+                                parts.add(
+                                        Torch.cast(
+                                                AllReduceCases.input(
+                                                        manager, type, count, rank, count),
+                                                ScalarType.FLOAT32));
+                            }
+                            // The lower four, the upper four, then both, in float32.
+                            NDArray lower =
+                                    Torch.empty(manager, new Shape(count), ScalarType.FLOAT32);
+                            NDArray upper =
+                                    Torch.empty(manager, new Shape(count), ScalarType.FLOAT32);
+                            Reductions.reduce(lower, parts.subList(0, 4), ReduceOp.SUM);
+                            Reductions.reduce(upper, parts.subList(4, 8), ReduceOp.SUM);
+                            NDArray expected = Torch.cast(lower.add(upper), type);
+                            group.allReduce(tensor, ReduceOp.SUM).await();
+                            assertArrayEquals(
+                                    TestArrays.values(expected), TestArrays.values(tensor));
+                        }
+                    }
+                    assertTrue(group.flightRecorder().dump().toJson().contains("mesh"));
+                });
+    }
+}

@@ -1,0 +1,33 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** One rank of {@link CudaP2pFailureTest}. */
+public final class CudaP2pVictimMain {
+
+    private CudaP2pVictimMain() {}
+
+    public static void main(String[] args) throws InterruptedException {
+        Survivors.run(
+                args[0].equals("between"),
+                (group, manager) -> {
+                    // Many under way at once: the GPU waits, not only the host.
+                    try (NDArray tensor =
+                            Torch.empty(manager, new Shape(100_000), ScalarType.BFLOAT16)) {
+                        for (int i = 0; i < 20; i++) {
+                            group.allReduce(tensor, ReduceOp.AVG);
+                        }
+                        group.allReduce(tensor, ReduceOp.AVG)
+                                .await(group.timeout().plusSeconds(10));
+                    }
+                });
+    }
+}

@@ -1,0 +1,89 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import ai.djl.Device;
+import java.time.Duration;
+import java.util.Map;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.Assumptions;
+
+/**
+ * Ranks of {@code cuda_p2p} for tests: one for each GPU, up to 8. Where there is one GPU only, two
+ * share it, or as many as the system property {@code test.gpu.ranks} says.
+ */
+public final class P2pRanks {
+
+    private P2pRanks() {}
+
+    /** The number of ranks; skips the tests, with the cause, where there is no GPU. */
+    public static int require() {
+        GpuTests.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        return isShared()
+                ? Integer.getInteger("test.gpu.ranks", 2)
+                : Math.min(RegionLayout.MAX_RANKS, CudaDevice.count());
+    }
+
+    /** Skips the test, with the cause, where ranks share a GPU. */
+    public static void requireNccl() {
+        Assumptions.assumeTrue(!isShared(), "NCCL needs a GPU for each rank");
+    }
+
+    private static boolean isShared() {
+        return CudaDevice.count() == 1;
+    }
+
+    /** Options with a short timeout. */
+    public static CudaP2pOptions.Builder options() {
+        return options(NcclOptions.builder());
+    }
+
+    /** Options with a short timeout, for a rank on some GPU. */
+    static CudaP2pOptions.Builder options(Device device) {
+        NcclOptions.Builder nccl = NcclOptions.builder();
+        return options(isShared() ? nccl : nccl.optDevices(device));
+    }
+
+    private static CudaP2pOptions.Builder options(NcclOptions.Builder nccl) {
+        CudaP2pOptions.Builder options =
+                CudaP2pOptions.builder()
+                        .optNcclOptions(nccl.optTimeout(Duration.ofSeconds(30)).build());
+        return isShared()
+                ? options.optSharedGpus(true).optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK)
+                : options;
+    }
+
+    /** What a process needs in its environment besides what a launcher gives it. */
+    public static Map<String, String> environment() {
+        return isShared() ? Map.of("LOCAL_RANK", "0") : Map.of();
+    }
+
+    /** Runs the code of a rank that is a thread: on a stream of its own, if it shares a GPU. */
+    public static void run(ProcessGroup group, Runnable body) {
+        if (!isShared()) {
+            body.run();
+            return;
+        }
+        try (CudaDevice device = CudaDevice.open(group.device());
+                CudaStream stream = CudaStream.create(device)) {
+            CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+            try {
+                body.run();
+            } finally {
+                guard.close();
+                stream.synchronize();
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.List;
+import java.util.function.Consumer;
+import java.util.stream.IntStream;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.nativeops.GpuTopology;
+import org.junit.jupiter.api.Test;
+
+/** What speaks against P2P, from what the ranks say of themselves. */
+class P2pRegionTest {
+
+    private static List<P2pRegion.Card> cards() {
+        return IntStream.range(0, 3)
+                .mapToObj(
+                        rank -> {
+                            P2pRegion.Card card = new P2pRegion.Card();
+                            card.options = CudaP2pOptions.builder().build().toString();
+                            card.host = "host";
+                            card.bus = "0000:0" + rank + ":00.0";
+                            return card;
+                        })
+                .toList();
+    }
+
+    private static String problem(Consumer<P2pRegion.Card> change) {
+        List<P2pRegion.Card> cards = cards();
+        change.accept(cards.get(2));
+        return P2pRegion.describe(cards, false);
+    }
+
+    private static void assertOptionsDiffer(CudaP2pOptions.Builder options, String text) {
+        String problem = problem(card -> card.options = options.build().toString());
+        assertTrue(problem.startsWith("rank 0 and rank 2 have different options: "), problem);
+        assertTrue(problem.contains(text), problem);
+    }
+
+    @Test
+    void nothing() {
+        assertNull(problem(card -> {}));
+    }
+
+    @Test
+    void aRankThatFailed() {
+        assertEquals("rank 2: no memory", problem(card -> card.problem = "no memory"));
+    }
+
+    @Test
+    void otherHosts() {
+        assertEquals(
+                "rank 0 and rank 2 are on different hosts", problem(card -> card.host = "other"));
+    }
+
+    @Test
+    void theSameGpu() {
+        assertEquals(
+                "rank 0 and rank 2 are on the same GPU",
+                problem(card -> card.bus = "0000:00:00.0"));
+        List<P2pRegion.Card> cards = cards();
+        cards.forEach(card -> card.bus = "0000:00:00.0");
+        assertNull(P2pRegion.describe(cards, true));
+    }
+
+    /** Also where the memory as a whole has the same size. */
+    @Test
+    void otherOptions() {
+        CudaP2pOptions.Builder swapped =
+                CudaP2pOptions.builder().optBufferSize(0).optHeapSize(256 << 20);
+        assertOptionsDiffer(swapped, "a buffer of 0 bytes, a heap of 268435456");
+        assertOptionsDiffer(CudaP2pOptions.builder().optOneShotBytes(1), "one-shot up to 1,");
+        assertOptionsDiffer(CudaP2pOptions.builder().optTwoShotBytes(1), "two-shot up to 1,");
+        assertOptionsDiffer(CudaP2pOptions.builder().optSharedGpus(true), "shared GPUs");
+        assertOptionsDiffer(
+                CudaP2pOptions.builder().optTopology(GpuTopology.Kind.OTHER), "topology OTHER");
+    }
+}

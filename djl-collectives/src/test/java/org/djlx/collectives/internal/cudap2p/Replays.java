@@ -1,0 +1,123 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import java.util.function.ToDoubleBiFunction;
+import java.util.function.UnaryOperator;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaGraph;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/** Records an operation into a CUDA graph and replays it with other inputs each time. */
+public final class Replays {
+
+    private static final int ROUNDS = 1000;
+    private static final int VALUES = 50;
+    private static final OpType MEETING = new OpType("meeting");
+
+    private Replays() {}
+
+    /**
+     * Checks one rank. In a round the input of rank r has the value {@code (round % 50 + r)} in all
+     * elements, so all elements of the output are the same.
+     *
+     * @param group the group
+     * @param shape the input's shape
+     * @param operation issues the operation on an input; returns its output
+     * @param expected the value of the output, from the round and the number of ranks
+     */
+    public static void check(
+            ProcessGroup group,
+            Shape shape,
+            UnaryOperator<NDArray> operation,
+            ToDoubleBiFunction<Integer, Integer> expected) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+                CudaDevice device = CudaDevice.open(group.device());
+                CudaStream stream = CudaStream.create(device)) {
+            CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+            try {
+                NDArray input = Torch.empty(manager, shape, ScalarType.FLOAT32);
+                NDArray values =
+                        manager.arange((float) VALUES)
+                                .add(group.rank())
+                                .reshape(VALUES, 1)
+                                .repeat(1, shape.size());
+                NDArray outputs = manager.zeros(new Shape(ROUNDS, 2));
+                // What libtorch takes from the driver and loads, it does now.
+                for (int i = 0; i < 3; i++) {
+                    once(operation, input);
+                    operation.apply(input).close();
+                }
+                stream.synchronize();
+                meet(group);
+                NDArray[] output = new NDArray[1];
+                try (CudaGraph graph =
+                        CudaGraph.capture(stream, () -> output[0] = operation.apply(input))) {
+                    // A replay waits for those of the other ranks, which must need nothing of the
+                    // driver any more.
+                    stream.synchronize();
+                    meet(group);
+                    for (int round = 0; round < ROUNDS; round++) {
+                        copy(stream, input, 0, values, round % VALUES * shape.size(), shape.size());
+                        graph.launch(stream);
+                        long last = output[0].size() - 1;
+                        copy(stream, outputs, 2L * round, output[0], 0, 1);
+                        copy(stream, outputs, 2L * round + 1, output[0], last, 1);
+                        if (round % VALUES == VALUES - 1) {
+                            once(operation, input);
+                        }
+                    }
+                    float[] all = outputs.toFloatArray();
+                    for (int round = 0; round < ROUNDS; round++) {
+                        double want = expected.applyAsDouble(round % VALUES, group.worldSize());
+                        for (float got : List.of(all[2 * round], all[2 * round + 1])) {
+                            assertEquals(want, got, 1e-5 * Math.abs(want), "round " + round);
+                        }
+                    }
+                    stream.synchronize();
+                }
+            } finally {
+                guard.close();
+            }
+        }
+    }
+
+    /** Waits for the other ranks' hosts, and leaves the GPUs alone. */
+    private static void meet(ProcessGroup group) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        group.execute(MEETING, new Agreed(null, new long[0], null, 0), buffers::awaitAgreement)
+                .await(group.timeout());
+    }
+
+    /** An operation between replays, on a copy of the input. */
+    private static void once(UnaryOperator<NDArray> operation, NDArray input) {
+        try (NDArray copy = Torch.cast(input, ScalarType.FLOAT32);
+                NDArray output = operation.apply(copy)) {
+            output.getShape();
+        }
+    }
+
+    /** Copies elements, without libtorch, which might take memory. */
+    private static void copy(
+            CudaStream stream, NDArray to, long toIndex, NDArray from, long fromIndex, long count) {
+        stream.copyAsync(
+                Torch.dataPointer(to) + toIndex * Float.BYTES,
+                Torch.dataPointer(from) + fromIndex * Float.BYTES,
+                count * Float.BYTES);
+    }
+}

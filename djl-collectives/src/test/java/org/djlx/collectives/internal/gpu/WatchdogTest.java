@@ -1,0 +1,293 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.engine.EngineException;
+import java.time.Duration;
+import java.util.Collection;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.Operation;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** The watchdog, with works that no GPU runs. */
+@Timeout(60)
+class WatchdogTest {
+
+    private final FakeLine first = new FakeLine();
+    private final FakeLine second = new FakeLine();
+    private volatile String dead;
+    private final Watchdog watchdog = new Watchdog("watchdog-test", new Lines());
+
+    /** The second line fails with the first, not the other way round. */
+    private final class Lines implements Watchdog.Group {
+
+        @Override
+        public Collection<? extends Watchdog.Line> failingWith(Watchdog.Line line) {
+            return line == first ? lines() : List.of(line);
+        }
+
+        @Override
+        public Collection<? extends Watchdog.Line> lines() {
+            return List.of(first, second);
+        }
+
+        @Override
+        public Optional<String> deadPeer() {
+            return Optional.ofNullable(dead);
+        }
+    }
+
+    private static final class FakeLine implements Watchdog.Line {
+
+        private final AtomicInteger aborts = new AtomicInteger();
+        private volatile Runnable onAbort = () -> {};
+        private volatile String error;
+        private CollectiveException broken;
+
+        @Override
+        public Optional<String> error() {
+            return Optional.ofNullable(error);
+        }
+
+        @Override
+        public String hint() {
+            return "; ask rank 1";
+        }
+
+        @Override
+        public synchronized boolean breakWith(CollectiveException reason) {
+            if (broken != null) {
+                return false;
+            }
+            broken = reason;
+            return true;
+        }
+
+        @Override
+        public void abort() {
+            onAbort.run();
+            aborts.incrementAndGet();
+        }
+    }
+
+    private static final class FakeWork implements Watchdog.Watched {
+
+        private final FakeLine line;
+        private final CountDownLatch completed = new CountDownLatch(1);
+        private volatile boolean done; // what the GPU would tell
+        private volatile boolean late;
+        private volatile boolean lost; // the GPU does not tell any more
+        private volatile int abortsBefore;
+        private volatile Runnable onComplete = () -> {};
+        private volatile CollectiveException failure;
+
+        FakeWork(FakeLine line) {
+            this.line = line;
+        }
+
+        @Override
+        public boolean poll() {
+            if (lost && failure == null) {
+                throw new EngineException("CUDA_ERROR_ILLEGAL_ADDRESS");
+            }
+            if (done && failure == null) {
+                completed.countDown();
+            }
+            return completed.getCount() == 0;
+        }
+
+        @Override
+        public boolean isLate() {
+            return late;
+        }
+
+        @Override
+        public Operation operation() {
+            NcclOptions options = NcclOptions.builder().optTimeout(Duration.ofSeconds(9)).build();
+            return new GroupContext("g", 0, 2, new HashStore(), options, null).joining();
+        }
+
+        @Override
+        public Watchdog.Line lane() {
+            return line;
+        }
+
+        @Override
+        public boolean seal(CollectiveException reason) {
+            if (failure != null) {
+                return false;
+            }
+            abortsBefore = line.aborts.get();
+            failure = reason;
+            return true;
+        }
+
+        @Override
+        public void complete(boolean quiet) {
+            assertTrue(quiet || lost);
+            onComplete.run();
+            completed.countDown();
+        }
+    }
+
+    private FakeWork work(FakeLine line) {
+        FakeWork work = new FakeWork(line);
+        watchdog.add(work);
+        return work;
+    }
+
+    @AfterEach
+    void close() {
+        watchdog.close();
+    }
+
+    @Test
+    void worksCompleteWithoutAnybodyWaiting() throws InterruptedException {
+        FakeWork one = work(first);
+        FakeWork two = work(second);
+        assertFalse(watchdog.isIdle());
+        two.done = true;
+        two.completed.await();
+        assertEquals(1, one.completed.getCount());
+        one.done = true;
+        one.completed.await();
+        assertTrue(watchdog.isIdle());
+        assertNull(one.failure);
+        // It has slept and goes on.
+        Thread.sleep(20);
+        FakeWork three = work(first);
+        three.done = true;
+        three.completed.await();
+    }
+
+    @Test
+    void lateWorkFailsWithAllThatDependOnItsLine() throws InterruptedException {
+        FakeWork late = work(first);
+        FakeWork sibling = work(first);
+        FakeWork dependent = work(second);
+        late.late = true;
+        for (FakeWork work : List.of(late, sibling, dependent)) {
+            work.completed.await();
+            assertTrue(work.failure instanceof CollectiveTimeoutException, "" + work.failure);
+            assertTrue(work.failure.getMessage().contains("timed out after PT9S; ask rank 1"));
+            assertEquals(0, work.abortsBefore); // The decision came before the abort.
+            assertEquals(1, work.line.aborts.get());
+        }
+    }
+
+    @Test
+    void lineThatFailsLeavesTheOtherAlone() throws InterruptedException {
+        FakeWork good = work(first);
+        FakeWork bad = work(second);
+        second.error = "remote process exited";
+        bad.completed.await();
+        assertEquals("remote process exited", bad.failure.getMessage());
+        good.done = true;
+        good.completed.await();
+        assertNull(good.failure);
+        assertNull(first.broken);
+        assertEquals(0, first.aborts.get());
+        assertEquals(1, second.aborts.get());
+    }
+
+    @Test
+    void deadPeerBreaksAll() throws InterruptedException {
+        FakeWork one = work(first);
+        FakeWork two = work(second);
+        dead = "the process of rank 1 (pid 7) has ended";
+        one.completed.await();
+        two.completed.await();
+        assertEquals(dead + "; the group is broken", one.failure.getMessage());
+        assertEquals(one.failure, two.failure);
+    }
+
+    @Test
+    void lostGpuFailsTheLine() throws InterruptedException {
+        FakeWork sibling = work(first);
+        FakeWork bad = work(first);
+        bad.lost = true;
+        for (FakeWork work : List.of(sibling, bad)) {
+            work.completed.await();
+            String message = work.failure.getMessage();
+            assertTrue(message.endsWith("failed: CUDA_ERROR_ILLEGAL_ADDRESS"), message);
+        }
+        assertEquals(1, first.aborts.get());
+        // It watches on.
+        FakeWork next = work(first);
+        next.done = true;
+        next.completed.await();
+        FakeWork last = new FakeWork(second);
+        last.lost = true;
+        watchdog.add(last);
+        assertTrue(watchdog.isIdle());
+        last.completed.await();
+    }
+
+    /** As an all-reduce that has given up waiting ends like one that has not. */
+    @Test
+    void lineThatFailsAsItsOnlyWorkEndsBreaks() throws InterruptedException {
+        FakeWork work = work(first);
+        first.error = "rank 1 did not arrive";
+        work.done = true;
+        work.completed.await();
+        while (first.aborts.get() == 0) {
+            Thread.sleep(1);
+        }
+        assertEquals("rank 1 did not arrive", first.broken.getMessage());
+    }
+
+    /** As when a message waits for a stream that waits for a collective. */
+    @Test
+    void linesAreAbortedAtTheSameTime() throws InterruptedException {
+        CountDownLatch second = new CountDownLatch(1);
+        first.onAbort =
+                () -> {
+                    try {
+                        second.await();
+                    } catch (InterruptedException e) {
+                        throw new AssertionError(e);
+                    }
+                };
+        this.second.onAbort = second::countDown;
+        FakeWork late = work(first);
+        late.late = true;
+        late.completed.await(); // Which asserts that all is quiet.
+        assertEquals(1, first.aborts.get());
+    }
+
+    @Test
+    void whatAWorkCompletesCanCloseIt() throws InterruptedException {
+        FakeWork late = work(first);
+        late.onComplete = watchdog::close;
+        late.late = true;
+        late.completed.await();
+    }
+
+    @Test
+    void failingTwiceAbortsOnce() {
+        FakeWork work = work(first);
+        watchdog.fail(List.of(first), new CollectiveException("one"));
+        watchdog.fail(List.of(first, second), new CollectiveException("two"));
+        assertEquals("one", work.failure.getMessage());
+        assertEquals("one", first.broken.getMessage());
+        assertEquals("two", second.broken.getMessage());
+        assertEquals(1, first.aborts.get());
+    }
+}

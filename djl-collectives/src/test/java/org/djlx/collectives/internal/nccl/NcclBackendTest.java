@@ -1,0 +1,310 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.NcclBatch;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.CudaDevice;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What {@code nccl} does beyond the contract. */
+@Tag("gpu")
+@Timeout(120)
+class NcclBackendTest {
+
+    private static final Duration TIMEOUT = Duration.ofSeconds(20);
+
+    @BeforeEach
+    void requireGpus() {
+        NcclCases.require(2);
+    }
+
+    private static NcclOptions.Builder options() {
+        return NcclOptions.builder().optTimeout(TIMEOUT);
+    }
+
+    private static Device[] devices() {
+        return IntStream.range(0, CudaDevice.count()).mapToObj(Device::gpu).toArray(Device[]::new);
+    }
+
+    private static List<ProcessGroup> groups(NcclOptions.Builder options) {
+        return ProcessGroups.local("nccl", CudaDevice.count(), options.build());
+    }
+
+    private static void destroy(List<ProcessGroup> groups) {
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static void assertWorks(List<ProcessGroup> groups) {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray tensor = manager.ones(new Shape(1000));
+                        group.allReduce(tensor, ReduceOp.SUM).await();
+                        assertEquals(group.worldSize(), tensor.toFloatArray()[999]);
+                    }
+                    return null;
+                });
+    }
+
+    private static void driveFromOneThread(NcclOptions.Builder options) {
+        List<ProcessGroup> groups = groups(options);
+        try (NDManager manager = NDManager.newBaseManager()) {
+            for (int round = 0; round < 3; round++) {
+                List<NDArray> tensors = new ArrayList<>();
+                List<Work> works = new ArrayList<>();
+                for (ProcessGroup group : groups) {
+                    NDManager own = manager.newSubManager(group.device());
+                    tensors.add(own.full(new Shape(100_000), (float) (group.rank() + 1)));
+                }
+                Runnable issue =
+                        () -> {
+                            for (int rank = 0; rank < groups.size(); rank++) {
+                                ProcessGroup group = groups.get(rank);
+                                works.add(group.allReduce(tensors.get(rank), ReduceOp.SUM));
+                                works.add(group.broadcast(tensors.get(rank), 0));
+                            }
+                        };
+                NcclBatch.run(issue);
+                works.forEach(Work::await);
+                int n = groups.size();
+                for (NDArray tensor : tensors) {
+                    assertEquals(n * (n + 1) / 2, tensor.toFloatArray()[99_999]);
+                }
+            }
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void oneThreadDrivesAllGpus() {
+        driveFromOneThread(options());
+        driveFromOneThread(options().optDevices(devices()));
+    }
+
+    /** NCCL by itself sorts what it starts together; and a rank may do without a batch. */
+    @Test
+    void batchesKeepTheOrderOfCollectives() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        IntStream.range(0, 3).forEach(round -> assertOrdered(group));
+                        return null;
+                    });
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    private static void assertOrdered(ProcessGroup group) {
+        try (NDManager manager = NDManager.newBaseManager(group.device())) {
+            NDArray whole = manager.ones(new Shape(1_000_000));
+            NDArray head = whole.get(":1000");
+            List<Work> works = new ArrayList<>();
+            Runnable calls =
+                    () -> {
+                        works.add(group.allReduce(head, ReduceOp.SUM));
+                        works.add(group.allReduce(whole, ReduceOp.SUM));
+                        works.add(group.allReduce(head, ReduceOp.MAX));
+                    };
+            if (group.rank() % 2 == 0) {
+                NcclBatch.run(calls);
+            } else {
+                calls.run();
+            }
+            works.forEach(Work::await);
+            int n = group.worldSize();
+            float[] result = whole.toFloatArray();
+            assertEquals(n * n, result[0]);
+            assertEquals(n * n, result[999]);
+            assertEquals(n, result[1000]);
+            assertEquals(n, result[999_999]);
+        }
+    }
+
+    @Test
+    void worksCannotBeAwaitedWithinTheirBatch() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            List<Work> works = new ArrayList<>();
+            NcclBatch.run(
+                    () -> {
+                        works.add(groups.get(0).allReduce(tensor, ReduceOp.SUM));
+                        assertThrows(IllegalStateException.class, works.get(0)::await);
+                    });
+            assertFalse(works.get(0).isCompleted());
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void aBatchWhoseCallsFailBreaksItsGroups() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        assertWorks(groups);
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            List<Work> works = new ArrayList<>();
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () ->
+                            NcclBatch.run(
+                                    () -> {
+                                        works.add(groups.get(0).allReduce(tensor, ReduceOp.SUM));
+                                        groups.get(1).allReduce(null, ReduceOp.SUM);
+                                    }));
+            String message =
+                    assertThrows(CollectiveException.class, works.get(0)::await).getMessage();
+            assertTrue(message.contains("a batch could not be started"), message);
+            assertThrows(CollectiveException.class, groups.get(0)::barrier);
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    /** An abort ends what is under way on all of them, which must not look as if it went well. */
+    @Test
+    void groupsThatShareResourcesFailTogether() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()).optSplitShare(true));
+        List<ProcessGroup> children = ProcessGroups.run(groups, group -> group.split(0, 0));
+        assertWorks(children);
+        ProcessGroup child = children.get(0);
+        try (NDManager manager = NDManager.newBaseManager(child.device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            Work work = child.withTimeout(Duration.ofMillis(400)).allReduce(tensor, ReduceOp.SUM);
+            assertThrows(CollectiveTimeoutException.class, work::await);
+            String message =
+                    assertThrows(CollectiveException.class, groups.get(0)::barrier).getMessage();
+            assertTrue(message.contains("shares resources"), message);
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void leastBlocksCanBeSetAlone() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()).optMinCtas(2));
+        assertWorks(groups);
+        destroy(groups);
+    }
+
+    @Test
+    void timeoutBreaksTheGroupAndANewOneWorks() {
+        for (boolean eager : new boolean[] {true, false}) {
+            List<ProcessGroup> groups = groups(eager ? options().optDevices(devices()) : options());
+            if (eager) {
+                assertWorks(groups); // Then the GPU waits, before that NCCL does.
+            }
+            ProcessGroup group = groups.get(0);
+            try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                NDArray tensor = manager.ones(new Shape(1000));
+                Work work =
+                        group.withTimeout(Duration.ofMillis(400)).allReduce(tensor, ReduceOp.SUM);
+                Work behind = group.allReduce(tensor, ReduceOp.SUM);
+                assertThrows(CollectiveTimeoutException.class, work::await);
+                CollectiveException e = assertThrows(CollectiveException.class, behind::await);
+                assertTrue(e.getMessage().contains("timed out after PT0.4S"), e.getMessage());
+                long start = System.nanoTime();
+                e = assertThrows(CollectiveException.class, group::barrier);
+                assertTrue(e.getMessage().contains("timed out"), e.getMessage());
+                assertTrue(System.nanoTime() - start < 1_000_000_000L);
+            } finally {
+                destroy(groups);
+            }
+            List<ProcessGroup> next = groups(options());
+            assertWorks(next);
+            destroy(next);
+        }
+    }
+
+    @Test
+    void operationsUnderWayFailWhenTheirRankLeaves() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            NDArray tensor = manager.ones(new Shape(1));
+            List<Work> works =
+                    List.of(
+                            groups.get(0).allReduce(tensor, ReduceOp.SUM),
+                            groups.get(0).recv(manager.ones(new Shape(1)), 1, 0));
+            groups.get(0).destroy();
+            for (Work work : works) {
+                assertTrue(work.isCompleted());
+                String message = assertThrows(CollectiveException.class, work::await).getMessage();
+                assertTrue(message.contains("this rank destroyed the group"), message);
+            }
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
+    void optionsAreTaken() {
+        List<ProcessGroup> groups =
+                groups(
+                        options()
+                                .optDevices(devices())
+                                .optHighPriorityStream(true)
+                                .optMinCtas(1)
+                                .optMaxCtas(4)
+                                .optCgaClusterSize(2)
+                                .optSplitShare(true));
+        assertWorks(groups);
+        List<ProcessGroup> halves =
+                ProcessGroups.run(groups, group -> group.split(0, -group.rank()));
+        assertWorks(halves);
+        destroy(groups);
+    }
+
+    /** Nothing waits on the host; what follows on the current stream sees the results. */
+    @Test
+    void nonBlockingWaitOrdersTheCurrentStream() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()).optBlockingWait(false));
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        for (int i = 0; i < 20; i++) {
+                            NDArray tensor = manager.ones(new Shape(8 << 20));
+                            group.allReduce(tensor, ReduceOp.SUM).await();
+                            NDArray twice = tensor.add(tensor);
+                            tensor.muli(0);
+                            float[] expected = {2 * group.worldSize(), 2 * group.worldSize()};
+                            assertArrayEquals(
+                                    expected, twice.get((8 << 20) - 2 + ":").toFloatArray());
+                        }
+                    }
+                    return null;
+                });
+        destroy(groups);
+    }
+}

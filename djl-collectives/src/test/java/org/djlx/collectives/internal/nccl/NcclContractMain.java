@@ -1,0 +1,44 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import ai.djl.Device;
+import java.time.Duration;
+import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.internal.gpu.Disposal;
+
+/**
+ * One rank of {@link NcclProcessesTest}: runs all cases on the same group, in their order. The
+ * arguments are the backend, and whether the communicator is created with the group.
+ */
+public final class NcclContractMain {
+
+    private NcclContractMain() {}
+
+    public static void main(String[] args) {
+        NcclOptions.Builder options = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
+        if (args[1].equals("eager")) {
+            options.optDevices(Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK"))));
+        }
+        try (ProcessGroup group = ProcessGroups.init(args[0], options.build())) {
+            NcclCases.cases(args[0], group.worldSize())
+                    .forEach(
+                            (name, body) -> {
+                                ContractCases.run(body, group);
+                                System.out.println("passed " + name);
+                            });
+        }
+        if (args[1].equals("eager")) { // Otherwise it exits while that is still being freed.
+            long start = System.nanoTime();
+            if (!Disposal.await(Duration.ofSeconds(60))) {
+                throw new AssertionError("the groups' resources are not freed");
+            }
+            System.out.printf("freed within %.1f s%n", (System.nanoTime() - start) / 1e9);
+        }
+    }
+}

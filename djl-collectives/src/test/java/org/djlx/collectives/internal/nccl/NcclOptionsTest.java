@@ -1,0 +1,122 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import java.time.Duration;
+import java.util.Map;
+import java.util.Optional;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ShmOptions;
+import org.djlx.nativeops.NcclConfig;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
+
+/** Options of {@code nccl}, and the GPU that they choose. */
+class NcclOptionsTest {
+
+    private static GroupContext context(int rank, Device device) {
+        return new GroupContext(
+                "g", rank, 4, new HashStore(), NcclOptions.builder().build(), device);
+    }
+
+    private static void assertRejected(Executable call, String text) {
+        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
+        assertTrue(message.contains(text), message);
+    }
+
+    @Test
+    void defaultsLeaveTheChoiceToNccl() {
+        NcclOptions options = NcclOptions.builder().build();
+        assertEquals(NcclConfig.DEFAULT, options.config());
+        assertEquals(BackendOptions.DEFAULT_TIMEOUT, options.timeout());
+        assertFalse(options.isHighPriorityStream());
+        assertTrue(options.isBlockingWait());
+        assertFalse(options.isVerify());
+        assertEquals(Optional.empty(), DeviceChoice.given(context(0, null), options));
+    }
+
+    @Test
+    void valuesAreKept() {
+        NcclOptions options =
+                NcclOptions.builder()
+                        .optTimeout(Duration.ofSeconds(3))
+                        .optHighPriorityStream(true)
+                        .optBlockingWait(false)
+                        .optVerify(true)
+                        .optMinCtas(2)
+                        .optMaxCtas(32)
+                        .optCgaClusterSize(8)
+                        .optSplitShare(true)
+                        .build();
+        assertEquals(new NcclConfig(2, 32, 8, true), options.config());
+        assertEquals(Duration.ofSeconds(3), options.timeout());
+        assertTrue(options.isHighPriorityStream());
+        assertFalse(options.isBlockingWait());
+        assertTrue(options.isVerify());
+    }
+
+    @Test
+    void rangesAreChecked() {
+        NcclOptions.Builder builder = NcclOptions.builder();
+        assertRejected(builder.optMinCtas(0)::build, "minCtas must be from 1 to 32, not 0");
+        assertRejected(builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be from 1 to 32");
+        assertRejected(builder.optMaxCtas(3)::build, "minCtas is 4 and must not be more than");
+        builder.optMaxCtas(4);
+        assertRejected(builder.optCgaClusterSize(9)::build, "cgaClusterSize must be from 0 to 8");
+        builder.optCgaClusterSize(0);
+        assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
+        builder.optTimeout(Duration.ofSeconds(1));
+        assertRejected(builder.optDevices(Device.cpu())::build, "NCCL needs GPUs, not cpu");
+        assertRejected(builder.optDevices(Device.gpu(1), Device.gpu(1))::build, "a GPU of its own");
+    }
+
+    @Test
+    void devicesAreThoseOfTheRanks() {
+        Device own = Device.gpu(5);
+        NcclOptions one = NcclOptions.builder().optDevices(own).build();
+        assertEquals(Optional.of(own), DeviceChoice.given(context(3, null), one));
+        NcclOptions two = NcclOptions.builder().optDevices(Device.gpu(3), Device.gpu(2)).build();
+        assertEquals(Optional.of(Device.gpu(2)), DeviceChoice.given(context(1, null), two));
+        assertEquals(Optional.of(own), DeviceChoice.given(context(1, own), two));
+        assertRejected(() -> DeviceChoice.given(context(2, null), two), "none of them for rank 2");
+    }
+
+    @Test
+    void withoutDevicesTheLaunchersChoiceCounts() {
+        Map<String, String> torchrun = Map.of("RANK", "9", "WORLD_SIZE", "16", "LOCAL_RANK", "1");
+        assertEquals(1, DeviceChoice.index(9, 16, torchrun, 8));
+        assertRejected(() -> DeviceChoice.index(9, 16, torchrun, 1), "LOCAL_RANK is 1");
+        Map<String, String> wrong = Map.of("RANK", "0", "WORLD_SIZE", "1", "LOCAL_RANK", "x");
+        assertRejected(() -> DeviceChoice.index(0, 1, wrong, 8), "not a number: x");
+    }
+
+    @Test
+    void ranksThatAreThreadsHaveTheGpuOfTheirNumber() {
+        Map<String, String> torchrun = Map.of("RANK", "0", "WORLD_SIZE", "2", "LOCAL_RANK", "0");
+        for (int rank = 0; rank < 8; rank++) {
+            assertEquals(rank, DeviceChoice.index(rank, 8, torchrun, 8));
+            assertEquals(rank, DeviceChoice.index(rank, 8, Map.of(), 8));
+        }
+        assertEquals(1, DeviceChoice.index(9, 16, Map.of(), 8));
+    }
+
+    @Test
+    void otherBackendsOptionsAreRefused() {
+        assertRejected(
+                () -> NcclBackendFactory.options(ShmOptions.builder().build()),
+                "takes NcclOptions, not ShmOptions");
+        Duration timeout = Duration.ofSeconds(7);
+        assertEquals(timeout, NcclBackendFactory.options(new BackendOptions(timeout)).timeout());
+    }
+}

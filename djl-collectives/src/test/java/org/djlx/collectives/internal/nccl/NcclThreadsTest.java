@@ -1,0 +1,95 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.nccl;
+
+import static org.junit.jupiter.api.DynamicTest.dynamicTest;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.stream.Stream;
+import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.nativeops.CudaDevice;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.TestFactory;
+import org.junit.jupiter.api.Timeout;
+
+/** The contract on {@code nccl}, with ranks that are threads, on all GPUs of the machine. */
+@Tag("gpu")
+@Timeout(300)
+class NcclThreadsTest {
+
+    @BeforeEach
+    void requireGpus() {
+        NcclCases.require(1);
+    }
+
+    /** Each case on a group of its own, whose communicator is created with its first operation. */
+    @TestFactory
+    Stream<DynamicTest> contract() {
+        return contract(CudaDevice.count(), false);
+    }
+
+    @TestFactory
+    Stream<DynamicTest> contractOfOne() {
+        return contract(1, false);
+    }
+
+    /** With calls compared across ranks. */
+    @TestFactory
+    Stream<DynamicTest> verifiedContract() {
+        return contract(CudaDevice.count(), true);
+    }
+
+    /** Sub-groups and barriers wait on the host even where works do not. */
+    @TestFactory
+    Stream<DynamicTest> nonBlockingContract() {
+        int worldSize = CudaDevice.count();
+        NcclOptions options = options().optBlockingWait(false).build();
+        return Stream.of("barrier", "monitoredBarrier", "newGroup", "split", "subGroupsOfSubGroups")
+                .map(
+                        name ->
+                                dynamicTest(
+                                        worldSize + " ranks: " + name,
+                                        () ->
+                                                run(
+                                                        worldSize,
+                                                        options,
+                                                        ContractCases.all().get(name))));
+    }
+
+    private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
+        NcclOptions options = options().optVerify(verify).build();
+        return (verify ? NcclCases.verifiedCases() : NcclCases.cases("nccl", worldSize))
+                .entrySet().stream()
+                        .map(
+                                entry ->
+                                        dynamicTest(
+                                                worldSize + " ranks: " + entry.getKey(),
+                                                () -> run(worldSize, options, entry.getValue())));
+    }
+
+    private static NcclOptions.Builder options() {
+        return NcclOptions.builder().optTimeout(Duration.ofSeconds(60));
+    }
+
+    private static void run(int worldSize, NcclOptions options, ContractCases.Case body) {
+        List<ProcessGroup> groups = ProcessGroups.local("nccl", worldSize, options);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        ContractCases.run(body, group);
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+}

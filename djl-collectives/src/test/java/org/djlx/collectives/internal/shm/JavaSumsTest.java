@@ -1,0 +1,81 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.Arrays;
+import java.util.Random;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+class JavaSumsTest {
+
+    private static final double[] SPECIAL = {
+        0.0,
+        -0.0,
+        1e-45,
+        -1e-45,
+        1e-310,
+        3.4e38,
+        1e308,
+        -1e308,
+        Double.POSITIVE_INFINITY,
+        Double.NEGATIVE_INFINITY,
+        Double.NaN
+    };
+
+    @ParameterizedTest
+    @CsvSource({
+        "1, FLOAT32, -1", "1000, FLOAT32, -1", "4096, FLOAT32, 0", "4097, FLOAT32, 1",
+        "16384, FLOAT32, 2", "1, FLOAT64, -1", "2049, FLOAT64, 0", "8192, FLOAT64, 2"
+    })
+    void addsToTheSameBitsAsLibtorch(int count, ScalarType type, int place) {
+        assertTrue(JavaSums.canAdd(count, type, ReduceOp.SUM));
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray[] parts = new NDArray[3];
+            for (int rank = 0; rank < parts.length; rank++) {
+                parts[rank] = Torch.cast(manager.create(values(count, rank)), type);
+            }
+            NDArray expected = Torch.cast(parts[0], type);
+            Torch.addInPlace(expected, parts[1]);
+            Torch.addInPlace(expected, parts[2]);
+
+            NDArray result = place < 0 ? Torch.cast(parts[0], type) : parts[place];
+            long[] addresses = Arrays.stream(parts).mapToLong(Torch::dataPointer).toArray();
+            new JavaSums().add(Torch.dataPointer(result), addresses, count, type);
+            assertArrayEquals(expected.toByteBuffer().array(), result.toByteBuffer().array());
+        }
+    }
+
+    /** Numbers whose sum depends on the order, and all pairs of special ones. */
+    private static double[] values(int count, int rank) {
+        Random random = new Random(rank);
+        return IntStream.range(0, count)
+                .mapToDouble(
+                        i -> {
+                            int row = rank == 0 ? i % SPECIAL.length : i / SPECIAL.length;
+                            return rank < 2 && row < SPECIAL.length
+                                    ? SPECIAL[row]
+                                    : random.nextGaussian() * Math.pow(10, random.nextInt(6));
+                        })
+                .toArray();
+    }
+
+    @ParameterizedTest
+    @CsvSource({"16385, FLOAT32", "8193, FLOAT64", "1, FLOAT16", "1, INT32", "1, BFLOAT16"})
+    void leavesTheRestToLibtorch(int count, ScalarType type) {
+        assertFalse(JavaSums.canAdd(count, type, ReduceOp.SUM));
+        assertFalse(JavaSums.canAdd(1, type, ReduceOp.MAX));
+    }
+}

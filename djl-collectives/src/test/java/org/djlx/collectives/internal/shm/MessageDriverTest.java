@@ -1,0 +1,109 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.List;
+import java.util.Random;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Which thread drives messages. */
+@Timeout(60)
+class MessageDriverTest {
+
+    private static final int ROUNDS = 5_000;
+    private static final long PATIENCE_NANOS = 5_000_000_000L;
+
+    /** One that does not end. */
+    private static final class Endless extends PendingWork {
+
+        Endless() {
+            super(null, List.of());
+        }
+
+        @Override
+        public void await() {
+            throw new UnsupportedOperationException();
+        }
+
+        @Override
+        void expedite() {
+            throw new UnsupportedOperationException();
+        }
+    }
+
+    /** Has one message at a time; who waits for it stops just when the thread wants to drive. */
+    private static final class Racing implements MessageDriver.Engine {
+
+        private final Thread waiter = Thread.currentThread();
+        private volatile boolean pending;
+        private volatile boolean looked; // by the driver's thread, at what is pending
+        private int spins;
+
+        @Override
+        public boolean pass() {
+            if (Thread.currentThread() == waiter) {
+                long begin = System.nanoTime();
+                while (!looked && System.nanoTime() - begin < 5_000_000) {
+                    Thread.onSpinWait();
+                }
+                for (int i = 0; i < spins; i++) {
+                    Thread.onSpinWait();
+                }
+                waiter.interrupt(); // He stops.
+            }
+            pending = false;
+            return true;
+        }
+
+        @Override
+        public boolean check() {
+            return false;
+        }
+
+        @Override
+        public boolean hasPending() {
+            boolean now = pending;
+            looked |= now && Thread.currentThread() != waiter;
+            return now;
+        }
+
+        @Override
+        public void sleep() {
+            Thread.yield();
+        }
+    }
+
+    /** A message that nobody waits for, issued when somebody has just stopped driving. */
+    @Test
+    void whatIsIssuedWhenSomebodyStopsIsDriven() {
+        Random random = new Random(1);
+        Racing engine = new Racing();
+        MessageDriver driver = new MessageDriver(engine, "racing", 0);
+        try {
+            for (int round = 0; round < ROUNDS; round++) {
+                engine.looked = false;
+                engine.spins = random.nextInt(40);
+                engine.pending = true;
+                driver.wake();
+                if (driver.driveUntil(new Endless())) {
+                    assertTrue(Thread.interrupted());
+                    engine.pending = true;
+                    driver.wake();
+                }
+                long begin = System.nanoTime();
+                while (engine.pending && System.nanoTime() - begin < PATIENCE_NANOS) {
+                    Thread.onSpinWait();
+                }
+                assertFalse(engine.pending, "not driven in round " + round);
+            }
+        } finally {
+            driver.close(() -> {});
+        }
+    }
+}

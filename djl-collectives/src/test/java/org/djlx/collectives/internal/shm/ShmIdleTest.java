@@ -1,0 +1,46 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.djlx.collectives.RankProcesses;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/**
+ * A rank that waits, or has nothing to do, uses no CPU: it sleeps until it is woken. This is about
+ * CPU time, which does not depend on what else the machine does; a single thread that spins would
+ * take all of the time that it waits.
+ */
+@Timeout(200)
+class ShmIdleTest {
+
+    /** An eighth of the time: a sleeper looks after its peers, and the JVM compiles how it does. */
+    private static final long MAX_MILLIS = IdleMain.TIME.toMillis() / 8;
+
+    @ParameterizedTest
+    @ValueSource(ints = {2, 4})
+    void ranksThatWaitUseNoCpu(int worldSize) throws InterruptedException {
+        try (RankProcesses ranks = new RankProcesses(worldSize, IdleMain.class)) {
+            ranks.awaitSuccess();
+            for (int rank = 0; rank < worldSize; rank++) {
+                String output = ranks.output(rank);
+                for (String state : List.of("barrier", "message", "idle")) {
+                    Matcher matcher = Pattern.compile(state + ": (\\d+)").matcher(output);
+                    assertTrue(matcher.find(), output);
+                    long millis = Long.parseLong(matcher.group(1));
+                    assertTrue(
+                            millis <= MAX_MILLIS,
+                            "rank " + rank + ", " + state + ": " + millis + " ms of CPU time");
+                }
+            }
+        }
+    }
+}

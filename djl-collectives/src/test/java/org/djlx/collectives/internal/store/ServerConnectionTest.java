@@ -1,0 +1,186 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import java.io.DataInputStream;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.Socket;
+import java.util.HexFormat;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** The server, byte by byte. */
+@Timeout(120)
+class ServerConnectionTest {
+
+    private TcpStoreServer server;
+    private Socket socket;
+    private DataInputStream in;
+    private OutputStream out;
+
+    @BeforeEach
+    void connect() throws IOException {
+        server =
+                TcpStoreServer.start(
+                        new InetSocketAddress(InetAddress.getLoopbackAddress(), 0),
+                        new ServerLimits(10, 10, 4 << 20),
+                        0);
+        socket = new Socket(server.address().getAddress(), server.address().getPort());
+        in = new DataInputStream(socket.getInputStream());
+        out = socket.getOutputStream();
+        send("00 cef7853c");
+    }
+
+    @AfterEach
+    void disconnect() throws IOException {
+        socket.close();
+        server.close();
+    }
+
+    @Test
+    void pingIsEchoed() throws IOException {
+        send("0d 78563412");
+        assertAnswer("78563412");
+    }
+
+    @Test
+    void commandsAndTheirAnswers() throws IOException {
+        send("01 0200000000000000 2f6b 0300000000000000 313233");
+        send("03 0200000000000000 2f6b");
+        assertAnswer("0300000000000000 313233");
+        send("04 0200000000000000 2f6b ffffffffffffffff");
+        assertAnswer("7a00000000000000");
+        send("02 0200000000000000 2f6b 0300000000000000 313232 0100000000000000 37");
+        assertAnswer("0100000000000000 37");
+        send("09 0200000000000000 2f6b 0100000000000000 38");
+        send("0b 0100000000000000 0100000000000000 6d 0000000000000000");
+        send("0a 0200000000000000 0200000000000000 2f6b 0100000000000000 6d");
+        assertAnswer("0200000000000000 3738 0000000000000000");
+        send("05 0100000000000000 0200000000000000 2f6b");
+        assertAnswer("00");
+        send("05 0100000000000000 0100000000000000 78");
+        assertAnswer("01");
+        send("07");
+        assertAnswer("0200000000000000");
+        send("08 0100000000000000 6d");
+        assertAnswer("0100000000000000");
+    }
+
+    @Test
+    void anUnsetKeyIsEmpty() throws IOException {
+        send("03 0100000000000000 78");
+        assertAnswer("0000000000000000");
+    }
+
+    @Test
+    void waitAndCancelWait() throws IOException {
+        send("06 0100000000000000 0100000000000000 78 0c");
+        assertAnswer("01");
+        send("0c");
+        assertAnswer("01");
+        send("06 0100000000000000 0100000000000000 78");
+        send("01 0100000000000000 78 0000000000000000");
+        assertAnswer("00");
+        send("06 0100000000000000 0100000000000000 78");
+        assertAnswer("00");
+    }
+
+    @Test
+    void aWaitGoesOnIfAKeyIsDeletedMeanwhile() throws IOException {
+        send("06 0200000000000000 0100000000000000 78 0100000000000000 79");
+        send("01 0100000000000000 78 0000000000000000");
+        send("08 0100000000000000 78");
+        assertAnswer("0100000000000000");
+        send("01 0100000000000000 79 0000000000000000 0d 11111111");
+        assertAnswer("11111111");
+        send("01 0100000000000000 78 0000000000000000");
+        assertAnswer("00");
+    }
+
+    @Test
+    void whatIsNotTheProtocolEndsTheConnection() throws IOException {
+        for (String bad :
+                new String[] {
+                    "0e", // QUEUE_PUSH, which is not supported
+                    "00 cef7853c", // twice
+                    "01 ffffffffffffffff", // a key of 2^64 - 1 bytes
+                    "01 0120000000000000", // a key of 8193 bytes
+                    "01 0100000000000000 6b 0100400000000000", // a value of 4 MiB + 1
+                    "05 0100020000000000", // 131073 keys
+                    "06 0100000000000000 0100000000000000 78 06 0000000000000000" // two waits
+                }) {
+            send(bad);
+            assertEquals(-1, in.read(), bad);
+            socket.close();
+            connectAgain();
+            send("00 cef7853c");
+            pingIsEchoed();
+        }
+    }
+
+    @Test
+    void theFirstCommandMustIdentifyTheClient() throws IOException {
+        for (String bad : new String[] {"00 cef7853d", "07"}) {
+            connectAgain();
+            send(bad);
+            assertEquals(-1, in.read(), bad);
+        }
+    }
+
+    @Test
+    void aClientThatReadsNothingIsNotReadEither() throws Exception {
+        // 2 GB of answers to 100 KB of requests: more than the server could keep.
+        byte[] value = new byte[4 << 20];
+        out.write(HexFormat.of().parseHex("01" + "0100000000000000" + "6b" + "0000400000000000"));
+        out.write(value);
+        int gets = 500;
+        for (int i = 0; i < gets; i++) {
+            send("03 0100000000000000 6b");
+        }
+        try (Socket other = new Socket(server.address().getAddress(), server.address().getPort())) {
+            other.getOutputStream().write(HexFormat.of().parseHex("00cef7853c" + "0d01020304"));
+            assertEquals(1, other.getInputStream().read(), "others are served meanwhile");
+        }
+        for (int i = 0; i < gets; i++) {
+            assertEquals(Long.reverseBytes(value.length), in.readLong());
+            in.skipNBytes(value.length);
+        }
+        pingIsEchoed();
+    }
+
+    @Test
+    void closingTheServerFreesThePort() throws IOException {
+        pingIsEchoed();
+        server.close();
+        assertEquals(-1, in.read());
+        TcpStoreServer again = TcpStoreServer.start(server.address(), new ServerLimits(1, 1, 1), 0);
+        assertEquals(server.address(), again.address());
+        again.close();
+        server.close();
+    }
+
+    private void connectAgain() throws IOException {
+        socket = new Socket(server.address().getAddress(), server.address().getPort());
+        in = new DataInputStream(socket.getInputStream());
+        out = socket.getOutputStream();
+    }
+
+    private void send(String hex) throws IOException {
+        out.write(HexFormat.of().parseHex(hex.replace(" ", "")));
+    }
+
+    private void assertAnswer(String hex) throws IOException {
+        String expected = hex.replace(" ", "");
+        byte[] answer = in.readNBytes(expected.length() / 2);
+        assertEquals(expected, HexFormat.of().formatHex(answer));
+    }
+}
