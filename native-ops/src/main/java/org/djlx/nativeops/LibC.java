@@ -8,13 +8,31 @@ import com.sun.jna.LastErrorException;
 import com.sun.jna.Native;
 import com.sun.jna.Platform;
 
-/** The few functions of the C library that shared memory and threads need; Linux only. */
+/**
+ * The few functions of the C library that shared memory, descriptors and threads need; Linux only.
+ */
 final class LibC {
 
     static final int PROT_READ_WRITE = 0x1 | 0x2;
     static final int MAP_SHARED = 0x1;
     static final int MFD_CLOEXEC = 0x1;
     static final int O_RDWR_CLOEXEC = 02 | 02000000;
+    static final int AF_UNIX = 1;
+    static final int SOCK_DGRAM_CLOEXEC = 2 | 02000000;
+    static final int SOL_SOCKET = 1;
+    static final int SCM_RIGHTS = 1;
+    static final int SHUT_RDWR = 2;
+    static final int MSG_CTRUNC = 0x8;
+    static final int MSG_TRUNC = 0x20;
+    static final int MSG_DONTWAIT = 0x40;
+    static final int MSG_NOSIGNAL = 0x4000;
+    static final int MSG_CMSG_CLOEXEC = 0x40000000;
+    static final int POLLIN = 0x1;
+    static final int POLLOUT = 0x4;
+    static final int EINTR = 4;
+    static final int EAGAIN = 11;
+    static final int EPIPE = 32;
+    static final int ECONNREFUSED = 111;
     static final int FUTEX_WAIT = 0;
     static final int FUTEX_WAKE = 1;
 
@@ -25,7 +43,7 @@ final class LibC {
                 || !Platform.is64Bit()
                 || !(Platform.isIntel() || Platform.isARM())) {
             throw new UnsatisfiedLinkError(
-                    "shared memory needs Linux on x86_64 or aarch64, this is "
+                    "shared memory and descriptors need Linux on x86_64 or aarch64, this is "
                             + Platform.RESOURCE_PREFIX);
         }
         Native.register(LibC.class, "c");
@@ -45,6 +63,20 @@ final class LibC {
             throws LastErrorException;
 
     static native int munmap(long address, long length);
+
+    static native int socket(int domain, int type, int protocol) throws LastErrorException;
+
+    static native int bind(int fd, long address, int byteSize) throws LastErrorException;
+
+    static native int connect(int fd, long address, int byteSize) throws LastErrorException;
+
+    static native long sendmsg(int fd, long message, int flags) throws LastErrorException;
+
+    static native long recvmsg(int fd, long message, int flags) throws LastErrorException;
+
+    static native int shutdown(int fd, int how) throws LastErrorException;
+
+    static native int poll(long fds, long count, int timeoutMillis) throws LastErrorException;
 
     static native int sched_getaffinity(int thread, long byteSize, long mask)
             throws LastErrorException;
