@@ -19,7 +19,11 @@ public enum CudaAttribute {
     /** How much shared memory a block can be given, in bytes. */
     MAX_SHARED_MEMORY_PER_BLOCK(cudart.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
     /** 1 if kernels can be launched cooperatively, else 0. */
-    COOPERATIVE_LAUNCH(cudart.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
+    COOPERATIVE_LAUNCH(cudart.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH),
+    /** 1 if memory can be made and mapped by separate calls, else 0; see CudaVirtualMemory. */
+    VIRTUAL_MEMORY_MANAGEMENT(cudart.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
+    /** 1 if such memory can go to other processes as a file descriptor, else 0. */
+    FILE_DESCRIPTOR_HANDLES(cudart.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 
     private final int code;
 

@@ -189,7 +189,7 @@ public final class CudaMemory {
         }
     }
 
-    private static void requirePositive(long byteSize) {
+    static void requirePositive(long byteSize) {
         if (byteSize <= 0) {
             throw new IllegalArgumentException("the size must be positive: " + byteSize + " bytes");
         }

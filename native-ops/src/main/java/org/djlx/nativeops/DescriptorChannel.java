@@ -108,6 +108,10 @@ public final class DescriptorChannel implements AutoCloseable {
     public static void send(
             String name, byte[] token, int tag, Descriptor descriptor, Duration timeout) {
         requireToken(token);
+        if (name == null || descriptor == null) {
+            throw new IllegalArgumentException(
+                    "the receiver's name or the descriptor is null: " + name + ", " + descriptor);
+        }
         long deadline = deadline(timeout);
         // A socket of its own that is connected: only then does poll(2) wait for the receiver.
         int socket = socket();

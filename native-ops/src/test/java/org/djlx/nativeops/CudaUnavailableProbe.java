@@ -26,6 +26,7 @@ final class CudaUnavailableProbe {
                     CudaMemory.class,
                     CudaModule.class,
                     CudaStream.class,
+                    CudaVirtualMemory.class,
                     GpuTopology.class,
                     KernelArguments.class,
                     KernelCompiler.class

@@ -36,6 +36,19 @@ class CudaUnavailableTest {
     }
 
     @Test
+    void argumentsOfMappedMemoryAreChecked() {
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> CudaVirtualMemory.allocate(null, List.of(), 1));
+        assertThrows(
+                IllegalArgumentException.class, () -> CudaVirtualMemory.allocate(null, null, 1));
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> CudaVirtualMemory.allocate(null, List.of(), 0));
+        assertThrows(IllegalArgumentException.class, () -> CudaVirtualMemory.open(null, null, 1));
+    }
+
+    @Test
     void causeIsThatOfTheDriver() {
         assumeFalse(NativeLibrary.CUDA.isAvailable());
         var e = assertThrows(UnsatisfiedLinkError.class, () -> CudaDevice.open(Device.gpu(0)));

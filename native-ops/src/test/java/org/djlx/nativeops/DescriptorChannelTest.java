@@ -280,6 +280,12 @@ class DescriptorChannelTest {
                     () -> DescriptorChannel.send(name, null, 0, file, Duration.ZERO));
             assertThrows(
                     IllegalArgumentException.class,
+                    () -> DescriptorChannel.send(null, TOKEN, 0, file, PATIENCE));
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> DescriptorChannel.send(name, TOKEN, 0, null, PATIENCE));
+            assertThrows(
+                    IllegalArgumentException.class,
                     () -> DescriptorChannel.send("x".repeat(108), TOKEN, 0, file, PATIENCE));
         }
     }
