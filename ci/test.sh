@@ -23,7 +23,8 @@ check_kernels() {
   out=$(mktemp -d)
   for kernel in "${kernels[@]}"; do
     say "nvcc ${kernel#"$root/"}"
-    nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -cubin -o "$out/kernel.cubin" "$kernel" || {
+    nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -cubin \
+      -I "$root/native-ops/src/main/resources/org/djlx/nativeops" -o "$out/kernel.cubin" "$kernel" || {
       rm -rf "$out"
       die "${kernel#"$root/"} does not compile"
     }

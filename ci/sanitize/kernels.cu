@@ -26,8 +26,8 @@
 
 // In a namespace, as names such as `raise` are taken on the host.
 namespace kernels {
-#include "all_reduce.cu"
-#include "reduce.cu"
+#include "all_reduce/all_reduce.cu"
+#include "reduce/reduce.cu"
 }  // namespace kernels
 
 using kernels::Control;

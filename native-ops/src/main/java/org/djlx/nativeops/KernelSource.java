@@ -9,6 +9,7 @@ import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Collections;
+import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.TreeMap;
@@ -44,18 +45,19 @@ public record KernelSource(String name, String text, Map<String, String> headers
 
     /**
      * Reads a source from the class path, and what it and its headers include with {@code #include
-     * "..."}. The included files lie in the same folder; no NVIDIA headers are there at run time.
+     * "..."}. Names count from the owner's folder, also in headers and in folders below, as with
+     * the option {@code -I} of nvcc. No NVIDIA headers are there at run time.
      *
-     * @param owner the class beside which the file lies
-     * @param name the file's name, for example {@code all_reduce.cu}
+     * @param owner the class in whose folder, or in a folder below, the files lie
+     * @param name the file's name from there, for example {@code all_reduce/all_reduce.cu}
      * @return the source
-     * @throws IllegalArgumentException if a file is missing, or includes one from another folder
+     * @throws IllegalArgumentException if a file is missing, or lies elsewhere
      */
     public static KernelSource ofResource(Class<?> owner, String name) {
         String text = read(owner, name);
         Map<String, String> headers = new TreeMap<>();
         include(owner, text, headers);
-        return new KernelSource(name, text, headers);
+        return new KernelSource(name.substring(name.lastIndexOf('/') + 1), text, headers);
     }
 
     private static void include(Class<?> owner, String text, Map<String, String> headers) {
@@ -71,16 +73,17 @@ public record KernelSource(String name, String text, Map<String, String> headers
     }
 
     private static String read(Class<?> owner, String name) {
-        if (name.indexOf('/') >= 0) {
+        if (name.startsWith("/") || List.of(name.split("/")).contains("..")) {
             throw new IllegalArgumentException(name + " is not in the folder of " + owner);
         }
         try (InputStream file = owner.getResourceAsStream(name)) {
             if (file == null) {
-                throw new IllegalArgumentException("there is no " + name + " beside " + owner);
+                throw new IllegalArgumentException(
+                        "there is no " + name + " in the folder of " + owner);
             }
             return new String(file.readAllBytes(), StandardCharsets.UTF_8);
         } catch (IOException e) {
-            throw new UncheckedIOException("cannot read " + name + " beside " + owner, e);
+            throw new UncheckedIOException("cannot read " + name + " in the folder of " + owner, e);
         }
     }
 }

@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.List;
 import java.util.Set;
 import org.junit.jupiter.api.Test;
 
@@ -23,6 +24,16 @@ class KernelSourceTest {
     }
 
     @Test
+    void foldersShareHeaders() {
+        for (String operator : List.of("all_reduce", "reduce")) {
+            KernelSource source =
+                    KernelSource.ofResource(NativeLibrary.class, operator + "/" + operator + ".cu");
+            assertEquals(operator + ".cu", source.name());
+            assertEquals(Set.of("element.cuh"), source.headers().keySet());
+        }
+    }
+
+    @Test
     void missingFilesAreNamed() {
         var e =
                 assertThrows(
@@ -32,5 +43,8 @@ class KernelSourceTest {
         assertThrows(
                 IllegalArgumentException.class,
                 () -> KernelSource.ofResource(KernelSourceTest.class, "../scale.cu"));
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> KernelSource.ofResource(KernelSourceTest.class, "/org/scale.cu"));
     }
 }

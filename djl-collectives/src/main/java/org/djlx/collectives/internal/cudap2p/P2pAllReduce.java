@@ -64,7 +64,8 @@ final class P2pAllReduce implements AutoCloseable {
         this.rank = rank;
         module =
                 compiler.load(
-                        device, KernelSource.ofResource(NativeLibrary.class, "all_reduce.cu"));
+                        device,
+                        KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"));
         // All kernels are loaded now: doing so later could wait for kernels that wait for a peer.
         for (Algorithm algorithm : Algorithm.values()) {
             for (String type : TYPES.values()) {

@@ -40,7 +40,9 @@ public final class RankOrderReducer {
     private final Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);
 
     RankOrderReducer(CudaDevice device, KernelCompiler compiler) {
-        module = compiler.load(device, KernelSource.ofResource(NativeLibrary.class, "reduce.cu"));
+        module =
+                compiler.load(
+                        device, KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu"));
         // Loaded now: later, streams may wait for other ranks, and loading for the streams.
         KERNELS.forEach((type, name) -> kernels.put(type, module.kernel(name)));
     }

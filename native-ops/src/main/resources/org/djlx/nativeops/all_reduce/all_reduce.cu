@@ -31,7 +31,7 @@ struct Control {
   u32 ended;      // blocks of this launch that have ended
 };
 
-// Pinned memory of the host; see P2pStatus in the host's code.
+// Pinned memory of the host, which reads and writes it while kernels run.
 struct Status {
   volatile u32 stop;     // written by the host
   volatile u32 missing;  // 1 + a rank that did not arrive; 0 if all did
