@@ -5,6 +5,7 @@
 package org.djlx.nativeops;
 
 import java.util.Arrays;
+import java.util.Optional;
 import org.bytedeco.cuda.cudart.CUmod_st;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.Pointer;
@@ -50,6 +51,23 @@ public final class CudaModule extends CudaResource {
      */
     public CudaKernel kernel(String name) {
         return new CudaKernel(this, name);
+    }
+
+    /**
+     * As {@link #kernel}, for a kernel that the source has for some GPUs only.
+     *
+     * @param name its name
+     * @return the kernel; empty if there is none of that name
+     */
+    public Optional<CudaKernel> findKernel(String name) {
+        try {
+            return Optional.of(kernel(name));
+        } catch (CudaException e) {
+            if (e.code() == cudart.CUDA_ERROR_NOT_FOUND) {
+                return Optional.empty();
+            }
+            throw e;
+        }
     }
 
     CUmod_st module() {

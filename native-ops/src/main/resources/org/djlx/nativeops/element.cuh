@@ -26,6 +26,10 @@ struct Float16 {
   }
 };
 
+// Before compute capability 8.0 no instruction rounds to bfloat16: kernels for it are left out, and the host asks which
+// there are. When nvcc compiles for the host, it wants to see all.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+#define HAS_BFLOAT16
 struct Bfloat16 {
   typedef u16 Bits;
   static __device__ float load(Bits bits) { return __uint_as_float((u32)bits << 16); }
@@ -35,6 +39,7 @@ struct Bfloat16 {
     return bits;
   }
 };
+#endif
 
 // 16 bytes of elements: what a thread moves at once.
 template <typename T>

@@ -17,6 +17,7 @@ import java.nio.file.attribute.FileTime;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -177,6 +178,19 @@ class CudaKernelTest {
             stream.synchronize();
             var absent = assertThrows(CudaException.class, () -> module.kernel("absent"));
             assertEquals("CUDA_ERROR_NOT_FOUND", absent.errorName());
+        }
+    }
+
+    @Test
+    void kernelsThatTheGpuCannotRunAreNotFound() {
+        KernelSource source = KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu");
+        try (CudaModule module = new KernelCompiler(new KernelCache(cache)).load(device, source)) {
+            assertEquals(Optional.empty(), module.findKernel("absent"));
+            assertEquals(
+                    "reduce_float16", module.findKernel("reduce_float16").orElseThrow().name());
+            assertEquals(
+                    device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 8,
+                    module.findKernel("reduce_bfloat16").isPresent());
         }
     }
 

@@ -272,4 +272,6 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
 
 ALL_REDUCE(float32, Float32)
 ALL_REDUCE(float16, Float16)
+#ifdef HAS_BFLOAT16
 ALL_REDUCE(bfloat16, Bfloat16)
+#endif

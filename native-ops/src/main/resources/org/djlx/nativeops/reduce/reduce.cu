@@ -22,4 +22,6 @@ __device__ void reduce(typename T::Bits* result, const char* parts, u64 stride, 
 
 REDUCE(float32, Float32)
 REDUCE(float16, Float16)
+#ifdef HAS_BFLOAT16
 REDUCE(bfloat16, Bfloat16)
+#endif

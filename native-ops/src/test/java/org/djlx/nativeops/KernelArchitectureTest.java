@@ -1,0 +1,135 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
+
+import java.io.File;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.regex.Pattern;
+import java.util.stream.Collectors;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Which kernels there are for which GPUs, by the compilers that are here; no GPU is needed. */
+@Timeout(300)
+class KernelArchitectureTest {
+
+    /** The code of a kernel lies in a section of the cubin that is called .text.KERNEL. */
+    private static final Pattern CODE = Pattern.compile("\0\\.text\\.(\\w+)(?=\0)");
+
+    @TempDir Path folder;
+
+    /** Returns a cubin. */
+    private interface Compiler {
+        byte[] compile(String architecture, KernelSource source) throws Exception;
+    }
+
+    /** Before compute capability 8.0 no instruction rounds to bfloat16. */
+    @ParameterizedTest
+    @CsvSource({"sm_75, false", "sm_80, true", "sm_90a, true"})
+    void nvccLeavesOutWhatAGpuCannotRun(String architecture, boolean bfloat16) throws Exception {
+        requireKernels(this::nvcc, architecture, bfloat16);
+    }
+
+    @ParameterizedTest
+    @CsvSource({"sm_75, false", "sm_80, true", "sm_90a, true"})
+    void nvrtcLeavesOutWhatAGpuCannotRun(String architecture, boolean bfloat16) throws Exception {
+        assumeTrue(
+                NativeLibrary.NVRTC.isAvailable(),
+                () -> NativeLibrary.NVRTC.unavailabilityCause().getMessage());
+        requireKernels(KernelArchitectureTest::nvrtc, architecture, bfloat16);
+    }
+
+    private static void requireKernels(Compiler compiler, String architecture, boolean bfloat16)
+            throws Exception {
+        List<String> types = new ArrayList<>(List.of("float32", "float16"));
+        if (bfloat16) {
+            types.add("bfloat16");
+        }
+        assertEquals(
+                names(List.of("one_shot", "two_shot", "mesh"), types),
+                kernels(compiler, architecture, "all_reduce/all_reduce.cu"));
+        assertEquals(
+                names(List.of("reduce"), types),
+                kernels(compiler, architecture, "reduce/reduce.cu"));
+    }
+
+    private static Set<String> names(List<String> kernels, List<String> types) {
+        Set<String> names = new TreeSet<>();
+        kernels.forEach(kernel -> types.forEach(type -> names.add(kernel + "_" + type)));
+        return names;
+    }
+
+    private static Set<String> kernels(Compiler compiler, String architecture, String name)
+            throws Exception {
+        KernelSource source = KernelSource.ofResource(NativeLibrary.class, name);
+        byte[] cubin = compiler.compile(architecture, source);
+        return CODE.matcher(new String(cubin, StandardCharsets.ISO_8859_1))
+                .results()
+                .map(match -> match.group(1))
+                .collect(Collectors.toCollection(TreeSet::new));
+    }
+
+    private static byte[] nvrtc(String architecture, KernelSource source) {
+        return Nvrtc.compile(source, List.of("--gpu-architecture=" + architecture, "--std=c++17"));
+    }
+
+    private byte[] nvcc(String architecture, KernelSource source) throws Exception {
+        Path cubin = folder.resolve("kernels.cubin");
+        Path log = folder.resolve("log");
+        Files.writeString(folder.resolve(source.name()), source.text());
+        for (Map.Entry<String, String> header : source.headers().entrySet()) {
+            Files.writeString(folder.resolve(header.getKey()), header.getValue());
+        }
+        Process nvcc =
+                new ProcessBuilder(
+                                findNvcc(),
+                                "-arch=" + architecture,
+                                "-std=c++17",
+                                "-Werror",
+                                "all-warnings",
+                                "-cubin",
+                                "-o",
+                                cubin.toString(),
+                                folder.resolve(source.name()).toString())
+                        .redirectErrorStream(true)
+                        .redirectOutput(log.toFile())
+                        .start();
+        assertEquals(0, nvcc.waitFor(), () -> readLog(log));
+        return Files.readAllBytes(cubin);
+    }
+
+    private static String readLog(Path log) {
+        try {
+            return Files.readString(log);
+        } catch (IOException e) {
+            return e.toString();
+        }
+    }
+
+    private static String findNvcc() {
+        String path =
+                Arrays.stream(System.getenv("PATH").split(File.pathSeparator))
+                        .map(entry -> entry + "/nvcc")
+                        .filter(file -> Files.isExecutable(Path.of(file)))
+                        .findFirst()
+                        .orElse(null);
+        assumeTrue(path != null, "there is no nvcc");
+        return path;
+    }
+}
