@@ -1,11 +1,82 @@
 /**
- * The only package that touches native code: libtorch through its stable C interface, memory that
- * arrays can be views of, the CUDA driver and run-time compiler, how GPUs are linked, and which
- * native libraries this machine has.
+ * The only package that touches native code.
  *
  * <p>Nothing here needs a GPU to load. {@link org.djlx.nativeops.NativeLibrary} says what is
  * available and, where something is not, why. A wrong argument is an {@link
  * java.lang.IllegalArgumentException}; a failure inside a native library an {@link
  * ai.djl.engine.EngineException}, which for CUDA's is a {@link org.djlx.nativeops.CudaException}.
+ *
+ * <p>A plus marks what other modules use.
+ *
+ * <pre>
+ *   libraries
+ *   + NativeLibrary         which there are and, of those that are not, why
+ *     LibraryProbes         how each is found and tried
+ *     LoadedLibraries       those that the process has loaded already
+ *     LibC                  functions of the C library
+ *   libtorch, through its stable C interface
+ *   + Torch                 what DJL does not show of its arrays, and operators that write in place
+ *   + ScalarType            the element types
+ *   + TensorInfo            what is known of an array, asked for at once
+ *   + TensorHold            keeps an array's storage alive
+ *   + NoGradient            runs code without recording gradients
+ *   + CudaStreamGuard       makes a stream libtorch's current one
+ *     AotiTorch             the functions
+ *     AotiTorchCuda         those for CUDA
+ *     TorchCuda             whether this libtorch can use GPUs
+ *     TorchDispatcher       calls operators by name
+ *     Arguments             checks of arrays, managers and devices before libtorch sees them
+ *     Tensors               the properties of tensors, and whether several fit
+ *     Extents               arithmetic on sizes and strides
+ *     MemoryView            an array that is a view of NativeMemory
+ *     BufferOfArray         the Java buffer below an array of DJL
+ *     HeldArrays            references to the storage of several arrays
+ *     StreamOrderedRelease  holds arrays until their stream has passed what uses them
+ *     Scratch               memory of a thread for results of C functions
+ *   memory of the host
+ *   + NativeMemory          memory of any kind, counted by its users
+ *   + SharedMemory          memory that processes share
+ *   + AtomicBuffer          words in it that several threads or processes read and write
+ *   + HostCopier            copies between Java arrays and addresses
+ *   + Descriptor            a file descriptor
+ *   + DescriptorChannel     passes file descriptors between processes
+ *   threads and the process
+ *   + ThreadBinding         binds threads to cores
+ *   + ProcessExit           how the process ends
+ *   CUDA
+ *   + CudaDevice            a GPU and its context
+ *   + CudaAttribute         what it can be asked
+ *   + CudaMemory            memory of GPUs, and of the host for GPUs
+ *   + CudaVirtualMemory     memory that is mapped for several GPUs or processes
+ *   + CudaStream            a queue of work
+ *   + CudaEvent             a mark in it
+ *   + CudaGraph             work that is recorded and launched again
+ *   + CudaException         a call that failed
+ *     CudaResource          what lives in a context
+ *     CudaDriver            how the driver is called
+ *     CudaProbe             whether the driver works
+ *     CudaPresetsProbe      whether JavaCPP's presets do
+ *   kernels
+ *   + KernelSource          a source with what it includes
+ *   + KernelCompiler        compiles it for the GPU at hand
+ *   + KernelCache           keeps what was compiled in files
+ *   + CudaModule            compiled kernels, loaded
+ *   + CudaKernel            one of them
+ *   + KernelArguments       what it is launched with
+ *   + LaunchSize            how many blocks and threads
+ *     CachedFile            a file of the cache
+ *     Nvrtc                 the compiler's functions
+ *   how GPUs are linked
+ *   + GpuTopology           all of a host's
+ *   + GpuLink               two of them
+ *     NvmlLinks             reads the links
+ *     Nvml                  the library's functions
+ *   NCCL
+ *   + NcclCommunicator      one rank of a communicator
+ *   + NcclConfig            how it is to work
+ *   + NcclGroup             calls that start together
+ *   + NcclException         a call that failed
+ *     Nccl                  the functions
+ * </pre>
  */
 package org.djlx.nativeops;
