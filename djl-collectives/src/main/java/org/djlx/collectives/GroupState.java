@@ -10,6 +10,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
 import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.trace.GroupTrace;
 
 /** What all handles on a group share on one rank: its backend, its counters, its sub-groups. */
 final class GroupState {
@@ -20,7 +21,7 @@ final class GroupState {
     private final String name;
     private final int rank;
     private final int worldSize;
-    private final FlightRecorder recorder; // null if this rank is not a member
+    private final GroupTrace trace; // null if this rank is not a member
     private final String unusable; // why, if it never was usable
     private final Object issueLock = new Object();
 
@@ -40,7 +41,7 @@ final class GroupState {
         this.name = context.name();
         this.rank = context.rank();
         this.worldSize = context.worldSize();
-        this.recorder = FlightRecorder.open(context, backend.name());
+        this.trace = GroupTrace.open(context, backend.name());
         this.unusable = null;
     }
 
@@ -52,7 +53,7 @@ final class GroupState {
         this.name = name;
         this.rank = -1;
         this.worldSize = worldSize;
-        this.recorder = null;
+        this.trace = null;
         this.unusable = member + " is not a member of the group '" + name + "'";
     }
 
@@ -76,11 +77,11 @@ final class GroupState {
         return worldSize;
     }
 
-    FlightRecorder recorder() {
-        if (recorder == null) {
+    GroupTrace trace() {
+        if (trace == null) {
             throw new IllegalStateException(unusable);
         }
-        return recorder;
+        return trace;
     }
 
     Object issueLock() {
@@ -170,7 +171,7 @@ final class GroupState {
             dependent = List.copyOf(subGroups);
         }
         dependent.forEach(ProcessGroup::destroy);
-        recorder.close();
+        trace.close();
         backend.close();
         onDestroy.run();
     }

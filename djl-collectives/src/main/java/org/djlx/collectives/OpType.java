@@ -117,7 +117,13 @@ public final class OpType {
         return BUILT_IN;
     }
 
-    boolean isPointToPoint() {
+    /**
+     * Tells whether it is a message between two ranks, as {@link ProcessGroup#send} and its kin
+     * are; messages are numbered for themselves.
+     *
+     * @return whether it is
+     */
+    public boolean isPointToPoint() {
         return this == SEND || this == RECV || this == RECV_ANY_SOURCE;
     }
 

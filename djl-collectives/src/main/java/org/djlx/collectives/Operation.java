@@ -15,8 +15,8 @@ import org.djlx.nativeops.TensorInfo;
  * arguments on which all ranks must agree. Point-to-point operations, on which two ranks agree, are
  * numbered for themselves.
  *
- * <p>Whoever executes the operation reports {@link #started} and {@link #ended}, which go to the
- * group's {@link FlightRecorder} and to the Java Flight Recorder. Otherwise immutable.
+ * <p>Whoever executes the operation reports {@link #started} and {@link #ended}, which go to an
+ * {@link OperationTrace}. Otherwise immutable.
  *
  * <p>A backend publishes {@link #signature()} to the other ranks and compares theirs with it;
  * {@link #describe(long[])} turns a signature back into words. A signature has {@value
@@ -46,16 +46,15 @@ public final class Operation {
     private final long sequence;
     private final String group;
     private final Duration timeout;
+    private final Agreed agreed;
     private final long[] signature;
     private final long byteSize;
-    private TensorInfo tensor; // set when the operation is issued, before anybody else sees it
 
-    // The recorder's: set when the operation is issued, before anybody else sees it.
-    FlightRecorder recorder;
-    FlightSlot slot;
-    long recordId;
+    // Set when the operation is issued, before anybody else sees it.
+    private TensorInfo tensor;
+    private OperationTrace trace;
+
     private Runnable onStart; // or null
-    private CollectiveEvent event; // published by whatever passes the operation between threads
     private String algorithm;
 
     /**
@@ -72,6 +71,7 @@ public final class Operation {
         this.sequence = sequence;
         this.group = group;
         this.timeout = timeout;
+        this.agreed = agreed;
         this.signature = encode(type, agreed);
         this.byteSize = byteSize(agreed);
     }
@@ -144,7 +144,12 @@ public final class Operation {
         return sequence;
     }
 
-    String group() {
+    /**
+     * Returns the name of the operation's group.
+     *
+     * @return the name
+     */
+    public String group() {
         return group;
     }
 
@@ -158,7 +163,16 @@ public final class Operation {
     }
 
     /**
-     * Returns what all ranks must agree on.
+     * Returns the arguments on which all ranks must agree.
+     *
+     * @return the arguments; the shape is not to be changed
+     */
+    public Agreed agreed() {
+        return agreed;
+    }
+
+    /**
+     * Returns what all ranks must agree on, the kind included, so that they can compare it.
      *
      * @return {@value #SIGNATURE_WORDS} words, not to be changed
      */
@@ -199,8 +213,24 @@ public final class Operation {
         algorithm = name;
     }
 
-    String algorithm() {
+    /**
+     * Returns the way in which the operation is done.
+     *
+     * @return the name, or null if there is no choice
+     */
+    public String algorithm() {
         return algorithm;
+    }
+
+    /** Says who is told how the operation goes. */
+    void setTrace(OperationTrace to) {
+        trace = to;
+    }
+
+    /** Reports that the backend did not take the operation. */
+    void withdrawn() {
+        onStart = null;
+        trace.withdrawn();
     }
 
     /** Lets something be done just before the operation reads its tensors. */
@@ -213,10 +243,7 @@ public final class Operation {
      * of the operation's tensors; if that throws, the operation has failed.
      */
     public void started() {
-        long queuedNanos = recorder.started(this);
-        if (CollectiveEvent.isWanted()) {
-            event = CollectiveEvent.begin(queuedNanos);
-        }
+        trace.started();
         if (onStart != null) {
             Runnable action = onStart;
             onStart = null;
@@ -234,24 +261,12 @@ public final class Operation {
         if (onStart != null && failure == null) {
             throw new IllegalStateException("the backend did not report the start of " + this);
         }
-        if (event == null && CollectiveEvent.isWanted()) {
-            event = CollectiveEvent.begin(0); // It was never started; its event has no duration.
-        }
-        if (event != null) {
-            event.commit(this, recorder.rank(), failure == null);
-            event = null;
-        }
-        recorder.ended(this, failure);
-    }
-
-    /** The element type in a signature; null if the operation has no tensor. */
-    static ScalarType elementType(long[] signature) {
-        int code = (int) (signature[HEADER] & 0xff);
-        return code == NO_TYPE ? null : ScalarType.fromCode(code);
+        onStart = null; // The trace may keep the operation, but not what its caller holds.
+        trace.ended(failure);
     }
 
     /** The reduce op in a signature; null if the operation does not reduce. */
-    static ReduceOp reduceOp(long[] signature) {
+    private static ReduceOp reduceOp(long[] signature) {
         int code = (int) (signature[HEADER] >> 8 & 0xff);
         if (code == 0) {
             return null;
@@ -263,15 +278,8 @@ public final class Operation {
     }
 
     /** Tells whether a signature is that of a message between two ranks. */
-    static boolean isPointToPoint(long[] signature) {
+    private static boolean isPointToPoint(long[] signature) {
         return (signature[HEADER] & POINT_TO_POINT) != 0;
-    }
-
-    /** The shape in a signature, without the dimensions that are hashed. */
-    static long[] shape(long[] signature) {
-        int dimensions = (int) (signature[HEADER] >> 16 & 0xff);
-        int known = dimensions <= MAX_DIMENSIONS ? dimensions : MAX_DIMENSIONS - 1;
-        return Arrays.copyOfRange(signature, SHAPE, SHAPE + known);
     }
 
     /**

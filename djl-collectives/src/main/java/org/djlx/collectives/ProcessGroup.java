@@ -14,6 +14,7 @@ import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.trace.FlightRecorder;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
@@ -136,7 +137,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws IllegalStateException if this rank is not a member of the group
      */
     public FlightRecorder flightRecorder() {
-        return state.recorder();
+        return state.trace().recorder();
     }
 
     /**
@@ -867,13 +868,13 @@ public final class ProcessGroup implements AutoCloseable {
             state.checkUsable();
             Operation operation = state.nextOperation(type, timeout, agreed, tag);
             operation.setTensor(tensor);
-            state.recorder().scheduled(operation);
+            operation.setTrace(state.trace().scheduled(operation));
             try {
                 Work work = call.apply(operation);
                 state.issued(operation);
                 return work;
             } catch (RuntimeException | Error e) {
-                state.recorder().withdrawn(operation);
+                operation.withdrawn();
                 throw e;
             }
         }

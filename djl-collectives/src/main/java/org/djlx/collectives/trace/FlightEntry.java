@@ -17,8 +17,7 @@ import java.util.List;
  * @param profilingName the backend and the kind, such as {@code shm:allReduce}
  * @param call the kind with what all ranks must agree on, such as {@code allReduce(float32, (2, 3),
  *     SUM)}
- * @param sizes the shape that all ranks agree on, its first 9 dimensions if there are more than 10;
- *     null if there is no tensor
+ * @param sizes the shape that all ranks agree on; null if there is no tensor
  * @param dtype the element type, such as {@code float32}; null if there is no tensor
  * @param reduceOp how it reduces, or null
  * @param bytes the size of a tensor of that shape and type

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives;
+package org.djlx.collectives.trace;
 
 /**
  * A {@link FlightRecorder} over JMX, as {@code
@@ -71,7 +71,7 @@ public interface FlightRecorderMXBean {
     /**
      * Returns the record as it is now.
      *
-     * @return JSON, see {@link org.djlx.collectives.trace.FlightDump}
+     * @return JSON, see {@link FlightDump}
      */
     String dumpJson();
 }

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives;
+package org.djlx.collectives.trace;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
@@ -24,11 +24,23 @@ import java.util.stream.Stream;
 import javax.management.JMX;
 import javax.management.MBeanServer;
 import javax.management.ObjectName;
-import org.djlx.collectives.trace.FlightAnalysis;
-import org.djlx.collectives.trace.FlightDump;
-import org.djlx.collectives.trace.FlightEntry;
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.BackendFactory;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.Backends;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Store;
+import org.djlx.collectives.Support;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.trace.FlightEntry.State;
-import org.djlx.collectives.trace.FlightFinding;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives;
+package org.djlx.collectives.trace;
 
 import com.sun.management.ThreadMXBean;
 import java.lang.management.ManagementFactory;
@@ -10,6 +10,14 @@ import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
 import jdk.jfr.Recording;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Store;
+import org.djlx.collectives.TestOperations;
 import org.djlx.nativeops.ScalarType;
 
 /**
@@ -29,7 +37,7 @@ public final class TraceCost {
 
     /** Runs one operation's reports. */
     private interface Body {
-        void run(FlightRecorder recorder, Operation operation);
+        void run(GroupTrace trace, Operation operation);
     }
 
     /**
@@ -38,7 +46,7 @@ public final class TraceCost {
      * @param args none
      */
     public static void main(String[] args) {
-        measure("nothing", (recorder, operation) -> operation.setAlgorithm("none"));
+        measure("nothing", (trace, operation) -> operation.setAlgorithm("none"));
         measure("three readings of the clock", TraceCost::readClock);
         measure("events, not recording", TraceCost::checkEvents);
         measure("flight recorder and events, not recording", TraceCost::report);
@@ -49,18 +57,18 @@ public final class TraceCost {
         }
     }
 
-    private static void readClock(FlightRecorder recorder, Operation operation) {
+    private static void readClock(GroupTrace trace, Operation operation) {
         clock += System.nanoTime() + System.nanoTime() + System.nanoTime();
     }
 
     /** As often as an operation does. */
-    private static void checkEvents(FlightRecorder recorder, Operation operation) {
+    private static void checkEvents(GroupTrace trace, Operation operation) {
         wanted = CollectiveEvent.isWanted();
         wanted = CollectiveEvent.isWanted();
     }
 
-    private static void report(FlightRecorder recorder, Operation operation) {
-        recorder.scheduled(operation);
+    private static void report(GroupTrace trace, Operation operation) {
+        TestOperations.schedule(operation, trace::scheduled);
         operation.started();
         operation.setAlgorithm("none");
         operation.ended(null);
@@ -70,20 +78,22 @@ public final class TraceCost {
         Duration timeout = Duration.ofMinutes(1);
         Operation.Agreed agreed =
                 new Operation.Agreed(ScalarType.FLOAT32, new long[] {2, 3}, ReduceOp.SUM, 0);
-        Operation operation = new Operation(OpType.ALL_REDUCE, 1, "cost", timeout, agreed);
+        Operation operation = TestOperations.create(OpType.ALL_REDUCE, 1, "cost", timeout, agreed);
         ThreadMXBean threads = (ThreadMXBean) ManagementFactory.getThreadMXBean();
         double[] nanos = new double[REPEATS];
         long allocated = 0;
         try (Store store = new HashStore()) {
             GroupContext context =
                     new GroupContext("cost", 0, 1, store, new BackendOptions(timeout), null);
-            FlightRecorder recorder =
-                    new FlightRecorder(context, "none", FlightRecorder.DEFAULT_SIZE);
+            GroupTrace trace =
+                    new GroupTrace(
+                            new FlightRecorder(context, "none", FlightRecorder.DEFAULT_SIZE),
+                            () -> {});
             for (int repeat = 0; repeat < REPEATS; repeat++) {
                 long bytes = threads.getCurrentThreadAllocatedBytes();
                 long begin = System.nanoTime();
                 for (int i = 0; i < OPERATIONS; i++) {
-                    body.run(recorder, operation);
+                    body.run(trace, operation);
                 }
                 nanos[repeat] = (double) (System.nanoTime() - begin) / OPERATIONS;
                 allocated = threads.getCurrentThreadAllocatedBytes() - bytes;

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives;
+package org.djlx.collectives.trace;
 
 import jdk.jfr.Category;
 import jdk.jfr.DataAmount;
@@ -12,6 +12,7 @@ import jdk.jfr.Label;
 import jdk.jfr.Name;
 import jdk.jfr.StackTrace;
 import jdk.jfr.Timespan;
+import org.djlx.collectives.Operation;
 
 /** An operation's execution, for the Java Flight Recorder; made only while it records them. */
 @Name("org.djlx.Collective")

@@ -1,0 +1,106 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.trace;
+
+import java.util.Arrays;
+import java.util.Locale;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.OperationTrace;
+import org.djlx.collectives.trace.FlightEntry.State;
+
+/**
+ * One operation as it is recorded: in a {@link FlightRecorder}'s ring until later ones have taken
+ * its place, and as an event of the Java Flight Recorder. Times are those of {@link
+ * System#nanoTime}.
+ *
+ * <p>Each field is written once, before the state that says that it is there, and read after that
+ * state; so a record can be read while it is written, without a lock.
+ */
+final class FlightRecord implements OperationTrace {
+
+    private static final double NANOS_PER_MILLI = 1e6;
+
+    private final GroupTrace group;
+    private final Operation operation;
+    private final long id;
+    private final long scheduledNanos = System.nanoTime();
+    private boolean begun;
+    private long startedNanos;
+    private long endedNanos;
+    private String exception;
+    private volatile State state = State.SCHEDULED; // null if it was withdrawn
+    private CollectiveEvent event; // published by whatever passes the operation between threads
+
+    FlightRecord(GroupTrace group, Operation operation, long id) {
+        this.group = group;
+        this.operation = operation;
+        this.id = id;
+    }
+
+    @Override
+    public void withdrawn() {
+        state = null;
+    }
+
+    @Override
+    public void started() {
+        startedNanos = System.nanoTime();
+        begun = true;
+        state = State.STARTED;
+        if (CollectiveEvent.isWanted()) {
+            event = CollectiveEvent.begin(startedNanos - scheduledNanos);
+        }
+    }
+
+    @Override
+    public void ended(Throwable failure) {
+        if (event == null && CollectiveEvent.isWanted()) {
+            event = CollectiveEvent.begin(0); // It was never started; its event has no duration.
+        }
+        if (event != null) {
+            event.commit(operation, group.recorder().rank(), failure == null);
+            event = null;
+        }
+        endedNanos = System.nanoTime();
+        if (failure == null) {
+            state = State.COMPLETED;
+        } else {
+            exception = failure.getMessage() == null ? failure.toString() : failure.getMessage();
+            state = State.FAILED;
+            group.failed(operation, failure);
+        }
+    }
+
+    /** Returns what is known by now; null if the operation was withdrawn. */
+    FlightEntry entry(WallClock clock) {
+        State now = state;
+        if (now == null) {
+            return null;
+        }
+        boolean ended = now == State.COMPLETED || now == State.FAILED;
+        boolean started = now != State.SCHEDULED && begun;
+        Operation.Agreed agreed = operation.agreed();
+        boolean hasTensor = agreed.elementType() != null;
+        return new FlightEntry(
+                id,
+                operation.type().isPointToPoint(),
+                operation.sequence(),
+                group.recorder().backend() + ":" + operation.type(),
+                Operation.describe(operation.signature()),
+                hasTensor ? Arrays.stream(agreed.shape()).boxed().toList() : null,
+                hasTensor ? agreed.elementType().name().toLowerCase(Locale.ROOT) : null,
+                agreed.op() == null ? null : agreed.op().toString(),
+                operation.byteSize(),
+                operation.timeout().toMillis(),
+                now,
+                clock.at(scheduledNanos),
+                started ? clock.at(startedNanos) : null,
+                ended ? clock.at(endedNanos) : null,
+                started ? (startedNanos - scheduledNanos) / NANOS_PER_MILLI : null,
+                started && ended ? (endedNanos - startedNanos) / NANOS_PER_MILLI : null,
+                ended ? operation.algorithm() : null,
+                now == State.FAILED ? exception : null);
+    }
+}

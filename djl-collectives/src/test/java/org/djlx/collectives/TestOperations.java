@@ -1,0 +1,31 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.time.Duration;
+import java.util.function.Function;
+
+/** Operations without a group, for the tests of who is told how they go. */
+public final class TestOperations {
+
+    private TestOperations() {}
+
+    /** Creates an operation. */
+    public static Operation create(
+            OpType type, long sequence, String group, Duration timeout, Operation.Agreed agreed) {
+        return new Operation(type, sequence, group, timeout, agreed);
+    }
+
+    /** Issues an operation as a group does. */
+    public static void schedule(
+            Operation operation, Function<Operation, OperationTrace> scheduled) {
+        operation.setTrace(scheduled.apply(operation));
+    }
+
+    /** Takes an operation back as a group does if the backend refuses it. */
+    public static void withdraw(Operation operation) {
+        operation.withdrawn();
+    }
+}
