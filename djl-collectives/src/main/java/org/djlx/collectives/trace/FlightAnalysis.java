@@ -28,6 +28,8 @@ import org.djlx.collectives.trace.FlightFinding.Kind;
  */
 public final class FlightAnalysis {
 
+    private static final double NANOS_PER_SECOND = 1e9;
+
     private final String group;
     private final int worldSize;
     private final SortedMap<Integer, FlightDump> dumps = new TreeMap<>();
@@ -142,6 +144,7 @@ public final class FlightAnalysis {
 
     private void analyse() {
         findMismatch();
+        findLate();
         findBehind();
         findMissingDumps();
         findUnfinished();
@@ -184,15 +187,71 @@ public final class FlightAnalysis {
                 .toList();
     }
 
+    /** Only at the first operation that was given up: the others follow from it. */
+    private void findLate() {
+        for (SortedMap<Integer, FlightEntry> operation : operations.values()) {
+            Optional<Integer> first =
+                    operation.keySet().stream()
+                            .filter(rank -> operation.get(rank).isTimedOut())
+                            .min(
+                                    Comparator.comparing(
+                                            rank ->
+                                                    operation
+                                                            .get(rank)
+                                                            .timeDiscoveredCompletedNs()));
+            if (first.isPresent()) {
+                findLate(operation, first.get());
+                return;
+            }
+        }
+    }
+
+    /** Who was awaited by the rank that gave up first, and came after that. */
+    private void findLate(SortedMap<Integer, FlightEntry> operation, int first) {
+        long givenUp = operation.get(first).timeDiscoveredCompletedNs();
+        List<Integer> awaited = dumps.get(first).missingRanks();
+        List<Integer> late = new ArrayList<>();
+        List<Integer> inTime = new ArrayList<>();
+        long soonest = Long.MAX_VALUE;
+        for (Map.Entry<Integer, FlightEntry> call : operation.entrySet()) {
+            int rank = call.getKey();
+            long lateness = call.getValue().timeCreatedNs() - givenUp;
+            if (lateness > 0 && (awaited.isEmpty() || awaited.contains(rank))) {
+                late.add(rank);
+                soonest = Math.min(soonest, lateness);
+            } else if (lateness <= 0 && call.getValue().state() == State.FAILED) {
+                inTime.add(rank);
+            }
+        }
+        if (!late.isEmpty()) {
+            FlightEntry entry = operation.get(first);
+            add(
+                    Kind.LATE,
+                    late,
+                    entry.collectiveSeqId(),
+                    String.format(
+                            Locale.ROOT,
+                            "%s reached %s %.3f s%s after %s had given up",
+                            FlightFinding.ranks(late),
+                            name(entry),
+                            soonest / NANOS_PER_SECOND,
+                            late.size() == 1 ? "" : " or more",
+                            FlightFinding.ranks(inTime)));
+        }
+    }
+
+    /** Who failed is not behind: it stopped for a reason, which is a finding of its own. */
     private void findBehind() {
         long last = dumps.values().stream().mapToLong(FlightDump::lastScheduled).max().orElse(0);
         SortedMap<Long, List<Integer>> behind = new TreeMap<>();
         List<Integer> ahead = new ArrayList<>();
         for (FlightDump dump : dumps.values()) {
-            (dump.lastScheduled() < last
-                            ? behind.computeIfAbsent(dump.lastScheduled(), k -> new ArrayList<>())
-                            : ahead)
-                    .add(dump.rank());
+            if (dump.lastScheduled() == last) {
+                ahead.add(dump.rank());
+            } else if (!dump.endsInFailure()) {
+                behind.computeIfAbsent(dump.lastScheduled(), k -> new ArrayList<>())
+                        .add(dump.rank());
+            }
         }
         behind.forEach(
                 (reached, ranks) ->

@@ -14,6 +14,7 @@ import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
+import java.util.Comparator;
 import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.trace.FlightEntry.State;
@@ -60,6 +61,14 @@ public record FlightDump(
     /** The operations of all ranks: not the messages, which only two ranks number alike. */
     Stream<FlightEntry> collectives() {
         return entries.stream().filter(entry -> !entry.isP2p());
+    }
+
+    /** Tells whether the last operation of all ranks that was issued failed. */
+    boolean endsInFailure() {
+        return collectives()
+                .max(Comparator.comparingLong(FlightEntry::collectiveSeqId))
+                .filter(entry -> entry.state() == State.FAILED)
+                .isPresent();
     }
 
     /**

@@ -51,6 +51,8 @@ public record FlightEntry(
         String algorithm,
         String exception) {
 
+    private static final long NANOS_PER_MILLI = 1_000_000;
+
     /** How far an operation is. */
     public enum State {
         /** Issued, not begun. */
@@ -65,6 +67,13 @@ public record FlightEntry(
         /** Ended with an exception. */
         @SerializedName("failed")
         FAILED
+    }
+
+    /** Tells whether it failed after it had waited for other ranks as long as it may. */
+    boolean isTimedOut() {
+        return state == State.FAILED
+                && timeDiscoveredCompletedNs != null
+                && timeDiscoveredCompletedNs - timeCreatedNs >= timeoutMs * NANOS_PER_MILLI;
     }
 
     /** Checks that there is what the analysis needs, as JSON may lack anything. */

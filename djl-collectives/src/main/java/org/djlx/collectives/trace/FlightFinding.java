@@ -20,7 +20,9 @@ public record FlightFinding(Kind kind, List<Integer> ranks, long sequence, Strin
     public enum Kind {
         /** Ranks called different operations, shapes or types at the same number. */
         MISMATCH,
-        /** A rank has not called what others have. */
+        /** A rank called an operation only after others had waited for it in vain. */
+        LATE,
+        /** A rank has not called what others have, though it has not failed. */
         BEHIND,
         /** There is no record of a rank. */
         MISSING_DUMP,

@@ -7,6 +7,7 @@ package org.djlx.collectives.trace;
 import static org.djlx.collectives.trace.TestDumps.completed;
 import static org.djlx.collectives.trace.TestDumps.dump;
 import static org.djlx.collectives.trace.TestDumps.entry;
+import static org.djlx.collectives.trace.TestDumps.failed;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -92,6 +93,79 @@ class FlightAnalysisTest {
                         + "; the last call there was none, that of rank 3 #2 barrier()",
                 analysis.verdict());
         assertEquals(List.of(1), analysis.findings().get(1).ranks());
+    }
+
+    @Test
+    void whoComesAfterTheOthersHaveGivenUpIsLateAndTheyAreNotBehind() {
+        FlightAnalysis analysis =
+                analyse(
+                        dump("g", 0, 3, List.of(2), List.of(failed(1, C, 2_000, 0, 2_000))),
+                        // Rank 0 broke the group just before the timeout of rank 1.
+                        dump(1, 3, List.of(failed(1, C, 2_000, 1, 2_000))),
+                        dump(
+                                2,
+                                3,
+                                List.of(
+                                        failed(1, C, 2_000, 5_012, 5_013),
+                                        failed(2, C, 2_000, 5_014, 7_014))));
+        FlightFinding late = analysis.findings().get(0);
+        assertEquals(Kind.LATE, late.kind());
+        assertEquals(List.of(2), late.ranks());
+        assertEquals(1, late.sequence());
+        assertEquals(
+                "rank 2 reached #1 barrier() 3.012 s after ranks 0, 1 had given up",
+                late.message());
+        assertEquals(List.of(Kind.LATE, Kind.FAILED, Kind.FAILED, Kind.FAILED), kinds(analysis));
+    }
+
+    @Test
+    void severalRanksAreLate() {
+        FlightAnalysis analysis =
+                analyse(
+                        dump(0, 3, List.of(failed(1, C, 2_000, 0, 2_000))),
+                        dump(1, 3, List.of(failed(1, C, 2_000, 4_500, 4_501))),
+                        dump(2, 3, List.of(failed(1, C, 2_000, 4_000, 4_001))));
+        assertEquals(
+                "ranks 1, 2 reached #1 barrier() 2.000 s or more after rank 0 had given up",
+                analysis.verdict());
+    }
+
+    @Test
+    void whoFailedBeforeItsTimeDidNotWaitInVain() {
+        FlightAnalysis analysis =
+                analyse(
+                        dump(0, 2, List.of(failed(1, C, 2_000, 0, 100))),
+                        dump(1, 2, List.of(failed(1, C, 2_000, 200, 201))));
+        assertEquals(List.of(Kind.FAILED, Kind.FAILED), kinds(analysis));
+    }
+
+    /** The clocks of hosts differ: who was not missed is not late. */
+    @Test
+    void whoWasNotAwaitedIsNotLate() {
+        FlightAnalysis analysis =
+                analyse(
+                        dump("g", 0, 3, List.of(1), List.of(failed(1, C, 2_000, 0, 2_000))),
+                        dump(2, 3, List.of(failed(1, C, 2_000, 5_000, 7_000))));
+        assertEquals(List.of(Kind.MISSING_DUMP, Kind.FAILED, Kind.FAILED), kinds(analysis));
+    }
+
+    @Test
+    void whoFailedIsNotBehindButWhoNeverCalledIs() {
+        FlightAnalysis analysis =
+                analyse(
+                        dump(
+                                0,
+                                3,
+                                List.of(
+                                        failed(1, C, 2_000, 0, 2_000),
+                                        failed(2, C, 2_000, 2_001, 2_001))),
+                        dump(1, 3, List.of(failed(1, C, 2_000, 0, 2_000))),
+                        completed(2, 3, 1));
+        assertEquals(List.of(Kind.BEHIND, Kind.FAILED, Kind.FAILED), kinds(analysis));
+        assertEquals(
+                "rank 2 is behind and never called #1 barrier(); the last call there was none, that"
+                        + " of rank 0 #2 barrier()",
+                analysis.verdict());
     }
 
     @Test

@@ -245,6 +245,45 @@ class FlightRecorderGroupTest {
     }
 
     @Test
+    void aRankThatComesTooLateIsNamedAndNotThoseWhoGaveUp() {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 3, PATIENT);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        if (group.rank() < 2) {
+                            Work early = group.withTimeout(SHORT).barrier();
+                            assertThrows(CollectiveException.class, early::await);
+                        }
+                        return null;
+                    });
+            ProcessGroup late = groups.get(2).withTimeout(SHORT);
+            for (int call = 0; call < 2; call++) { // The first may still succeed.
+                try {
+                    late.barrier().await();
+                } catch (CollectiveException e) {
+                    assertTrue(e.getMessage().contains("barrier"), e::getMessage);
+                }
+            }
+            FlightAnalysis analysis = FlightAnalysis.of(dumps(groups)).get(0);
+            FlightFinding finding = analysis.findings().get(0);
+            assertEquals(FlightFinding.Kind.LATE, finding.kind(), analysis::verdict);
+            assertEquals(List.of(2), finding.ranks());
+            assertTrue(
+                    finding.message()
+                            .matches(
+                                    "rank 2 reached #1 barrier\\(\\) [0-9.]+ s after ranks 0, 1 had"
+                                            + " given up"),
+                    finding::message);
+            assertTrue(
+                    analysis.findings().stream()
+                            .noneMatch(other -> other.kind() == FlightFinding.Kind.BEHIND));
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    @Test
     void aPeerThatLeavesIsABrokenGroup() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
         groups.get(1).destroy();

@@ -39,6 +39,31 @@ final class TestDumps {
                 state == State.FAILED ? "it broke" : null);
     }
 
+    /** A call that was issued at some time and failed, both in milliseconds since the first. */
+    static FlightEntry failed(
+            long sequence, String call, long timeoutMs, long createdMs, long endedMs) {
+        long begin = 1_700_000_000_000_000_000L;
+        return new FlightEntry(
+                sequence,
+                false,
+                sequence,
+                "test:" + call.substring(0, call.indexOf('(')),
+                call,
+                null,
+                null,
+                null,
+                0,
+                timeoutMs,
+                State.FAILED,
+                begin + createdMs * 1_000_000,
+                begin + createdMs * 1_000_000,
+                begin + endedMs * 1_000_000,
+                0.0,
+                (double) (endedMs - createdMs),
+                null,
+                "it broke");
+    }
+
     static FlightDump dump(int rank, int worldSize, List<FlightEntry> entries) {
         return dump(GROUP, rank, worldSize, List.of(), entries);
     }
