@@ -34,14 +34,14 @@ final class GroupState {
     private int monitoredBarriers;
     private volatile boolean destroyed;
 
-    GroupState(GroupContext context, Backend backend, Runnable onDestroy) {
+    GroupState(GroupContext context, Backend backend, String job, Runnable onDestroy) {
         this.context = context;
         this.backend = backend;
         this.onDestroy = onDestroy;
         this.name = context.name();
         this.rank = context.rank();
         this.worldSize = context.worldSize();
-        this.trace = GroupTrace.open(context, backend.name());
+        this.trace = GroupTrace.open(context, backend.name(), job);
         this.unusable = null;
     }
 

@@ -55,8 +55,8 @@ public final class ProcessGroup implements AutoCloseable {
     private final OperationChecks checks;
     private final Duration timeout;
 
-    ProcessGroup(GroupContext context, Backend backend, Runnable onDestroy) {
-        this(new GroupState(context, backend, onDestroy), context.options().timeout());
+    ProcessGroup(GroupContext context, Backend backend, String job, Runnable onDestroy) {
+        this(new GroupState(context, backend, job, onDestroy), context.options().timeout());
     }
 
     private ProcessGroup(GroupState state, Duration timeout) {

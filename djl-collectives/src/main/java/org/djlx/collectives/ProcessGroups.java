@@ -146,7 +146,8 @@ public final class ProcessGroups {
     }
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
-        return new ProcessGroup(context, Backends.get(backend).create(context), onDestroy);
+        String job = JobId.agreeOn(context); // Before the backend: when all are there, it is gone.
+        return new ProcessGroup(context, Backends.get(backend).create(context), job, onDestroy);
     }
 
     /**

@@ -217,6 +217,7 @@ final class SubGroups {
                         context,
                         backend.split(context, color, members)
                                 .orElseGet(() -> Backends.get(backend.name()).create(context)),
+                        parent.state().trace().job(),
                         () -> parent.state().removeSubGroup(self.get()));
         self.set(group);
         parent.state().addSubGroup(group);

@@ -41,7 +41,10 @@ final class FlightCommand implements Callable<Integer> {
     @Parameters(
             paramLabel = "FILE",
             arity = "1..*",
-            description = "The records, one for each rank; those of several groups may be mixed.")
+            description = {
+                "The records, one for each rank; those of several groups may be mixed.",
+                "Of several jobs with groups of the same name the latest is taken."
+            })
     private List<Path> files;
 
     @Override
@@ -51,7 +54,15 @@ final class FlightCommand implements Callable<Integer> {
             dumps.add(read(file));
         }
         PrintWriter out = spec.commandLine().getOut();
-        analyse(dumps).forEach(group -> print(group, out));
+        List<FlightAnalysis> groups = analyse(dumps);
+        groups.forEach(group -> print(group, out));
+        int taken = groups.stream().mapToInt(group -> group.dumps().size()).sum();
+        if (taken < dumps.size()) {
+            out.printf(
+                    "left out, as later ones are there: %d; to see them give their files alone%n",
+                    dumps.size() - taken);
+            out.flush();
+        }
         return 0;
     }
 

@@ -83,16 +83,22 @@ class FlightCommandTest {
     }
 
     private Path write(String name, int rank, FlightEntry... entries) throws IOException {
+        return write("job", 0, name, rank, entries);
+    }
+
+    private Path write(String job, long after, String name, int rank, FlightEntry... entries)
+            throws IOException {
         Path file = directory.resolve(name);
         new FlightDump(
                         FlightDump.VERSION,
+                        job,
                         "tp",
                         rank,
                         2,
                         "shm",
                         "host",
                         1,
-                        1_700_000_000_123_456_789L,
+                        1_700_000_000_123_456_789L + after,
                         "requested",
                         List.of(),
                         List.of(entries))
@@ -165,10 +171,31 @@ class FlightCommandTest {
     }
 
     @Test
-    void twoRecordsOfOneRankAreBadArguments() throws IOException {
-        Path one = write("one.json", 0, FIRST);
-        Path two = write("two.json", 0, FIRST);
-        assertEquals(2, run("flight", one, two));
-        assertTrue(err.toString().contains("two dumps of rank 0"), err::toString);
+    void recordsThatEarlierJobsHaveLeftAreLeftOut() throws IOException {
+        Path early = write("b", 10, "b0.json", 0, FIRST, SECOND);
+        Path late = write("b", 20, "b1.json", 1, FIRST);
+        assertEquals(0, run("flight", early, late), err::toString);
+        String alone = out.toString();
+        out.getBuffer().setLength(0);
+        Path before = write("a", 0, "a0.json", 0, FIRST);
+        Path same = write("b", 5, "b0-before.json", 0, FIRST);
+        assertEquals(0, run("flight", before, early, late, same), err::toString);
+        assertEquals(
+                alone
+                        + "left out, as later ones are there: 2; to see them give their files alone"
+                        + System.lineSeparator(),
+                out.toString());
+    }
+
+    @Test
+    void recordsThatDoNotFitAreBadArguments() throws IOException {
+        Path good = write("good.json", 0, FIRST);
+        Path other =
+                Files.writeString(
+                        directory.resolve("other.json"),
+                        Files.readString(write("one.json", 1, FIRST))
+                                .replace("\"world_size\": 2", "\"world_size\": 3"));
+        assertEquals(2, run("flight", good, other));
+        assertTrue(err.toString().contains("2 ranks in one and 3"), err::toString);
     }
 }

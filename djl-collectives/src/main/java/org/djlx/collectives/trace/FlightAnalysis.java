@@ -6,12 +6,15 @@ package org.djlx.collectives.trace;
 
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.Collections;
 import java.util.Comparator;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
 import java.util.SortedMap;
 import java.util.TreeMap;
 import java.util.TreeSet;
@@ -42,22 +45,43 @@ public final class FlightAnalysis {
     }
 
     /**
-     * Compares the records of one or more groups.
+     * Compares the records of one or more groups. Of jobs that have groups of the same name, the
+     * latest counts, and of two records of one rank the later: files are left by all that went
+     * before.
      *
      * @param dumps a dump from each rank; some may be missing
      * @return an analysis for each group, by name
-     * @throws IllegalArgumentException if there are two dumps of one rank, or dumps of one group
-     *     with different world sizes
+     * @throws IllegalArgumentException if there are dumps of one group with different world sizes
      */
     public static List<FlightAnalysis> of(Collection<FlightDump> dumps) {
         SortedMap<String, FlightAnalysis> groups = new TreeMap<>();
-        for (FlightDump dump : dumps) {
+        for (FlightDump dump : latestJobs(dumps)) {
             groups.computeIfAbsent(dump.group(), k -> new FlightAnalysis(dump)).add(dump);
         }
         groups.values().forEach(FlightAnalysis::analyse);
         return List.copyOf(groups.values());
     }
 
+    /** Leaves out each job that has a group of a name that a later one has, with all its groups. */
+    private static List<FlightDump> latestJobs(Collection<FlightDump> dumps) {
+        Map<String, List<FlightDump>> jobs = new LinkedHashMap<>(); // the latest first
+        dumps.stream()
+                .sorted(Comparator.comparingLong(FlightDump::timeDumpedNs).reversed())
+                .forEach(
+                        dump -> jobs.computeIfAbsent(dump.job(), k -> new ArrayList<>()).add(dump));
+        List<FlightDump> latest = new ArrayList<>();
+        Set<String> names = new HashSet<>();
+        for (List<FlightDump> job : jobs.values()) {
+            List<String> groups = job.stream().map(FlightDump::group).toList();
+            if (Collections.disjoint(names, groups)) {
+                latest.addAll(job);
+            }
+            names.addAll(groups);
+        }
+        return latest;
+    }
+
+    /** Adds a dump; those of one rank come the latest first. */
     private void add(FlightDump dump) {
         if (dump.worldSize() != worldSize) {
             throw new IllegalArgumentException(
@@ -69,17 +93,8 @@ public final class FlightAnalysis {
                             + dump.worldSize()
                             + " in another");
         }
-        FlightDump other = dumps.put(dump.rank(), dump);
-        if (other != null) {
-            throw new IllegalArgumentException(
-                    "there are two dumps of rank "
-                            + dump.rank()
-                            + " of group '"
-                            + group
-                            + "', by the processes "
-                            + other.pid()
-                            + " and "
-                            + dump.pid());
+        if (dumps.putIfAbsent(dump.rank(), dump) != null) {
+            return;
         }
         dump.collectives()
                 .forEach(

@@ -24,6 +24,7 @@ import org.djlx.collectives.trace.FlightEntry.State;
  * flight recorder where it has them.
  *
  * @param version the version of the format, {@value #VERSION}
+ * @param job what all groups of a job have in common that come from one, and no other job has
  * @param group the group's name
  * @param rank the rank within the group
  * @param worldSize the number of ranks
@@ -37,6 +38,7 @@ import org.djlx.collectives.trace.FlightEntry.State;
  */
 public record FlightDump(
         String version,
+        String job,
         String group,
         int rank,
         int worldSize,
@@ -49,7 +51,7 @@ public record FlightDump(
         List<FlightEntry> entries) {
 
     /** The version of the format that this class reads and writes. */
-    public static final String VERSION = "1";
+    public static final String VERSION = "2";
 
     private static final Gson GSON =
             new GsonBuilder()
@@ -149,6 +151,7 @@ public record FlightDump(
         if (!VERSION.equals(version)) {
             throw new IllegalArgumentException("its version is " + version + ", not " + VERSION);
         }
+        require("job", job);
         require("group", group);
         require("backend", backend);
         require("reason", reason);

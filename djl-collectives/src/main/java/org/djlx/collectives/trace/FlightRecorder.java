@@ -48,11 +48,13 @@ public final class FlightRecorder {
 
     private final GroupContext context;
     private final String backend;
+    private final String job;
     private final AtomicReferenceArray<FlightRecord> ring;
 
-    FlightRecorder(GroupContext context, String backend, int size) {
+    FlightRecorder(GroupContext context, String backend, String job, int size) {
         this.context = context;
         this.backend = backend;
+        this.job = job;
         ring = new AtomicReferenceArray<>(size);
     }
 
@@ -66,6 +68,10 @@ public final class FlightRecorder {
 
     int worldSize() {
         return context.worldSize();
+    }
+
+    String job() {
+        return job;
     }
 
     String backend() {
@@ -108,6 +114,7 @@ public final class FlightRecorder {
                         .toList();
         return new FlightDump(
                 FlightDump.VERSION,
+                job,
                 group(),
                 rank(),
                 worldSize(),

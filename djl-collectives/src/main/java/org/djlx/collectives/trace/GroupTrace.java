@@ -38,10 +38,11 @@ public final class GroupTrace {
      *
      * @param context the group
      * @param backend the name of its backend
+     * @param job what all groups of the job have in common that come from one
      * @return the trace
      */
-    public static GroupTrace open(GroupContext context, String backend) {
-        FlightRecorder recorder = new FlightRecorder(context, backend, size());
+    public static GroupTrace open(GroupContext context, String backend, String job) {
+        FlightRecorder recorder = new FlightRecorder(context, backend, job, size());
         return new GroupTrace(recorder, FlightRecorderBean.register(recorder));
     }
 
@@ -61,6 +62,15 @@ public final class GroupTrace {
      */
     public FlightRecorder recorder() {
         return recorder;
+    }
+
+    /**
+     * Returns what all groups of the job have in common that come from one.
+     *
+     * @return the job's id
+     */
+    public String job() {
+        return recorder.job();
     }
 
     /**

@@ -12,6 +12,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import org.djlx.collectives.trace.FlightEntry.State;
@@ -299,13 +300,43 @@ class FlightAnalysisTest {
         assertEquals(List.of(), groups.get(1).findings());
     }
 
+    private static FlightDump of(String job, long after, String group, int rank, String call) {
+        List<FlightEntry> entries = List.of(entry(1, call, State.COMPLETED));
+        return dump(job, after, group, rank, 2, List.of(), entries);
+    }
+
+    /** Each names its groups as the others do. */
+    @Test
+    void ofJobsWithGroupsOfOneNameTheLatestIsTaken() {
+        List<FlightDump> latest = List.of(of("c", 20, "g", 0, C), of("c", 30, "g", 1, C));
+        List<FlightDump> dumps = new ArrayList<>(latest);
+        dumps.add(of("b", 10, "g", 0, B));
+        dumps.add(of("b", 10, "g.0", 0, B)); // Not of the latest job, which has not written it.
+        dumps.add(of("a", 0, "g.0", 1, A)); // Nor is it completed from another.
+        FlightAnalysis analysis = analyse(dumps.toArray(new FlightDump[0]));
+        assertEquals(latest, analysis.dumps());
+        assertEquals(List.of(), analysis.findings());
+    }
+
+    /** Not every program starts its groups from one. */
+    @Test
+    void jobsWithoutACommonNameAreBothTaken() {
+        List<FlightAnalysis> groups =
+                FlightAnalysis.of(List.of(of("a", 0, "tp", 0, C), of("b", 10, "dp", 0, C)));
+        assertEquals(List.of("dp", "tp"), groups.stream().map(FlightAnalysis::group).toList());
+    }
+
+    @Test
+    void ofTwoDumpsOfOneRankTheLaterIsTaken() {
+        FlightDump earlier = of("a", 0, "g", 0, B);
+        FlightDump later = of("a", 10, "g", 0, C);
+        FlightDump other = of("a", 5, "g", 1, C);
+        assertEquals(List.of(later, other), analyse(later, earlier, other).dumps());
+        assertEquals(List.of(later, other), analyse(earlier, later, other).dumps());
+    }
+
     @Test
     void dumpsThatDoNotBelongTogetherAreRefused() {
-        IllegalArgumentException twice =
-                assertThrows(
-                        IllegalArgumentException.class,
-                        () -> analyse(completed(0, 2, 1, A), completed(0, 2, 1, A)));
-        assertTrue(twice.getMessage().contains("two dumps of rank 0"), twice::getMessage);
         IllegalArgumentException sizes =
                 assertThrows(
                         IllegalArgumentException.class,

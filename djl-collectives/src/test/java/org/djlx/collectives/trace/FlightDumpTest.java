@@ -50,6 +50,7 @@ class FlightDumpTest {
         assertEquals(
                 Set.of(
                         "version",
+                        "job",
                         "group",
                         "rank",
                         "world_size",
@@ -104,7 +105,7 @@ class FlightDumpTest {
                 "{}                         | version is null",
                 "{\"version\": \"99\"}      | version is 99",
                 "not JSON at all            | BEGIN_OBJECT",
-                "{\"version\": \"1\"        | End of input"
+                "{\"version\": \"2\"        | End of input"
             })
     void whatIsNoDumpIsRefused(String text, String reason) throws IOException {
         Path file = Files.writeString(directory.resolve("bad.json"), text);
@@ -124,6 +125,7 @@ class FlightDumpTest {
     @CsvSource({
         "entries, entries is missing",
         "missing_ranks, missing_ranks is missing",
+        "job, job is missing",
         "group, group is missing",
         "world_size, outside a group of 0 ranks"
     })

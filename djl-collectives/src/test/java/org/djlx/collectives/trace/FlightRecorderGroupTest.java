@@ -19,7 +19,9 @@ import java.lang.management.ManagementFactory;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.stream.Stream;
 import javax.management.JMX;
 import javax.management.MBeanServer;
@@ -281,6 +283,32 @@ class FlightRecorderGroupTest {
         } finally {
             destroy(groups);
         }
+    }
+
+    @Test
+    void groupsOfOneJobHaveItsIdOnAllRanks() {
+        Set<String> jobs = new HashSet<>();
+        for (int job = 0; job < 2; job++) {
+            List<ProcessGroup> groups = ProcessGroups.local("shm", 3, PATIENT);
+            try {
+                List<String> ids =
+                        ProcessGroups.run(
+                                groups,
+                                group -> {
+                                    ProcessGroup sub = group.newGroup(List.of(2, 0, 1));
+                                    ProcessGroup part = sub.split(sub.rank() % 2, 0);
+                                    String id = part.flightRecorder().dump().job();
+                                    assertEquals(id, sub.flightRecorder().dump().job());
+                                    assertEquals(id, group.flightRecorder().dump().job());
+                                    return id;
+                                });
+                assertEquals(1, Set.copyOf(ids).size(), ids::toString);
+                jobs.addAll(ids);
+            } finally {
+                destroy(groups);
+            }
+        }
+        assertEquals(2, jobs.size(), jobs::toString);
     }
 
     @Test

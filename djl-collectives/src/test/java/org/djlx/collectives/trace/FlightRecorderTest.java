@@ -44,7 +44,7 @@ class FlightRecorderTest {
         try (Store store = new HashStore()) {
             BackendOptions options = new BackendOptions(Duration.ofSeconds(7));
             GroupContext context = new GroupContext("ring", 1, 3, store, options, null);
-            return new GroupTrace(new FlightRecorder(context, "test", size), () -> {});
+            return new GroupTrace(new FlightRecorder(context, "test", "job", size), () -> {});
         }
     }
 
@@ -70,6 +70,7 @@ class FlightRecorderTest {
     @Test
     void aDumpSaysWhoseItIs() {
         FlightDump dump = trace(4).recorder().dump();
+        assertEquals("job", dump.job());
         assertEquals("ring", dump.group());
         assertEquals(1, dump.rank());
         assertEquals(3, dump.worldSize());

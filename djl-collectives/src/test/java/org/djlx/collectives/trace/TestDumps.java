@@ -74,15 +74,28 @@ final class TestDumps {
             int worldSize,
             List<Integer> missing,
             List<FlightEntry> entries) {
+        return dump("job", 0, group, rank, worldSize, missing, entries);
+    }
+
+    /** A dump of a job, taken some nanoseconds after others. */
+    static FlightDump dump(
+            String job,
+            long after,
+            String group,
+            int rank,
+            int worldSize,
+            List<Integer> missing,
+            List<FlightEntry> entries) {
         return new FlightDump(
                 FlightDump.VERSION,
+                job,
                 group,
                 rank,
                 worldSize,
                 "test",
                 "host",
                 100 + rank,
-                1_700_000_000_123_456_789L,
+                1_700_000_000_123_456_789L + after,
                 "requested",
                 missing,
                 entries);

@@ -87,7 +87,7 @@ public final class TraceCost {
                     new GroupContext("cost", 0, 1, store, new BackendOptions(timeout), null);
             GroupTrace trace =
                     new GroupTrace(
-                            new FlightRecorder(context, "none", FlightRecorder.DEFAULT_SIZE),
+                            new FlightRecorder(context, "none", "job", FlightRecorder.DEFAULT_SIZE),
                             () -> {});
             for (int repeat = 0; repeat < REPEATS; repeat++) {
                 long bytes = threads.getCurrentThreadAllocatedBytes();
