@@ -5,6 +5,8 @@
 package org.djlx.collectives;
 
 import ai.djl.engine.EngineException;
+import java.nio.file.Path;
+import java.util.Optional;
 
 /**
  * A communication between ranks failed: a peer is gone, the group is broken, or a call did not fit.
@@ -12,6 +14,8 @@ import ai.djl.engine.EngineException;
 public class CollectiveException extends EngineException {
 
     private static final long serialVersionUID = 1L;
+
+    private volatile String flightRecord; // or null
 
     /**
      * Creates an exception.
@@ -30,5 +34,35 @@ public class CollectiveException extends EngineException {
      */
     public CollectiveException(String message, Throwable cause) {
         super(message, cause);
+    }
+
+    void setFlightRecord(String file) {
+        flightRecord = file;
+    }
+
+    /**
+     * Returns where this rank's last operations are, as {@link
+     * org.djlx.collectives.trace.FlightRecorder} writes them when an operation fails.
+     *
+     * @return the file, which may still be being written; if it cannot be, the log says so. Empty
+     *     if none is written
+     */
+    public Optional<Path> flightRecord() {
+        return Optional.ofNullable(flightRecord).map(Path::of);
+    }
+
+    /**
+     * Returns what went wrong and where this rank's last operations are.
+     *
+     * @return the message, with the file if there is one
+     */
+    @Override
+    public String getMessage() {
+        String message = super.getMessage();
+        String file = flightRecord;
+        // The message of a failure that another led to may quote that one's.
+        return file == null || message.contains(file)
+                ? message
+                : message + "; this rank's last operations are in " + file;
     }
 }

@@ -253,16 +253,23 @@ public final class Operation {
 
     /**
      * Reports that the operation has ended, whether or not it was started. To be called by who
-     * executes it, once, before the {@link Work} completes.
+     * executes it, once, before the {@link Work} completes: then the failure says where the flight
+     * record is. It neither waits nor fails, whatever becomes of the report: another thread writes
+     * that.
      *
      * @param failure why it failed, or null if it ended well
+     * @throws IllegalStateException if the backend says that an operation ended well whose start it
+     *     did not report
      */
     public void ended(Throwable failure) {
         if (onStart != null && failure == null) {
             throw new IllegalStateException("the backend did not report the start of " + this);
         }
         onStart = null; // The trace may keep the operation, but not what its caller holds.
-        trace.ended(failure);
+        String record = trace.ended(failure);
+        if (record != null && failure instanceof CollectiveException exception) {
+            exception.setFlightRecord(record);
+        }
     }
 
     /** The reduce op in a signature; null if the operation does not reduce. */

@@ -21,6 +21,7 @@ public interface OperationTrace {
      * It has ended, whether or not it was started.
      *
      * @param failure why it failed, or null if it ended well
+     * @return the file in which the record of the failure is or will be; null if there is none
      */
-    void ended(Throwable failure);
+    String ended(Throwable failure);
 }

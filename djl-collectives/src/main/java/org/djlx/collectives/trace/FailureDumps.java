@@ -5,9 +5,7 @@
 package org.djlx.collectives.trace;
 
 import java.time.Duration;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
-import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 
 /**
@@ -17,24 +15,32 @@ import java.util.function.Consumer;
  * wait: most likely it breaks the group, and the process may end. What fails because of it is not
  * written, or the file would no longer say how it came about.
  *
- * <p>Thread-safe; one record is written at a time.
+ * <p>For one thread, the {@link DumpWriter}'s.
  */
 final class FailureDumps {
 
     /** How long a record stands, at the least, before the next replaces it. */
     static final Duration INTERVAL = Duration.ofSeconds(5);
 
-    private final Consumer<Throwable> write;
+    /**
+     * An operation that failed.
+     *
+     * @param cause why
+     * @param message the same in words
+     * @param isMessage whether the operation was a message between two ranks
+     */
+    record Failure(Throwable cause, String message, boolean isMessage) {}
+
+    private final Consumer<Failure> write;
     private final Executor afterInterval;
 
-    // Guarded by this.
-    private Throwable collective; // the last failure of a collective
-    private Throwable waiting;
+    private Throwable collective; // why a collective failed last
+    private Failure waiting;
     private boolean resting;
     private boolean closed;
 
-    FailureDumps(Consumer<Throwable> write) {
-        this(write, CompletableFuture.delayedExecutor(INTERVAL.toMillis(), TimeUnit.MILLISECONDS));
+    FailureDumps(Consumer<Failure> write) {
+        this(write, task -> DumpWriter.executeAfter(INTERVAL, task));
     }
 
     /**
@@ -43,19 +49,19 @@ final class FailureDumps {
      * @param write writes the record, with the failure as the reason
      * @param afterInterval runs a task when the interval has passed that begins now
      */
-    FailureDumps(Consumer<Throwable> write, Executor afterInterval) {
+    FailureDumps(Consumer<Failure> write, Executor afterInterval) {
         this.write = write;
         this.afterInterval = afterInterval;
     }
 
     /** Writes the record, now or later, as an operation has failed. */
-    synchronized void failed(Throwable failure, boolean isMessage) {
-        if (closed || isConsequence(failure)) {
+    void failed(Failure failure) {
+        if (closed || isConsequence(failure.cause())) {
             return;
         }
-        boolean urgent = !isMessage && collective == null;
-        if (!isMessage) {
-            collective = failure;
+        boolean urgent = !failure.isMessage() && collective == null;
+        if (!failure.isMessage()) {
+            collective = failure.cause();
         }
         if (resting && !urgent) {
             waiting = failure;
@@ -68,16 +74,16 @@ final class FailureDumps {
         return collective != null && (failure == collective || failure.getCause() == collective);
     }
 
-    private void write(Throwable failure) {
+    private void write(Failure failure) {
         waiting = null;
-        write.accept(failure);
         if (!resting) {
             resting = true;
             afterInterval.execute(this::endRest);
         }
+        write.accept(failure);
     }
 
-    private synchronized void endRest() {
+    private void endRest() {
         resting = false;
         writeWaiting();
     }
@@ -89,7 +95,7 @@ final class FailureDumps {
     }
 
     /** Writes what waits, and nothing any more. */
-    synchronized void close() {
+    void close() {
         if (!closed) {
             closed = true;
             writeWaiting();

@@ -7,8 +7,10 @@ package org.djlx.collectives.trace;
 import com.google.gson.FieldNamingPolicy;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
+import com.google.gson.JsonIOException;
 import com.google.gson.JsonParseException;
 import java.io.IOException;
+import java.io.Writer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
@@ -126,6 +128,11 @@ public record FlightDump(
         return GSON.toJson(this);
     }
 
+    /** Writes the JSON piece by piece: as a whole it is large, and there may be little memory. */
+    void writeJson(Appendable to) {
+        GSON.toJson(this, to);
+    }
+
     /**
      * Reads a dump back.
      *
@@ -206,7 +213,11 @@ public record FlightDump(
         }
         Path part = Files.createTempFile(directory, "flight-", ".part");
         try {
-            Files.writeString(part, toJson());
+            try (Writer json = Files.newBufferedWriter(part)) {
+                writeJson(json);
+            } catch (JsonIOException e) {
+                throw new IOException("cannot write " + part, e);
+            }
             Files.move(part, file, StandardCopyOption.REPLACE_EXISTING);
         } finally {
             Files.deleteIfExists(part);

@@ -49,27 +49,40 @@ final class FlightRecord implements OperationTrace {
         startedNanos = System.nanoTime();
         begun = true;
         state = State.STARTED;
-        if (CollectiveEvent.isWanted()) {
-            event = CollectiveEvent.begin(startedNanos - scheduledNanos);
+        try {
+            if (CollectiveEvent.isWanted()) {
+                event = CollectiveEvent.begin(startedNanos - scheduledNanos);
+            }
+        } catch (RuntimeException | Error e) {
+            DumpWriter.lost("the event of an operation", e);
         }
     }
 
     @Override
-    public void ended(Throwable failure) {
-        if (event == null && CollectiveEvent.isWanted()) {
-            event = CollectiveEvent.begin(0); // It was never started; its event has no duration.
-        }
-        if (event != null) {
-            event.commit(operation, group.recorder().rank(), failure == null);
-            event = null;
-        }
+    public String ended(Throwable failure) {
         endedNanos = System.nanoTime();
-        if (failure == null) {
-            state = State.COMPLETED;
-        } else {
-            exception = failure.getMessage() == null ? failure.toString() : failure.getMessage();
-            state = State.FAILED;
-            group.failed(operation, failure);
+        exception = failure == null ? null : text(failure);
+        state = failure == null ? State.COMPLETED : State.FAILED;
+        try {
+            if (event == null && CollectiveEvent.isWanted()) {
+                event = CollectiveEvent.begin(0); // It was never started: it has no duration.
+            }
+            if (event != null) {
+                event.commit(operation, group.recorder().rank(), failure == null);
+                event = null;
+            }
+        } catch (RuntimeException | Error e) {
+            DumpWriter.lost("the event of an operation", e);
+        }
+        return failure == null ? null : group.failed(operation, failure, exception);
+    }
+
+    private static String text(Throwable failure) {
+        try {
+            return failure.getMessage() == null ? failure.toString() : failure.getMessage();
+        } catch (RuntimeException | Error e) {
+            DumpWriter.lost("why an operation failed", e);
+            return failure.getClass().getName();
         }
     }
 

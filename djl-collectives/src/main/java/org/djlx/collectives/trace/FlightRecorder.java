@@ -19,16 +19,18 @@ import org.djlx.collectives.GroupContext;
  * The last operations of one rank of a group; the counterpart of c10d's flight recorder.
  *
  * <p>Always on. It keeps the last {@value #DEFAULT_SIZE} operations, or as many as the system
- * property {@value #SIZE_PROPERTY} says, and holds no lock while one is recorded. When an operation
- * fails, a timeout included but not a mismatch, each rank that notices writes what it has to a
- * file, over what was there: at once, above all when the group breaks. If more fails in the next
- * seconds, such as messages, which leave the group usable, it writes for the last of them when
- * these have passed or the group is destroyed. It does not for what fails because the group is
- * broken. Where, is logged: {@code flight-GROUP-rankN-pidP.json} in the directory given by the
- * system property {@value #DIRECTORY_PROPERTY}, or else by the environment variable {@value
- * #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The record can also be had at any time,
- * here and over JMX ({@link FlightRecorderMXBean}). {@link FlightAnalysis} compares the records of
- * all ranks.
+ * property {@value #SIZE_PROPERTY} says. When an operation fails, a timeout included but not a
+ * mismatch, each rank that notices writes what it has to a file, over what was there: at once,
+ * above all when the group breaks. If more fails in the next seconds, such as messages, which leave
+ * the group usable, it writes for the last of them when these have passed or the group is
+ * destroyed. It does not for what fails because the group is broken. A thread of its own writes, so
+ * that no operation waits for a disk; a JVM that ends waits a while for it.
+ *
+ * <p>Where, is logged, and stands in the exception: {@code flight-GROUP-rankN-pidP.json} in the
+ * directory given by the system property {@value #DIRECTORY_PROPERTY}, or else by the environment
+ * variable {@value #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The record can also be had
+ * at any time, here and over JMX ({@link FlightRecorderMXBean}). {@link FlightAnalysis} compares
+ * the records of all ranks.
  *
  * <p>All methods are thread-safe.
  */
@@ -127,12 +129,22 @@ public final class FlightRecorder {
                 entries);
     }
 
-    private static String host() {
-        try {
-            return InetAddress.getLocalHost().getHostName();
-        } catch (UnknownHostException e) {
-            return null;
+    /** Asked for once, as the name may come from far away. */
+    private static final class Host {
+
+        static final String NAME = name();
+
+        private static String name() {
+            try {
+                return InetAddress.getLocalHost().getHostName();
+            } catch (UnknownHostException e) {
+                return null;
+            }
         }
+    }
+
+    static String host() {
+        return Host.NAME;
     }
 
     @Override

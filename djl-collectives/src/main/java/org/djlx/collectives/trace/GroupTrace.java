@@ -12,6 +12,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.OperationTrace;
+import org.djlx.collectives.trace.FailureDumps.Failure;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -25,11 +26,22 @@ public final class GroupTrace {
 
     private final FlightRecorder recorder;
     private final FailureDumps dumps = new FailureDumps(this::write);
+    private final Sink sink;
+    private final String file;
     private final Runnable unregister;
+    private volatile boolean hasFailed;
+    private volatile boolean closed;
     private long recorded; // guarded by the group's lock for issuing
 
-    GroupTrace(FlightRecorder recorder, Runnable unregister) {
+    /** Takes the record of a group that failed. */
+    interface Sink {
+        void write(FlightDump dump) throws IOException;
+    }
+
+    GroupTrace(FlightRecorder recorder, Sink sink, String file, Runnable unregister) {
         this.recorder = recorder;
+        this.sink = sink;
+        this.file = file;
         this.unregister = unregister;
     }
 
@@ -43,7 +55,15 @@ public final class GroupTrace {
      */
     public static GroupTrace open(GroupContext context, String backend, String job) {
         FlightRecorder recorder = new FlightRecorder(context, backend, job, size());
-        return new GroupTrace(recorder, FlightRecorderBean.register(recorder));
+        Path file = FlightFiles.file(recorder.group(), recorder.rank());
+        Sink sink =
+                dump -> {
+                    dump.write(file);
+                    logger.error("{}; the rank's last operations are in {}", dump.reason(), file);
+                };
+        DumpWriter.start();
+        return new GroupTrace(
+                recorder, sink, file.toString(), FlightRecorderBean.register(recorder));
     }
 
     private static int size() {
@@ -86,32 +106,71 @@ public final class GroupTrace {
         return record;
     }
 
-    void failed(Operation operation, Throwable failure) {
+    /**
+     * Has the record written, as an operation has failed.
+     *
+     * @return the file in which the record will be; null if it need not be written
+     */
+    String failed(Operation operation, Throwable failure, String message) {
         // After a mismatch the group goes on.
-        if (!(failure instanceof CollectiveMismatchException)) {
-            dumps.failed(failure, operation.type().isPointToPoint());
+        if (closed || failure instanceof CollectiveMismatchException) {
+            return null;
+        }
+        hasFailed = true;
+        try {
+            try {
+                report(operation, failure, message);
+            } catch (OutOfMemoryError e) {
+                DumpWriter.release();
+                report(operation, failure, message);
+            }
+            return file;
+        } catch (RuntimeException | Error e) {
+            DumpWriter.lost("the flight record", e);
+            return null;
         }
     }
 
-    private void write(Throwable failure) {
+    private void report(Operation operation, Throwable failure, String message) {
+        boolean isMessage = operation.type().isPointToPoint();
+        DumpWriter.execute(() -> dumps.failed(new Failure(failure, message, isMessage)));
+    }
+
+    private void write(Failure failure) {
+        try {
+            try {
+                writeOnce(failure);
+            } catch (IOException | OutOfMemoryError e) {
+                DumpWriter.release();
+                writeOnce(failure);
+            }
+        } catch (IOException | RuntimeException | Error e) {
+            // The operation has failed; that its record is lost must not hide why.
+            DumpWriter.lost("the flight record, which should have gone to " + file, e);
+        } finally {
+            DumpWriter.replenish();
+        }
+    }
+
+    private void writeOnce(Failure failure) throws IOException {
         List<Integer> missing =
-                failure instanceof CollectiveTimeoutException timeout
+                failure.cause() instanceof CollectiveTimeoutException timeout
                         ? timeout.missingRanks()
                         : List.of();
-        String message = failure.getMessage() == null ? failure.toString() : failure.getMessage();
-        try {
-            Path file = FlightFiles.file(recorder.group(), recorder.rank());
-            recorder.dump(message, missing).write(file);
-            logger.error("{}; the rank's last operations are in {}", message, file);
-        } catch (IOException | RuntimeException e) {
-            // The operation has failed; that its record is lost must not hide why.
-            logger.warn("cannot write the flight record of {}", recorder, e);
-        }
+        sink.write(recorder.dump(failure.message(), missing));
     }
 
     /** Ends the view over JMX, and that failures, which are now the caller's own, are dumped. */
     public void close() {
-        dumps.close();
+        closed = true;
         unregister.run();
+        if (hasFailed) {
+            try {
+                DumpWriter.execute(dumps::close);
+                DumpWriter.flush();
+            } catch (RuntimeException | Error e) {
+                DumpWriter.lost("the flight record of the last failure", e);
+            }
+        }
     }
 }

@@ -20,16 +20,20 @@ class FailureDumpsTest {
     private final List<String> written = new ArrayList<>();
     private final Queue<Runnable> intervals = new ArrayDeque<>();
     private final FailureDumps dumps =
-            new FailureDumps(failure -> written.add(failure.getMessage()), intervals::add);
+            new FailureDumps(failure -> written.add(failure.message()), intervals::add);
 
     private void message(String name) {
-        dumps.failed(new CollectiveTimeoutException(name, List.of()), true);
+        failed(new CollectiveTimeoutException(name, List.of()), true);
     }
 
     private CollectiveException collective(String name, Throwable cause) {
         CollectiveException failure = new CollectiveException(name, cause);
-        dumps.failed(failure, false);
+        failed(failure, false);
         return failure;
+    }
+
+    private void failed(CollectiveException failure, boolean isMessage) {
+        dumps.failed(new FailureDumps.Failure(failure, failure.getMessage(), isMessage));
     }
 
     private void passInterval() {
@@ -96,8 +100,8 @@ class FailureDumpsTest {
     void whatFailsBecauseOfACollectiveIsNotWritten() {
         CollectiveException reason = collective("a", null);
         collective("b", reason);
-        dumps.failed(new CollectiveException("c", reason), true);
-        dumps.failed(reason, false);
+        failed(new CollectiveException("c", reason), true);
+        failed(reason, false);
         passInterval();
         collective("d", reason);
         dumps.close();

@@ -21,6 +21,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Optional;
 import java.util.Set;
 import java.util.stream.Stream;
 import javax.management.JMX;
@@ -76,6 +77,7 @@ class FlightRecorderGroupTest {
     }
 
     private List<Path> files() throws IOException {
+        DumpWriter.flush();
         if (!Files.exists(directory)) {
             return List.of();
         }
@@ -215,14 +217,25 @@ class FlightRecorderGroupTest {
         try {
             ProcessGroup early = groups.get(0).withTimeout(SHORT);
             NDArray tensor = manager.ones(new Shape(4));
-            assertThrows(
-                    CollectiveTimeoutException.class,
-                    () -> early.allReduce(tensor, ReduceOp.SUM).await());
-            assertThrows(CollectiveException.class, () -> early.barrier().await());
+            CollectiveTimeoutException inVain =
+                    assertThrows(
+                            CollectiveTimeoutException.class,
+                            () -> early.allReduce(tensor, ReduceOp.SUM).await());
+            CollectiveException broken =
+                    assertThrows(CollectiveException.class, () -> early.barrier().await());
 
             List<Path> files = files();
             assertEquals(1, files.size(), files::toString);
             FlightDump dump = FlightDump.read(files.get(0));
+            for (CollectiveException failure : List.of(inVain, broken)) {
+                assertEquals(Optional.of(files.get(0)), failure.flightRecord());
+                assertEquals( // Once, also where one message quotes the other.
+                        2, failure.getMessage().split(files.get(0).toString(), -1).length);
+            }
+            assertTrue(
+                    inVain.getMessage()
+                            .endsWith("; this rank's last operations are in " + files.get(0)),
+                    inVain::getMessage);
             assertEquals(
                     "flight-" + early.name() + "-rank0-pid" + dump.pid() + ".json",
                     files.get(0).getFileName().toString());
@@ -335,6 +348,7 @@ class FlightRecorderGroupTest {
                             CollectiveTimeoutException.class,
                             () -> groups.get(0).withTimeout(SHORT).barrier().await());
             assertEquals(List.of(1), e.missingRanks());
+            DumpWriter.flush();
         } finally {
             destroy(groups);
         }
@@ -349,9 +363,11 @@ class FlightRecorderGroupTest {
                     group -> {
                         group.barrier().await();
                         NDArray tensor = manager.ones(new Shape(group.rank() == 1 ? 5 : 4));
-                        assertThrows(
-                                CollectiveMismatchException.class,
-                                () -> group.allReduce(tensor, ReduceOp.SUM).await());
+                        CollectiveMismatchException e =
+                                assertThrows(
+                                        CollectiveMismatchException.class,
+                                        () -> group.allReduce(tensor, ReduceOp.SUM).await());
+                        assertEquals(Optional.empty(), e.flightRecord());
                         group.barrier().await();
                         return null;
                     });

@@ -10,11 +10,16 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.sun.management.ThreadMXBean;
+import java.io.IOException;
 import java.lang.management.ManagementFactory;
+import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Optional;
 import java.util.Set;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
@@ -23,6 +28,7 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.LongStream;
 import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
@@ -35,16 +41,24 @@ import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** The ring, without a backend. */
 @Timeout(120)
 class FlightRecorderTest {
 
     private static GroupTrace trace(int size) {
+        return trace(size, dump -> {});
+    }
+
+    /** A trace whose record goes to a sink, and not to a file. */
+    private static GroupTrace trace(int size, GroupTrace.Sink sink) {
         try (Store store = new HashStore()) {
             BackendOptions options = new BackendOptions(Duration.ofSeconds(7));
             GroupContext context = new GroupContext("ring", 1, 3, store, options, null);
-            return new GroupTrace(new FlightRecorder(context, "test", "job", size), () -> {});
+            FlightRecorder recorder = new FlightRecorder(context, "test", "job", size);
+            return new GroupTrace(recorder, sink, "file", () -> {});
         }
     }
 
@@ -129,6 +143,105 @@ class FlightRecorderTest {
         assertNotNull(failed.timeDiscoveredCompletedNs());
         assertNull(failed.timeDiscoveredStartedNs());
         assertNull(failed.durationMs());
+    }
+
+    /** Memory may be used up, or a class not loaded, in the middle of a report. */
+    @Test
+    void anErrorInAReportDoesNotReachWhoEndsTheOperation() {
+        GroupTrace trace = trace(4);
+        Operation operation = operation(1);
+        schedule(trace, operation);
+        operation.started();
+        operation.ended(
+                new CollectiveMismatchException("") {
+                    private static final long serialVersionUID = 1L;
+
+                    @Override
+                    public String getMessage() {
+                        throw new OutOfMemoryError("on purpose");
+                    }
+                });
+        FlightEntry failed = trace.recorder().dump().entries().get(0);
+        assertEquals(State.FAILED, failed.state());
+    }
+
+    private static CollectiveException fail(GroupTrace trace) {
+        CollectiveException failure = new CollectiveException("it broke");
+        Operation operation = operation(1);
+        schedule(trace, operation);
+        operation.ended(failure);
+        return failure;
+    }
+
+    @ParameterizedTest
+    @ValueSource(classes = {OutOfMemoryError.class, IOException.class})
+    void aReportForWhichSomethingIsUsedUpIsTriedOnceMore(Class<? extends Throwable> lack) {
+        List<String> reasons = new ArrayList<>();
+        GroupTrace trace =
+                trace(
+                        4,
+                        dump -> {
+                            reasons.add(dump.reason());
+                            if (reasons.size() == 1) {
+                                throwOneOf(lack);
+                            }
+                        });
+        fail(trace);
+        trace.close();
+        assertEquals(List.of("it broke", "it broke"), reasons);
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            classes = {
+                OutOfMemoryError.class,
+                IOException.class,
+                NoClassDefFoundError.class,
+                IllegalStateException.class
+            })
+    void aReportThatFailsHindersNoOther(Class<? extends Throwable> reason) {
+        GroupTrace hopeless = trace(4, dump -> throwOneOf(reason));
+        fail(hopeless);
+        List<String> reasons = new ArrayList<>();
+        GroupTrace other = trace(4, dump -> reasons.add(dump.reason()));
+        CollectiveException failure = fail(other);
+        other.close();
+        hopeless.close();
+        assertEquals(List.of("it broke"), reasons);
+        assertEquals(Optional.of(Path.of("file")), failure.flightRecord());
+    }
+
+    private static void throwOneOf(Class<? extends Throwable> type) throws IOException {
+        if (type == OutOfMemoryError.class) {
+            throw new OutOfMemoryError("on purpose");
+        } else if (type == NoClassDefFoundError.class) {
+            throw new NoClassDefFoundError("on purpose");
+        } else if (type == IllegalStateException.class) {
+            throw new IllegalStateException("on purpose");
+        }
+        throw new IOException("on purpose");
+    }
+
+    /** Whoever ends an operation does not wait for the disk. */
+    @Test
+    void anOperationEndsWhileItsReportIsBeingWritten() throws Exception {
+        CountDownLatch ended = new CountDownLatch(1);
+        AtomicBoolean written = new AtomicBoolean();
+        GroupTrace trace =
+                trace(
+                        4,
+                        dump -> {
+                            try {
+                                written.set(ended.await(60, TimeUnit.SECONDS));
+                            } catch (InterruptedException e) {
+                                Thread.currentThread().interrupt();
+                            }
+                        });
+        CollectiveException failure = fail(trace);
+        assertEquals("it broke; this rank's last operations are in file", failure.getMessage());
+        ended.countDown();
+        trace.close();
+        assertTrue(written.get());
     }
 
     @Test

@@ -88,6 +88,8 @@ public final class TraceCost {
             GroupTrace trace =
                     new GroupTrace(
                             new FlightRecorder(context, "none", "job", FlightRecorder.DEFAULT_SIZE),
+                            dump -> {},
+                            "",
                             () -> {});
             for (int repeat = 0; repeat < REPEATS; repeat++) {
                 long bytes = threads.getCurrentThreadAllocatedBytes();
