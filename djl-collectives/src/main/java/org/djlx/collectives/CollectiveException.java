@@ -15,7 +15,8 @@ public class CollectiveException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
-    private volatile String flightRecord; // or null
+    /** The file in which this rank's last operations are, or null. */
+    private volatile String flightRecord;
 
     /**
      * Creates an exception.
