@@ -16,6 +16,7 @@
  *                               what goes wrong
  *   Backend, BackendFactory, Backends, BackendOptions, Support, GroupContext, Operation, Reductions
  *                               for a backend of your own
+ *   OperationTrace              who is told how operations go; {@code trace} has the one there is
  * </pre>
  */
 package org.djlx.collectives;
