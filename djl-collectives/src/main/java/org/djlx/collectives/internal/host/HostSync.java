@@ -17,13 +17,13 @@ public final class HostSync implements AutoCloseable {
     private static final int GONE = 0; // a channel of signals
 
     private final SharedSegment segment;
-    private final RankSync sync;
+    private final Rendezvous rendezvous;
     private final int rank;
     private final int worldSize;
 
-    private HostSync(SharedSegment segment, RankSync sync, int rank, int worldSize) {
+    private HostSync(SharedSegment segment, Rendezvous rendezvous, int rank, int worldSize) {
         this.segment = segment;
-        this.sync = sync;
+        this.rendezvous = rendezvous;
         this.rank = rank;
         this.worldSize = worldSize;
     }
@@ -40,10 +40,10 @@ public final class HostSync implements AutoCloseable {
                 SharedSegment.map(context, ControlBlock.byteSize(context.worldSize()), List.of());
         int rank = context.rank();
         ControlBlock control = new ControlBlock(segment.memory(), context.worldSize());
-        RankSync sync = new RankSync(control, context.name(), rank, context.worldSize());
+        Rendezvous rendezvous = new Rendezvous(control, context.name(), rank, context.worldSize());
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
-        HostSync host = new HostSync(segment, sync, rank, context.worldSize());
+        HostSync host = new HostSync(segment, rendezvous, rank, context.worldSize());
         try {
             host.agree(context.joining());
         } catch (RuntimeException e) {
@@ -61,8 +61,8 @@ public final class HostSync implements AutoCloseable {
      *     not come in time
      */
     public void agree(Operation operation) {
-        sync.begin(operation);
-        sync.awaitAgreement(operation);
+        rendezvous.begin(operation);
+        rendezvous.awaitAgreement(operation);
     }
 
     /**
@@ -72,7 +72,7 @@ public final class HostSync implements AutoCloseable {
      * @throws org.djlx.collectives.CollectiveException if a rank is gone or does not come in time
      */
     public void meet(Operation operation) {
-        sync.synchronize(operation);
+        rendezvous.synchronize(operation);
     }
 
     /**
@@ -82,7 +82,7 @@ public final class HostSync implements AutoCloseable {
      * @return what is known of the first such rank, or null
      */
     public String brokenRank() {
-        return sync.brokenRank();
+        return rendezvous.brokenRank();
     }
 
     /**
@@ -91,20 +91,20 @@ public final class HostSync implements AutoCloseable {
      * @param reason why
      */
     public void fail(String reason) {
-        sync.fail(reason);
+        rendezvous.fail(reason);
     }
 
     /** Makes waits of this rank fail, now and from now on. */
     public void end() {
-        sync.close();
+        rendezvous.close();
     }
 
     /** Tells the others that this rank has left, and uses nothing of theirs any more. */
     public void leave() {
-        sync.close();
-        sync.leave();
+        rendezvous.close();
+        rendezvous.leave();
         for (int peer = 0; peer < worldSize; peer++) {
-            sync.signal(peer, GONE, 1);
+            rendezvous.signal(peer, GONE, 1);
         }
     }
 
@@ -115,7 +115,9 @@ public final class HostSync implements AutoCloseable {
      */
     public boolean isAlone() {
         for (int peer = 0; peer < worldSize; peer++) {
-            if (peer != rank && !sync.isSignalled(peer, GONE, 1) && sync.deathOf(peer) == null) {
+            if (peer != rank
+                    && !rendezvous.isSignalled(peer, GONE, 1)
+                    && rendezvous.deathOf(peer) == null) {
                 return false;
             }
         }

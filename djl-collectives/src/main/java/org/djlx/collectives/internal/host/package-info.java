@@ -4,7 +4,7 @@
  * <pre>
  *   SharedSegment    memory that all ranks map
  *   ControlBlock     what ranks tell each other there
- *   RankSync         waits for other ranks, with a deadline
+ *   Rendezvous       waits for other ranks, with a deadline
  *   HostSync         the two above, for backends whose data goes another way
  *   Liveness         whether a process still runs
  *   Deadline         how long to wait

@@ -21,7 +21,7 @@ import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.ControlBlock;
-import org.djlx.collectives.internal.host.RankSync;
+import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.Mailbox.Kind;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
@@ -47,7 +47,7 @@ final class Messages implements MessageDriver.Engine {
     private record Ended(Transfer transfer, CollectiveException reason) {}
 
     private final ControlBlock control;
-    private final RankSync sync;
+    private final Rendezvous rendezvous;
     private final int rank;
     private final int worldSize;
     private final MessageDriver driver;
@@ -67,9 +67,14 @@ final class Messages implements MessageDriver.Engine {
     // What broke the group, if it was this rank's operation; not guarded.
     private volatile CollectiveException failedOperation;
 
-    Messages(ShmSegment segment, ControlBlock control, RankSync sync, String group, int rank) {
+    Messages(
+            ShmSegment segment,
+            ControlBlock control,
+            Rendezvous rendezvous,
+            String group,
+            int rank) {
         this.control = control;
-        this.sync = sync;
+        this.rendezvous = rendezvous;
         this.rank = rank;
         this.worldSize = segment.worldSize();
         Copies copies = new Copies();
@@ -82,7 +87,8 @@ final class Messages implements MessageDriver.Engine {
                                                 segment.mailbox(rank, peer, copies)))
                         .toList();
         this.driver =
-                new MessageDriver(this, "shm-" + group + "-rank-" + rank + "-p2p", sync.spins());
+                new MessageDriver(
+                        this, "shm-" + group + "-rank-" + rank + "-p2p", rendezvous.spins());
     }
 
     /** What is under way between this rank and another. */
@@ -116,7 +122,7 @@ final class Messages implements MessageDriver.Engine {
     void submit(Transfer transfer) {
         locked(
                 () -> {
-                    String broken = closed ? null : sync.announcedEndOf(rank);
+                    String broken = closed ? null : rendezvous.announcedEndOf(rank);
                     if (closed || broken != null) {
                         end(transfer, ownEnd(transfer, broken));
                         return;
@@ -365,7 +371,7 @@ final class Messages implements MessageDriver.Engine {
         int doorbell = control.prepareSleep(rank);
         try {
             if (!pass() && !closed) {
-                control.sleep(rank, doorbell, Math.min(nanosLeft(), RankSync.CHECK_NANOS));
+                control.sleep(rank, doorbell, Math.min(nanosLeft(), Rendezvous.CHECK_NANOS));
             }
         } finally {
             // Whoever waited for what ended in the pass may have destroyed the group, right there.
@@ -383,7 +389,7 @@ final class Messages implements MessageDriver.Engine {
                     pending.stream()
                             .mapToLong(Transfer::nanosLeft)
                             .min()
-                            .orElse(RankSync.CHECK_NANOS));
+                            .orElse(Rendezvous.CHECK_NANOS));
         } finally {
             lock.unlock();
         }
@@ -419,7 +425,7 @@ final class Messages implements MessageDriver.Engine {
     /** Why each rank takes no part any more; null for those that do. */
     private String[] ends() {
         long now = System.nanoTime();
-        boolean look = now - lastLook >= RankSync.CHECK_NANOS;
+        boolean look = now - lastLook >= Rendezvous.CHECK_NANOS;
         lastLook = look ? now : lastLook;
         boolean[] involved = new boolean[worldSize];
         lock.lock();
@@ -438,9 +444,9 @@ final class Messages implements MessageDriver.Engine {
         }
         String[] ends = new String[worldSize];
         for (int i = 0; i < worldSize; i++) {
-            ends[i] = sync.announcedEndOf(i);
+            ends[i] = rendezvous.announcedEndOf(i);
             if (ends[i] == null && look && involved[i]) {
-                ends[i] = sync.deathOf(i);
+                ends[i] = rendezvous.deathOf(i);
             }
         }
         return ends;
@@ -473,7 +479,7 @@ final class Messages implements MessageDriver.Engine {
                         + " after "
                         + transfer.operation().timeout()
                         + ": "
-                        + RankSync.ranks(left)
+                        + Rendezvous.ranks(left)
                         + did,
                 left);
     }

@@ -25,7 +25,7 @@ import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.Liveness;
-import org.djlx.collectives.internal.host.RankSync;
+import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.ShmMoves.Extent;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
@@ -76,7 +76,7 @@ final class ShmBackend extends Backend {
     private final int worldSize;
     private final NDManager manager;
     private final ShmSegment segment;
-    private final RankSync sync;
+    private final Rendezvous rendezvous;
     private final OpQueue queue;
     private final Copies copies = new Copies();
     private final Reducer reducer;
@@ -102,25 +102,25 @@ final class ShmBackend extends Backend {
         manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
         manager.setName(NAME + "-" + context.name() + "-" + rank);
         ControlBlock control = new ControlBlock(segment.memory(), worldSize);
-        sync = new RankSync(control, context.name(), rank, worldSize);
+        rendezvous = new Rendezvous(control, context.name(), rank, worldSize);
         queue =
                 new OpQueue(
                         "shm-" + context.name() + "-rank-" + rank,
-                        RankSync.ranksPerCore(worldSize));
+                        Rendezvous.ranksPerCore(worldSize));
         reducer = new Reducer(manager);
-        Steps steps = new Steps(segment, sync, rank, worldSize);
+        Steps steps = new Steps(segment, rendezvous, rank, worldSize);
         reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
         moves = new ShmMoves(steps, copies, rank, worldSize);
-        messages = new Messages(segment, control, sync, context.name(), rank);
-        buffers = new ShmP2pBuffers(segment, sync, rank);
+        messages = new Messages(segment, control, rendezvous, context.name(), rank);
+        buffers = new ShmP2pBuffers(segment, rendezvous, rank);
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
         try {
             // The last time that ranks wait for each other here is not in the store: once this rank
             // is through, it may close the store's server, which all others are then done with.
             Operation joining = context.joining();
-            sync.begin(joining);
-            sync.awaitAgreement(joining);
+            rendezvous.begin(joining);
+            rendezvous.awaitAgreement(joining);
         } catch (RuntimeException e) {
             close();
             throw e;
@@ -373,7 +373,7 @@ final class ShmBackend extends Backend {
         return submit(
                 operation,
                 () -> {
-                    sync.begin(operation);
+                    rendezvous.begin(operation);
                     NoGradient.run(body);
                 },
                 () -> {},
@@ -430,7 +430,7 @@ final class ShmBackend extends Backend {
             queue.breakWith(reason);
             messages.breakWith(reason);
             if (!gone) { // The code of an operation may have destroyed the group itself.
-                sync.fail(reason.getMessage());
+                rendezvous.fail(reason.getMessage());
             }
             throw reason;
         }
@@ -442,11 +442,11 @@ final class ShmBackend extends Backend {
             return;
         }
         closed = true;
-        sync.close();
+        rendezvous.close();
         queue.close();
         messages.close();
         buffers.close();
-        sync.leave();
+        rendezvous.leave();
         gone = true;
         reducer.close();
         manager.close();

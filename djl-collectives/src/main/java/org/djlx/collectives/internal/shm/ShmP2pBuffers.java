@@ -11,7 +11,7 @@ import java.util.concurrent.locks.ReentrantReadWriteLock;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.internal.host.ControlBlock;
-import org.djlx.collectives.internal.host.RankSync;
+import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -25,9 +25,9 @@ final class ShmP2pBuffers extends P2pBuffers {
     private boolean closed; // guarded by use
 
     private final ShmSegment segment;
-    private final RankSync sync;
+    private final Rendezvous rendezvous;
 
-    ShmP2pBuffers(ShmSegment segment, RankSync sync, int rank) {
+    ShmP2pBuffers(ShmSegment segment, Rendezvous rendezvous, int rank) {
         super(
                 rank,
                 segment.worldSize(),
@@ -35,7 +35,7 @@ final class ShmP2pBuffers extends P2pBuffers {
                 segment.heapSize(),
                 ControlBlock.CHANNELS);
         this.segment = segment;
-        this.sync = sync;
+        this.rendezvous = rendezvous;
     }
 
     @Override
@@ -54,27 +54,27 @@ final class ShmP2pBuffers extends P2pBuffers {
     public void putSignal(int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
-        use(() -> sync.signal(rank, channel, epoch));
+        use(() -> rendezvous.signal(rank, channel, epoch));
     }
 
     @Override
     public void waitSignal(Operation operation, int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
-        use(() -> sync.awaitSignal(operation, rank, channel, epoch));
+        use(() -> rendezvous.awaitSignal(operation, rank, channel, epoch));
     }
 
     @Override
     public void awaitAgreement(Operation operation) {
-        use(() -> sync.awaitAgreement(operation));
+        use(() -> rendezvous.awaitAgreement(operation));
     }
 
     @Override
     public void intraNodeBarrier(Operation operation) {
         use(
                 () -> {
-                    sync.awaitAgreement(operation);
-                    sync.synchronize(operation);
+                    rendezvous.awaitAgreement(operation);
+                    rendezvous.synchronize(operation);
                 });
     }
 

@@ -5,7 +5,7 @@
 package org.djlx.collectives.internal.shm;
 
 import org.djlx.collectives.Operation;
-import org.djlx.collectives.internal.host.RankSync;
+import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.nativeops.AtomicBuffer;
 
 /**
@@ -23,16 +23,16 @@ final class Steps {
     static final long ALIGNMENT = 64;
 
     private final ShmSegment segment;
-    private final RankSync sync;
+    private final Rendezvous rendezvous;
     private final int rank;
     private final int worldSize;
     private final long[] addresses;
     private Operation operation;
     private boolean begun;
 
-    Steps(ShmSegment segment, RankSync sync, int rank, int worldSize) {
+    Steps(ShmSegment segment, Rendezvous rendezvous, int rank, int worldSize) {
         this.segment = segment;
-        this.sync = sync;
+        this.rendezvous = rendezvous;
         this.rank = rank;
         this.worldSize = worldSize;
         this.addresses = new long[worldSize];
@@ -46,33 +46,33 @@ final class Steps {
 
     /** Where this rank writes for the step that comes. */
     long mine() {
-        return segment.staging(rank, (sync.epoch() + 1) & 1);
+        return segment.staging(rank, (rendezvous.epoch() + 1) & 1);
     }
 
     /** Ends the writing, and waits until all ranks have. */
     void synchronize() {
         if (begun) {
-            sync.synchronize(operation);
+            rendezvous.synchronize(operation);
         } else {
             begun = true;
-            sync.begin(operation);
-            sync.awaitAgreement(operation);
+            rendezvous.begin(operation);
+            rendezvous.awaitAgreement(operation);
         }
     }
 
     /** What a rank wrote for the step that was synchronised last. */
     long of(int peer) {
-        return segment.staging(peer, sync.epoch() & 1);
+        return segment.staging(peer, rendezvous.epoch() & 1);
     }
 
     /** The words at the start of {@link #mine()}. */
     AtomicBuffer myHeader() {
-        return segment.header(rank, (sync.epoch() + 1) & 1);
+        return segment.header(rank, (rendezvous.epoch() + 1) & 1);
     }
 
     /** The words at the start of {@link #of}. */
     AtomicBuffer headerOf(int peer) {
-        return segment.header(peer, sync.epoch() & 1);
+        return segment.header(peer, rendezvous.epoch() & 1);
     }
 
     /**

@@ -25,7 +25,7 @@ import org.djlx.collectives.internal.host.ControlBlock.State;
  * <p>{@link #begin}, {@link #arrive} and the waits on arrivals are called by one thread at a time,
  * the one that runs the group's current operation; signals may be raised and awaited by any thread.
  */
-public final class RankSync {
+public final class Rendezvous {
 
     // About 2 microseconds. No more: ranks that share a core, whatever the number of cores, only
     // get on when the one that waits gives way.
@@ -49,7 +49,7 @@ public final class RankSync {
     private long begun; // operations; the same on all ranks
     private volatile boolean closing;
 
-    public RankSync(ControlBlock control, String group, int rank, int worldSize) {
+    public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
         this.control = control;
         this.group = group;
         this.rank = rank;
