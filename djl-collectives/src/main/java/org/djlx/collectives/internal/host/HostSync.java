@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.host;
 
 import java.util.List;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 
@@ -33,7 +34,7 @@ public final class HostSync implements AutoCloseable {
      *
      * @param context the group and the rank
      * @return this rank's handle
-     * @throws org.djlx.collectives.CollectiveException on all ranks, if they are not on one machine
+     * @throws CollectiveException on all ranks, if they are not on one machine
      */
     public static HostSync join(GroupContext context) {
         SharedSegment segment =
@@ -57,8 +58,7 @@ public final class HostSync implements AutoCloseable {
      * Waits until all ranks have got to an operation and checks that it is the same one.
      *
      * @param operation the operation
-     * @throws org.djlx.collectives.CollectiveException if it is not, or if a rank is gone or does
-     *     not come in time
+     * @throws CollectiveException if it is not, or if a rank is gone or does not come in time
      */
     public void agree(Operation operation) {
         rendezvous.begin(operation);
@@ -69,7 +69,7 @@ public final class HostSync implements AutoCloseable {
      * Waits until all ranks have got here, within an operation on which they have agreed.
      *
      * @param operation the operation
-     * @throws org.djlx.collectives.CollectiveException if a rank is gone or does not come in time
+     * @throws CollectiveException if a rank is gone or does not come in time
      */
     public void meet(Operation operation) {
         rendezvous.synchronize(operation);
@@ -91,7 +91,7 @@ public final class HostSync implements AutoCloseable {
      * @param reason why
      */
     public void fail(String reason) {
-        rendezvous.fail(reason);
+        rendezvous.fail(new CollectiveException(reason));
     }
 
     /** Makes waits of this rank fail, now and from now on. */

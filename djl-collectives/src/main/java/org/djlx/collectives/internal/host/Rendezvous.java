@@ -6,34 +6,51 @@ package org.djlx.collectives.internal.host;
 
 import java.util.ArrayList;
 import java.util.List;
-import java.util.Map;
-import java.util.TreeMap;
 import java.util.function.IntPredicate;
+import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.ControlBlock.State;
 
 /**
- * Synchronises one rank with the others of its group, through the {@link ControlBlock}.
+ * Decides when the hosts of a group's ranks meet, and how they wait; nothing else makes one host
+ * wait for another. One instance serves one rank, through the {@link ControlBlock}.
  *
- * <p>All ranks count the same synchronisations ("epochs"). A waiting thread spins for a short time
- * if there is a core for every rank, yields its core for a longer one, then sleeps on the rank's
- * doorbell.
+ * <p>Hosts meet
+ *
+ * <ul>
+ *   <li>at the beginning of an operation ({@link #begin}, {@link #awaitAgreement}), to compare what
+ *       each called before anything is changed: a call that does not fit then leaves the group
+ *       usable;
+ *   <li>between the steps of an operation ({@link #synchronize}), if its data lie in memory that
+ *       one host writes and others read: until all have written it may not be read, and until all
+ *       have read, not written. Backends whose data go another way order that on the GPU, and meet
+ *       here only to get back into step after a call that did not fit;
+ *   <li>at a signal, which one rank raises for another.
+ * </ul>
+ *
+ * <p>All ranks count the same meetings ("epochs"). A rank that has come to one waits in three ways,
+ * one after the other. It spins for about 2 µs, if there is a core for every rank: peers that are
+ * not far apart meet within that time. Then it yields its core to whatever else wants it, for 1 ms
+ * times the ranks that share a core: those can only come when this one gives way. Only then does it
+ * sleep on the rank's doorbell: waking takes longer than a peer spins, so that a rank that slept
+ * once would make its peers sleep in turn, and so on for ever. Measured on 2 cores as the median of
+ * a float32 all-reduce, without and with the yielding: 4 KB between 2 threads 180 to 250 µs and 11
+ * to 40, 1 MB between 2 processes 320 to 410 and 91 to 200, 4 KB between 8 processes 4600 to 7500
+ * and 290 to 440. Spinning for longer takes the core from ranks that share it: 4 KB between such
+ * ranks takes 15 to 17 µs instead of 10 to 13.
+ *
+ * <p>Who waits learns at once of a peer that says that it has failed or left, by looking from time
+ * to time of one whose process has died, and gives up at the operation's deadline.
  *
  * <p>{@link #begin}, {@link #arrive} and the waits on arrivals are called by one thread at a time,
  * the one that runs the group's current operation; signals may be raised and awaited by any thread.
  */
 public final class Rendezvous {
 
-    // About 2 microseconds. No more: ranks that share a core, whatever the number of cores, only
-    // get on when the one that waits gives way.
+    // About 2 microseconds.
     private static final int SPINS = 30;
-    // For so long, for each rank that shares its core, a waiting thread gives way to whatever else
-    // wants the core before it sleeps: more than waking a sleeper takes, or a rank that slept once
-    // would make its peers sleep in turn, and so on for ever.
-    private static final long YIELD_NANOS = 1_000_000;
+    private static final long YIELD_NANOS = 1_000_000; // for each rank that shares a core
     // How often a sleeper looks whether its peers still live: at first, and at last.
     public static final long CHECK_NANOS = 50_000_000;
     private static final long MAX_CHECK_NANOS = 400_000_000;
@@ -47,7 +64,9 @@ public final class Rendezvous {
     private final IntPredicate hasArrived = this::hasArrived; // One for all waits.
     private int epoch;
     private long begun; // operations; the same on all ranks
+    private boolean left; // the memory; guarded by this
     private volatile boolean closing;
+    private volatile CollectiveException broken;
 
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
         this.control = control;
@@ -76,31 +95,15 @@ public final class Rendezvous {
         awaitArrivals(operation);
         for (int peer = 0; peer < worldSize; peer++) {
             if (!control.signatureEquals(peer, begun, operation.signature())) {
-                throw new CollectiveMismatchException(disagreement(operation));
+                throw GroupErrors.disagreement(operation, group, signatures());
             }
         }
     }
 
-    private String disagreement(Operation operation) {
-        Map<String, List<Integer>> calls = new TreeMap<>();
-        for (int peer = 0; peer < worldSize; peer++) {
-            String call = Operation.describe(control.signature(peer, begun));
-            calls.computeIfAbsent(call, k -> new ArrayList<>()).add(peer);
-        }
-        StringBuilder text = new StringBuilder();
-        calls.forEach(
-                (call, ranks) ->
-                        text.append(text.length() == 0 ? "" : "; ")
-                                .append(ranks(ranks))
-                                .append(" called ")
-                                .append(call));
-        return "operation #"
-                + operation.sequence()
-                + " of group '"
-                + group
-                + "' is not the same on all ranks: "
-                + text
-                + "; all ranks must call the same operation with the same element type and shape";
+    private List<long[]> signatures() {
+        return IntStream.range(0, worldSize)
+                .mapToObj(peer -> control.signature(peer, begun))
+                .toList();
     }
 
     /**
@@ -146,24 +149,40 @@ public final class Rendezvous {
         return control.signal(rank, channel, peer) - value >= 0;
     }
 
-    /** Makes waits of this rank fail, now and from now on. */
+    /** Makes waits of this rank fail, now and from now on: the group is about to be destroyed. */
     public void close() {
         closing = true;
         control.ring(rank);
     }
 
-    /** Tells the others that this rank will not arrive any more. */
-    public void leave() {
+    /**
+     * Tells the others that this rank will not arrive any more. From then on the memory is not
+     * touched, and may be unmapped.
+     */
+    public synchronized void leave() {
         if (control.state(rank) == State.ACTIVE) {
             control.setLeft(rank);
         }
         ringOthers();
+        left = true;
     }
 
-    /** Tells the others that this rank cannot go on, and why. */
-    public void fail(String reason) {
-        control.setFailed(rank, reason);
-        ringOthers();
+    /**
+     * Breaks the group: tells the others that this rank cannot go on, and makes its own waits fail,
+     * now and from now on. Only the first reason counts. Any thread may call it.
+     *
+     * @param reason why
+     */
+    public synchronized void fail(CollectiveException reason) {
+        if (broken != null) {
+            return;
+        }
+        broken = reason;
+        if (!left) { // The code of an operation may have destroyed the group itself.
+            control.setFailed(rank, reason.getMessage());
+            control.ring(rank);
+            ringOthers();
+        }
     }
 
     private void ringOthers() {
@@ -237,11 +256,12 @@ public final class Rendezvous {
 
     private void checkPossible(
             Operation operation, IntPredicate arrived, long left, boolean processes) {
-        if (closing) {
-            throw new CollectiveException(operation + " was ended: this rank destroyed the group");
+        CollectiveException obstacle = obstacle(operation);
+        if (obstacle != null) {
+            throw obstacle;
         }
         if (Thread.currentThread().isInterrupted()) {
-            throw new CollectiveException(operation + " was interrupted on rank " + rank);
+            throw GroupErrors.interrupted(operation, rank);
         }
         List<Integer> missing = new ArrayList<>();
         for (int peer = 0; peer < worldSize; peer++) {
@@ -254,22 +274,28 @@ public final class Rendezvous {
                 continue;
             }
             if (end != null) {
-                throw new CollectiveException(operation + " cannot complete: " + end);
+                throw GroupErrors.gone(operation, rank, end);
             }
             missing.add(peer);
         }
         if (left <= 0 && !missing.isEmpty()) {
-            throw new CollectiveTimeoutException(
-                    operation
-                            + " timed out on rank "
-                            + rank
-                            + " after "
-                            + operation.timeout()
-                            + ": "
-                            + ranks(missing)
-                            + " did not arrive",
-                    missing);
+            throw GroupErrors.timedOut(operation, rank, missing, "did not arrive");
         }
+    }
+
+    /**
+     * Why this rank can run nothing any more.
+     *
+     * @param call what it would run
+     * @return with what the call ends; null if nothing is known that keeps it from running
+     */
+    public CollectiveException obstacle(Object call) {
+        // Who has broken the group may then end the waits: it is why it broke that counts.
+        CollectiveException reason = broken;
+        if (reason != null) {
+            return GroupErrors.broken(call, reason);
+        }
+        return closing ? GroupErrors.destroyed(call) : null;
     }
 
     /** Why a rank takes no part any more, as far as it has said so; null if it does. */
@@ -310,10 +336,5 @@ public final class Rendezvous {
         return Liveness.isAlive(pid, control.startTime(peer))
                 ? null
                 : "the process of rank " + peer + " (pid " + pid + ") has died";
-    }
-
-    public static String ranks(List<Integer> ranks) {
-        return (ranks.size() == 1 ? "rank " : "ranks ")
-                + ranks.toString().replaceAll("[\\[\\]]", "");
     }
 }

@@ -2,10 +2,11 @@
  * How the ranks of a group on one host meet, and find out that one of them never will.
  *
  * <pre>
- *   SharedSegment    memory that all ranks map
- *   ControlBlock     what ranks tell each other there
- *   Rendezvous       waits for other ranks, with a deadline
- *   HostSync         the two above, for backends whose data goes another way
+ *   Rendezvous       decides when hosts wait for each other, how, and when they give up
+ *   HostSync         the same, for backends whose data goes another way
+ *   GroupErrors      the errors of operations that the ranks cannot complete
+ *   ControlBlock     what ranks tell each other, in memory that they share
+ *   SharedSegment    that memory
  *   Liveness         whether a process still runs
  *   Deadline         how long to wait
  * </pre>

@@ -12,6 +12,7 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.host.Rendezvous;
 
 /**
  * Runs the operations of one rank's group, one after the other, in the order in which they were
@@ -28,6 +29,7 @@ final class OpQueue {
     // a look at the queue takes the core from a rank that works.
     private static final long PATIENCE_NANOS = 500_000;
 
+    private final Rendezvous rendezvous;
     private final Queue<OpWork> pending = new ArrayDeque<>();
     private final ReentrantLock runner = new ReentrantLock();
     private final Thread progress;
@@ -36,10 +38,17 @@ final class OpQueue {
     private boolean idle; // guarded by pending
     private volatile boolean awaitsStop; // the queue's thread, of whoever runs operations
     private volatile boolean closed;
-    private CollectiveException broken; // guarded by runner
     private OpWork running; // the last that was run, or null; guarded by runner
 
-    OpQueue(String name, int ranksPerCore) {
+    /**
+     * Creates a queue, and its thread.
+     *
+     * @param name the thread's name
+     * @param rendezvous knows why operations cannot run any more
+     * @param ranksPerCore the ranks that share a core
+     */
+    OpQueue(String name, Rendezvous rendezvous, int ranksPerCore) {
+        this.rendezvous = rendezvous;
         patienceNanos = PATIENCE_NANOS * ranksPerCore;
         progress = new Thread(this::progress, name);
         progress.setDaemon(true);
@@ -107,29 +116,14 @@ final class OpQueue {
         if (next == null) {
             return false;
         }
-        if (broken != null) {
-            next.fail(
-                    new CollectiveException(
-                            next.operation()
-                                    + " cannot run: the group is broken since an earlier operation"
-                                    + " failed ("
-                                    + broken.getMessage()
-                                    + "); destroy it and create a new one",
-                            broken));
-        } else if (closed) {
-            next.fail(
-                    new CollectiveException(
-                            next.operation() + " was ended: this rank destroyed the group"));
+        CollectiveException obstacle = rendezvous.obstacle(next.operation());
+        if (obstacle != null) {
+            next.fail(obstacle);
         } else {
             running = next;
             next.run();
         }
         return true;
-    }
-
-    /** To be called by the running operation: all later ones fail. */
-    void breakWith(CollectiveException reason) {
-        broken = reason;
     }
 
     private void progress() {
@@ -178,14 +172,17 @@ final class OpQueue {
         awaitsStop = false;
     }
 
-    /** Fails what is pending and waits until nothing runs any more; the caller ends what runs. */
+    /**
+     * Fails what is pending and waits until nothing runs any more; to be called when the rendezvous
+     * is closed, which ends what runs.
+     */
     void close() {
         closed = true;
         LockSupport.unpark(progress);
         runner.lock();
         try {
             while (runNext()) {
-                // Each fails as the queue is closed.
+                // Each fails as the rendezvous is closed.
             }
         } finally {
             runner.unlock();

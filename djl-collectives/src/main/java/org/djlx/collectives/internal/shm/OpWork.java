@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.host.GroupErrors;
 
 /** An operation in an {@link OpQueue}. */
 final class OpWork extends PendingWork {
@@ -33,10 +34,8 @@ final class OpWork extends PendingWork {
         try {
             body.run();
             end(null);
-        } catch (CollectiveException e) {
-            end(e);
         } catch (RuntimeException | Error e) {
-            end(new CollectiveException(operation() + " failed: " + e, e));
+            end(GroupErrors.failed(operation(), e));
         }
     }
 

@@ -24,6 +24,7 @@ import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.ShmMoves.Extent;
@@ -82,10 +83,9 @@ final class ShmBackend extends Backend {
     private final Reducer reducer;
     private final ShmReductions reductions;
     private final ShmMoves moves;
-    private final Messages messages;
+    private final MessageQueue messages;
     private final ShmP2pBuffers buffers;
     private boolean closed;
-    private volatile boolean gone; // the shared memory
 
     ShmBackend(GroupContext context) {
         rank = context.rank();
@@ -106,12 +106,13 @@ final class ShmBackend extends Backend {
         queue =
                 new OpQueue(
                         "shm-" + context.name() + "-rank-" + rank,
+                        rendezvous,
                         Rendezvous.ranksPerCore(worldSize));
         reducer = new Reducer(manager);
         Steps steps = new Steps(segment, rendezvous, rank, worldSize);
         reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
         moves = new ShmMoves(steps, copies, rank, worldSize);
-        messages = new Messages(segment, control, rendezvous, context.name(), rank);
+        messages = new MessageQueue(segment, control, rendezvous, context.name(), rank);
         buffers = new ShmP2pBuffers(segment, rendezvous, rank);
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
@@ -423,15 +424,8 @@ final class ShmBackend extends Backend {
         } catch (CollectiveMismatchException e) {
             throw e; // All ranks throw it at the same point and can go on together.
         } catch (RuntimeException | Error e) {
-            CollectiveException reason =
-                    e instanceof CollectiveException collective
-                            ? collective
-                            : new CollectiveException(operation + " failed: " + e, e);
-            queue.breakWith(reason);
-            messages.breakWith(reason);
-            if (!gone) { // The code of an operation may have destroyed the group itself.
-                rendezvous.fail(reason.getMessage());
-            }
+            CollectiveException reason = GroupErrors.failed(operation, e);
+            rendezvous.fail(reason);
             throw reason;
         }
     }
@@ -447,7 +441,6 @@ final class ShmBackend extends Backend {
         messages.close();
         buffers.close();
         rendezvous.leave();
-        gone = true;
         reducer.close();
         manager.close();
         segment.close();

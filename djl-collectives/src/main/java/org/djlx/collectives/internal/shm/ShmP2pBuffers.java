@@ -11,6 +11,7 @@ import java.util.concurrent.locks.ReentrantReadWriteLock;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -82,7 +83,7 @@ final class ShmP2pBuffers extends P2pBuffers {
         use.readLock().lock();
         try {
             if (closed) {
-                throw new IllegalStateException("the group of these buffers has been destroyed");
+                throw GroupErrors.buffersDestroyed();
             }
             action.run();
         } finally {

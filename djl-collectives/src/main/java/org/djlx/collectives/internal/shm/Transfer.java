@@ -10,24 +10,24 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.shm.Mailbox.Kind;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
-/** A message on its way, at one of its ends. {@link Messages} guards what changes. */
+/** A message on its way, at one of its ends. {@link MessageQueue} guards what changes. */
 final class Transfer extends PendingWork {
 
     /** The peer of a receive from any rank, until there is a message. */
     static final int ANY = -1;
 
-    private final Messages messages;
+    private final MessageQueue queue;
     private final HostTensor tensor;
     private final boolean sends;
     private final int tag;
     private final long begin = System.nanoTime();
     private volatile int peer;
     private long message = -1; // the sender's number, once it is known
-    private long turn; // of a receive, among those that wait for an offer
+    private long turn; // of a receive, among those that wait for a message
     private long moved;
 
     Transfer(
-            Messages messages,
+            MessageQueue queue,
             Operation operation,
             HostTensor tensor,
             boolean sends,
@@ -35,7 +35,7 @@ final class Transfer extends PendingWork {
             int tag,
             List<NDArray> result) {
         super(operation, result);
-        this.messages = messages;
+        this.queue = queue;
         this.tensor = tensor;
         this.sends = sends;
         this.peer = peer;
@@ -124,13 +124,13 @@ final class Transfer extends PendingWork {
 
     @Override
     public void await() {
-        messages.await(this);
+        queue.await(this);
         rethrow();
     }
 
     @Override
     void expedite() {
-        messages.expedite();
+        queue.expedite();
     }
 
     @Override

@@ -1,0 +1,177 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.Operation;
+
+/**
+ * The errors with which operations end that the ranks of a group cannot complete: one text for each
+ * reason, whatever the backend. A {@code call} is an {@link Operation}, which names its group, or
+ * any other text that says what was called.
+ *
+ * <p>All methods return the exception, and leave it to the caller to throw it or to fail a work
+ * with it.
+ */
+public final class GroupErrors {
+
+    private GroupErrors() {}
+
+    /**
+     * Something went wrong on this rank while it ran a call.
+     *
+     * @param call what failed
+     * @param cause why
+     * @return the cause, if it says enough by itself, or an exception that names the call
+     */
+    public static CollectiveException failed(Object call, Throwable cause) {
+        return cause instanceof CollectiveException collective
+                ? collective
+                : new CollectiveException(call + " failed: " + cause, cause);
+    }
+
+    /**
+     * An earlier operation failed on this rank, after which the ranks may be out of step.
+     *
+     * @param call what cannot run
+     * @param reason with what the earlier operation failed
+     * @return the exception, with the reason as its cause
+     */
+    public static CollectiveException broken(Object call, CollectiveException reason) {
+        return new CollectiveException(
+                call
+                        + " cannot run: the group is broken since an earlier operation failed ("
+                        + reason.getMessage()
+                        + "); destroy it and create a new one",
+                reason);
+    }
+
+    /**
+     * This rank destroyed the group before a call had ended.
+     *
+     * @param call what was ended
+     * @return the exception
+     */
+    public static CollectiveException destroyed(Object call) {
+        return new CollectiveException(call + " was ended: this rank destroyed the group");
+    }
+
+    /**
+     * This rank destroyed the group: the reason why all ends that is under way.
+     *
+     * @param group the group's name
+     * @return the exception
+     */
+    public static CollectiveException groupDestroyed(String group) {
+        return new CollectiveException("this rank destroyed the group '" + group + "'");
+    }
+
+    /**
+     * P2P buffers are used after this rank destroyed their group.
+     *
+     * @return the exception
+     */
+    public static IllegalStateException buffersDestroyed() {
+        return new IllegalStateException(
+                "the group of these P2P buffers has been destroyed; get those of another");
+    }
+
+    /**
+     * The thread that waited for other ranks was interrupted.
+     *
+     * @param call what it waited for
+     * @param rank this rank
+     * @return the exception
+     */
+    public static CollectiveException interrupted(Object call, int rank) {
+        return new CollectiveException(call + " was interrupted on rank " + rank);
+    }
+
+    /**
+     * A rank on which a call depends takes no part any more.
+     *
+     * @param call what cannot complete
+     * @param rank this rank
+     * @param end what became of the other, such as {@code rank 1 has destroyed the group}
+     * @return the exception
+     */
+    public static CollectiveException gone(Object call, int rank, String end) {
+        return new CollectiveException(call + " cannot complete on rank " + rank + ": " + end);
+    }
+
+    /**
+     * Other ranks did not do their part before the deadline.
+     *
+     * @param operation the operation
+     * @param rank this rank
+     * @param missing the ranks that did not
+     * @param omission what they did not do, such as {@code did not arrive}
+     * @return the exception
+     */
+    public static CollectiveTimeoutException timedOut(
+            Operation operation, int rank, List<Integer> missing, String omission) {
+        return new CollectiveTimeoutException(
+                operation
+                        + " timed out on rank "
+                        + rank
+                        + " after "
+                        + operation.timeout()
+                        + ": "
+                        + ranks(missing)
+                        + " "
+                        + omission,
+                missing);
+    }
+
+    /**
+     * The ranks called different operations.
+     *
+     * @param operation this rank's operation
+     * @param group the group's name
+     * @param signatures what each rank called, in rank order
+     * @return the exception
+     */
+    public static CollectiveMismatchException disagreement(
+            Operation operation, String group, List<long[]> signatures) {
+        Map<String, List<Integer>> callers = new TreeMap<>();
+        for (int rank = 0; rank < signatures.size(); rank++) {
+            String call = Operation.describe(signatures.get(rank));
+            callers.computeIfAbsent(call, k -> new ArrayList<>()).add(rank);
+        }
+        StringBuilder text = new StringBuilder();
+        callers.forEach(
+                (call, ranks) ->
+                        text.append(text.length() == 0 ? "" : "; ")
+                                .append(ranks(ranks))
+                                .append(" called ")
+                                .append(call));
+        return new CollectiveMismatchException(
+                "operation #"
+                        + operation.sequence()
+                        + " of group '"
+                        + group
+                        + "' is not the same on all ranks: "
+                        + text
+                        + "; all ranks must call the same operation with the same element type and"
+                        + " shape");
+    }
+
+    /**
+     * Names ranks.
+     *
+     * @param ranks the ranks
+     * @return a text such as {@code rank 1} or {@code ranks 1, 3}
+     */
+    public static String ranks(List<Integer> ranks) {
+        return (ranks.size() == 1 ? "rank " : "ranks ")
+                + ranks.toString().replaceAll("[\\[\\]]", "");
+    }
+}

@@ -1,0 +1,270 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import java.util.ArrayList;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.locks.ReentrantLock;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
+
+/**
+ * The messages of one rank, to and from all others, that are under way: they go on at the same
+ * time, apart from the operations of the {@link OpQueue}.
+ */
+final class MessageQueue implements MessageDriver.Engine {
+
+    /** A message that has ended, and how; its work is completed without the lock held. */
+    private record Ended(Transfer transfer, CollectiveException reason) {}
+
+    private final ControlBlock control;
+    private final Rendezvous rendezvous;
+    private final int rank;
+    private final int worldSize;
+    private final MessageDriver driver;
+    private final MessageFailures failures;
+
+    private final ReentrantLock lock = new ReentrantLock();
+    // All below is guarded by lock.
+    private final MessageMatcher matcher;
+    private final List<MessagePump> pumps = new ArrayList<>(); // by rank; null for this one
+    private final Set<Transfer> pending = new LinkedHashSet<>();
+    private List<Ended> ended = new ArrayList<>();
+    private long lastNumber;
+    private boolean closed;
+    private volatile int pendingCount;
+    private volatile int unpostedCount;
+
+    MessageQueue(
+            ShmSegment segment,
+            ControlBlock control,
+            Rendezvous rendezvous,
+            String group,
+            int rank) {
+        this.control = control;
+        this.rendezvous = rendezvous;
+        this.rank = rank;
+        this.worldSize = segment.worldSize();
+        failures = new MessageFailures(rendezvous, rank, worldSize);
+        matcher = new MessageMatcher(worldSize);
+        Copies copies = new Copies();
+        for (int peer = 0; peer < worldSize; peer++) {
+            Mailbox in = segment.mailbox(peer, rank, copies);
+            Mailbox out = segment.mailbox(rank, peer, copies);
+            pumps.add(peer == rank ? null : new MessagePump(peer, in, out, matcher, this::end));
+        }
+        String name = "shm-" + group + "-rank-" + rank + "-p2p";
+        driver = new MessageDriver(this, name, rendezvous.spins());
+    }
+
+    /** Begins a message. */
+    void submit(Transfer transfer) {
+        locked(
+                () -> {
+                    CollectiveException obstacle = rendezvous.obstacle(transfer.operation());
+                    if (obstacle != null) {
+                        end(transfer, obstacle);
+                        return;
+                    }
+                    pending.add(transfer);
+                    transfer.operation().started();
+                    pendingCount = pending.size();
+                    begin(transfer);
+                    passAll();
+                });
+        if (hasPending()) {
+            driver.wake();
+        }
+    }
+
+    private void begin(Transfer transfer) {
+        if (transfer.sends()) {
+            transfer.bind(rank, ++lastNumber);
+            pumps.get(transfer.peer()).offer(transfer);
+            return;
+        }
+        Offer offer = matcher.want(transfer);
+        if (offer != null) {
+            pumps.get(offer.source()).answer(offer.letter(), transfer);
+        }
+    }
+
+    @Override
+    public boolean pass() {
+        boolean[] moved = new boolean[1];
+        locked(() -> moved[0] = passAll());
+        return moved[0];
+    }
+
+    private boolean passAll() {
+        boolean moved = false;
+        int letters = 0;
+        for (int peer = 0; peer < worldSize && !closed; peer++) {
+            if (peer == rank) {
+                continue;
+            }
+            MessagePump pump = pumps.get(peer);
+            if (pump.pass()) {
+                control.ring(peer);
+                moved = true;
+            }
+            letters += pump.unposted();
+        }
+        unpostedCount = letters;
+        return moved;
+    }
+
+    /** Ends a message, with the lock held; its work is completed when that is released. */
+    private void end(Transfer transfer, CollectiveException reason) {
+        pending.remove(transfer);
+        pendingCount = pending.size();
+        CollectiveException outcome = reason;
+        try (HostTensor tensor = transfer.tensor()) {
+            if (reason == null && !transfer.sends()) {
+                tensor.flush();
+            }
+        } catch (RuntimeException e) {
+            outcome = new CollectiveException(transfer.operation() + " failed: " + e, e);
+        }
+        ended.add(new Ended(transfer, outcome));
+    }
+
+    private void locked(Runnable action) {
+        List<Ended> completed = List.of();
+        lock.lock();
+        try {
+            action.run();
+        } finally {
+            if (!ended.isEmpty()) {
+                completed = ended;
+                ended = new ArrayList<>();
+            }
+            lock.unlock();
+        }
+        // What depends on them may issue messages itself.
+        completed.forEach(one -> one.transfer().complete(one.reason()));
+    }
+
+    @Override
+    public boolean hasPending() {
+        // A letter that finds no room is to be posted even if the message has ended here.
+        return pendingCount > 0 || unpostedCount > 0;
+    }
+
+    @Override
+    public void sleep() {
+        int doorbell = control.prepareSleep(rank);
+        try {
+            if (!pass() && !closed) {
+                control.sleep(rank, doorbell, nanosLeft());
+            }
+        } finally {
+            // Whoever waited for what ended in the pass may have destroyed the group, right there.
+            if (!closed) {
+                control.endSleep(rank);
+            }
+        }
+    }
+
+    private long nanosLeft() {
+        lock.lock();
+        try {
+            return MessageFailures.nanosLeft(pending);
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    @Override
+    public boolean check() {
+        // States are read first: a rank may send and then leave.
+        String[] ends = failures.ends(involved());
+        while (pass()) {
+            // Until there is nothing left of what the ranks did before.
+            continue;
+        }
+        int before = pendingCount;
+        locked(
+                () -> {
+                    for (Transfer transfer : List.copyOf(pending)) {
+                        CollectiveException reason = failures.reasonToEnd(transfer, ends);
+                        if (reason != null) {
+                            abandon(transfer);
+                            end(transfer, reason);
+                        }
+                    }
+                    for (int peer = 0; peer < worldSize; peer++) {
+                        if (peer != rank && ends[peer] != null) {
+                            pumps.get(peer).dropLetters();
+                        }
+                    }
+                });
+        return pass() || pendingCount < before;
+    }
+
+    /** The ranks with which there is something under way. */
+    private boolean[] involved() {
+        boolean[] involved = new boolean[worldSize];
+        lock.lock();
+        try {
+            for (int peer = 0; peer < worldSize; peer++) {
+                involved[peer] = peer != rank && pumps.get(peer).unposted() > 0;
+            }
+            for (Transfer transfer : pending) {
+                failures.peersOf(transfer).forEach(peer -> involved[peer] = true);
+            }
+        } finally {
+            lock.unlock();
+        }
+        return involved;
+    }
+
+    private void abandon(Transfer transfer) {
+        if (transfer.isBound()) {
+            pumps.get(transfer.peer()).abandon(transfer);
+        } else {
+            matcher.forget(transfer);
+        }
+    }
+
+    /** Waits until a message has ended, and drives all until then. */
+    void await(Transfer transfer) {
+        while (!transfer.isCompleted()) {
+            if (!driver.driveUntil(transfer) || Thread.currentThread().isInterrupted()) {
+                try {
+                    transfer.awaitFuture(TimeUnit.SECONDS.toNanos(1));
+                } catch (TimeoutException e) {
+                    continue;
+                }
+            }
+        }
+    }
+
+    void expedite() {
+        driver.expedite();
+    }
+
+    /**
+     * Fails what is under way; nothing uses the shared memory afterwards. To be called when the
+     * rendezvous is closed.
+     */
+    void close() {
+        driver.close(() -> control.ring(rank));
+        locked(
+                () -> {
+                    passAll(); // Letters of messages that have ended here.
+                    closed = true;
+                    for (Transfer transfer : List.copyOf(pending)) {
+                        end(transfer, rendezvous.obstacle(transfer.operation()));
+                    }
+                });
+    }
+}
