@@ -11,6 +11,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeSet;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 
 /**
  * What moves the data of a {@link ProcessGroup}, on one rank.
@@ -184,6 +185,57 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
+     * See {@link ProcessGroup#allReduceCoalesced}. Only called unless the backend {@link
+     * #batchesCollectives()}, as are the other coalesced operations.
+     *
+     * @param operation the operation, for all tensors
+     * @param tensors inputs and outputs, of one element type
+     * @param infos what is known of them, so that it need not be asked again
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work allReduceCoalesced(
+            Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#allGatherCoalesced}.
+     *
+     * @param operation the operation, for all tensors
+     * @param outputs for each input, one for all ranks
+     * @param inputs this rank's inputs, of one element type
+     * @param infos what is known of the inputs
+     * @return the work
+     */
+    public Work allGatherCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#reduceScatterCoalesced}.
+     *
+     * @param operation the operation, for all tensors
+     * @param outputs this rank's parts of the results, of one element type
+     * @param inputs for each output, one for all ranks
+     * @param infos what is known of the outputs
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work reduceScatterCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos,
+            ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
      * See {@link ProcessGroup#allToAll}.
      *
      * @param operation the operation
@@ -250,8 +302,9 @@ public abstract class Backend implements AutoCloseable {
     public void endBatch() {}
 
     /**
-     * Tells whether collectives in a batch run as one. If so, coalesced operations become batches;
-     * if not, their tensors are copied into one.
+     * Tells whether collectives in a batch run as one. If so, coalesced operations become batches,
+     * with an operation for each tensor; if not, {@link #allReduceCoalesced}, {@link
+     * #allGatherCoalesced} and {@link #reduceScatterCoalesced} get all tensors of an element type.
      *
      * @return whether they do; the same on all ranks
      */

@@ -19,25 +19,16 @@ import org.djlx.collectives.internal.host.Deadline;
 /** Several operations that the caller sees as one. */
 final class CoalescedWork implements Work {
 
-    /**
-     * One of the operations.
-     *
-     * @param work the operation
-     * @param end completes when its results are where they belong, or it has failed
-     */
-    record Part(Work work, CompletionStage<Void> end) {}
-
-    private final List<Part> parts;
+    private final List<Work> works;
     private final List<NDArray> result;
     private final CompletableFuture<List<NDArray>> future;
 
-    CoalescedWork(List<Part> parts, List<NDArray> result) {
-        this.parts = List.copyOf(parts);
+    CoalescedWork(List<Work> works, List<NDArray> result) {
+        this.works = List.copyOf(works);
         this.result = result;
         CompletableFuture<?>[] ends =
-                parts.stream()
-                        .map(part -> part.end().thenCombine(part.work().getFuture(), (a, b) -> b))
-                        .map(CompletionStage::toCompletableFuture)
+                works.stream()
+                        .map(work -> work.getFuture().toCompletableFuture())
                         .toArray(CompletableFuture<?>[]::new);
         future = CompletableFuture.allOf(ends).thenApply(nothing -> result);
     }
@@ -63,7 +54,7 @@ final class CoalescedWork implements Work {
     @Override
     public void await() {
         // One after the other, as they run; they all end even if one has failed.
-        parts.forEach(part -> await(part.work(), part.work()::await));
+        works.forEach(work -> await(work, work::await));
         if (isOnStream()) {
             return;
         }
@@ -77,11 +68,11 @@ final class CoalescedWork implements Work {
     /** Whether it is a stream that waits, and none of the operations has failed yet. */
     private boolean isOnStream() {
         boolean waits = false;
-        for (Part part : parts) {
-            if (!part.end().toCompletableFuture().isDone() || part.work().exception().isPresent()) {
+        for (Work work : works) {
+            if (work.exception().isPresent()) {
                 return false;
             }
-            waits |= !part.work().isCompleted();
+            waits |= !work.isCompleted();
         }
         return waits;
     }
@@ -89,9 +80,9 @@ final class CoalescedWork implements Work {
     @Override
     public void await(Duration timeout) {
         Deadline deadline = Deadline.after(timeout);
-        for (Part part : parts) {
+        for (Work work : works) {
             Duration left = Duration.ofNanos(deadline.remainingNanos());
-            await(part.work(), () -> part.work().await(left));
+            await(work, () -> work.await(left));
         }
         try {
             future.get(deadline.remainingNanos(), TimeUnit.NANOSECONDS);
@@ -125,7 +116,7 @@ final class CoalescedWork implements Work {
 
     @Override
     public void blockCurrentStream() {
-        parts.forEach(part -> part.work().blockCurrentStream());
+        works.forEach(Work::blockCurrentStream);
     }
 
     @Override
@@ -140,6 +131,6 @@ final class CoalescedWork implements Work {
 
     @Override
     public String toString() {
-        return parts.stream().map(Part::work).toList().toString();
+        return works.toString();
     }
 }

@@ -5,27 +5,20 @@
 package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.LinkedHashMap;
+import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionStage;
 import java.util.function.IntFunction;
-import java.util.function.Supplier;
+import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup.Variant;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TensorInfo;
 
 /**
- * Runs a collective on several tensors at once, with any backend: as a batch if it can, or the
- * tensors of one element type are copied into one, and the result out of it. All ranks must pass
- * the same shapes; their hash takes part in the agreement.
+ * Runs a collective on several tensors: as a batch, if the backend has batches, or as one operation
+ * for the tensors of each element type. All ranks must pass the same types and shapes in the same
+ * order; a hash of all of them takes part in the agreement on each operation.
  */
 final class Coalescing {
 
@@ -35,242 +28,177 @@ final class Coalescing {
 
     private Coalescing() {}
 
-    static Work allReduce(ProcessGroup group, List<NDArray> tensors, ReduceOp op) {
-        if (group.state().backend().batchesCollectives()) {
-            return batch(
-                    group,
-                    tensors,
-                    shapes -> {
-                        Variant variant = new Variant(ALL_REDUCE, shapes, null);
-                        return i -> group.allReduce(variant, tensors.get(i), op);
-                    });
+    // Infos are what is known of the tensors whose shapes are the same on all ranks.
+
+    static Work allReduce(
+            ProcessGroup group, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
+        Backend backend = group.state().backend();
+        int hash = hash(infos);
+        if (backend.batchesCollectives()) {
+            Variant variant = new Variant(ALL_REDUCE, hash);
+            return batch(group, tensors, i -> group.allReduce(variant, tensors.get(i), op));
         }
-        List<CoalescedWork.Part> parts = new ArrayList<>();
-        for (Bucket bucket : buckets(tensors)) {
-            Flat flat = new Flat(group, bucket, 1, tensors);
-            Variant variant = new Variant(ALL_REDUCE, bucket.shapes(), flat::copyIn);
-            parts.add(run(() -> group.allReduce(variant, flat.buffer, op), flat, flat));
+        List<Work> works = new ArrayList<>();
+        synchronized (group.state().issueLock()) {
+            for (Bucket bucket : buckets(infos)) {
+                works.add(
+                        group.issue(
+                                ALL_REDUCE,
+                                bucket.agreed(op, hash),
+                                operation ->
+                                        backend.allReduceCoalesced(
+                                                operation,
+                                                bucket.pick(tensors),
+                                                bucket.pick(infos),
+                                                op)));
+            }
         }
-        return new CoalescedWork(parts, tensors);
+        return joined(works, tensors);
     }
 
-    static Work allGather(ProcessGroup group, List<NDArray> outputs, List<NDArray> inputs) {
-        int worldSize = group.worldSize();
-        if (group.state().backend().batchesCollectives()) {
+    static Work allGather(
+            ProcessGroup group,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos) {
+        Backend backend = group.state().backend();
+        int hash = hash(infos);
+        if (backend.batchesCollectives()) {
+            Variant variant = new Variant(ALL_GATHER, hash);
             return batch(
                     group,
                     outputs,
-                    shapes -> {
-                        Variant variant = new Variant(ALL_GATHER, shapes, null);
-                        return i ->
-                                group.allGatherIntoTensor(variant, outputs.get(i), inputs.get(i));
-                    });
+                    i -> group.allGatherIntoTensor(variant, outputs.get(i), inputs.get(i)));
         }
-        List<CoalescedWork.Part> parts = new ArrayList<>();
-        for (Bucket bucket : buckets(inputs)) {
-            Flat in = new Flat(group, bucket, 1, inputs);
-            Flat out = new Flat(group, bucket, worldSize, outputs);
-            Variant variant = new Variant(ALL_GATHER, bucket.shapes(), in::copyIn);
-            parts.add(
-                    run(() -> group.allGatherIntoTensor(variant, out.buffer, in.buffer), in, out));
+        List<Work> works = new ArrayList<>();
+        synchronized (group.state().issueLock()) {
+            for (Bucket bucket : buckets(infos)) {
+                works.add(
+                        group.issue(
+                                ALL_GATHER,
+                                bucket.agreed(null, hash),
+                                operation ->
+                                        backend.allGatherCoalesced(
+                                                operation,
+                                                bucket.pick(outputs),
+                                                bucket.pick(inputs),
+                                                bucket.pick(infos))));
+            }
         }
-        return new CoalescedWork(parts, outputs);
+        return joined(works, outputs);
     }
 
     static Work reduceScatter(
-            ProcessGroup group, List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
-        int worldSize = group.worldSize();
-        if (group.state().backend().batchesCollectives()) {
+            ProcessGroup group,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos,
+            ReduceOp op) {
+        Backend backend = group.state().backend();
+        int hash = hash(infos);
+        if (backend.batchesCollectives()) {
+            Variant variant = new Variant(REDUCE_SCATTER, hash);
             return batch(
                     group,
                     outputs,
-                    shapes -> {
-                        Variant variant = new Variant(REDUCE_SCATTER, shapes, null);
-                        return i ->
-                                group.reduceScatterTensor(
-                                        variant, outputs.get(i), inputs.get(i), op);
-                    });
+                    i -> group.reduceScatterTensor(variant, outputs.get(i), inputs.get(i), op));
         }
-        List<CoalescedWork.Part> parts = new ArrayList<>();
-        for (Bucket bucket : buckets(outputs)) {
-            Flat in = new Flat(group, bucket, worldSize, inputs);
-            Flat out = new Flat(group, bucket, 1, outputs);
-            Variant variant = new Variant(REDUCE_SCATTER, bucket.shapes(), in::copyIn);
-            parts.add(
-                    run(
-                            () -> group.reduceScatterTensor(variant, out.buffer, in.buffer, op),
-                            in,
-                            out));
+        List<Work> works = new ArrayList<>();
+        synchronized (group.state().issueLock()) {
+            for (Bucket bucket : buckets(infos)) {
+                works.add(
+                        group.issue(
+                                REDUCE_SCATTER,
+                                bucket.agreed(op, hash),
+                                operation ->
+                                        backend.reduceScatterCoalesced(
+                                                operation,
+                                                bucket.pick(outputs),
+                                                bucket.pick(inputs),
+                                                bucket.pick(infos),
+                                                op)));
+            }
         }
-        return new CoalescedWork(parts, outputs);
+        return joined(works, outputs);
+    }
+
+    /** One work is the whole: its result are the tensors of its type, which are all. */
+    private static Work joined(List<Work> works, List<NDArray> result) {
+        return works.size() == 1 ? works.get(0) : new CoalescedWork(works, result);
     }
 
     /** Issues an operation for each tensor; the ranks agree on the shapes of all with each. */
-    private static Work batch(
-            ProcessGroup group, List<NDArray> results, IntFunction<IntFunction<Work>> issue) {
-        List<long[]> sizes = results.stream().map(Torch::sizes).toList();
-        IntFunction<Work> issueOne = issue.apply(Arrays.deepHashCode(sizes.toArray()) | 1);
+    private static Work batch(ProcessGroup group, List<NDArray> results, IntFunction<Work> issue) {
         Backend backend = group.state().backend();
-        List<CoalescedWork.Part> parts = new ArrayList<>();
+        List<Work> works = new ArrayList<>();
         synchronized (group.state().issueLock()) {
             backend.startBatch();
             try {
                 for (int i = 0; i < results.size(); i++) {
-                    parts.add(
-                            new CoalescedWork.Part(
-                                    issueOne.apply(i), CompletableFuture.completedStage(null)));
+                    works.add(issue.apply(i));
                 }
             } finally {
                 backend.endBatch();
             }
         }
-        return new CoalescedWork(parts, results);
+        return new CoalescedWork(works, results);
     }
 
-    /** The tensors of one element type, of which each rank has one part or all. */
+    /** The tensors of one element type, those whose shape is the same on all ranks. */
     private static final class Bucket {
 
         private final ScalarType type;
         private final List<Integer> indices = new ArrayList<>();
-        private final List<long[]> sizes = new ArrayList<>(); // of one part
-        private long count; // elements of one part of all
+        private long count; // elements
 
         Bucket(ScalarType type) {
             this.type = type;
         }
 
-        void add(int index, long[] shape) {
+        void add(int index, TensorInfo info) {
             indices.add(index);
-            sizes.add(shape);
-            count += OperationChecks.count(shape);
+            count += info.count();
         }
 
-        List<NDArray> pick(List<NDArray> tensors) {
-            return indices.stream().map(tensors::get).toList();
+        <T> List<T> pick(List<T> all) {
+            return indices.size() == all.size() ? all : indices.stream().map(all::get).toList();
         }
 
-        /** A number for the shapes, on which the ranks must agree; not 0. */
-        int shapes() {
-            return Arrays.deepHashCode(sizes.toArray()) | 1;
+        Agreed agreed(ReduceOp op, int hash) {
+            return new Agreed(type, new long[] {count}, op, hash);
         }
     }
 
-    private static List<Bucket> buckets(List<NDArray> tensors) {
-        Map<ScalarType, Bucket> buckets = new LinkedHashMap<>();
-        for (int i = 0; i < tensors.size(); i++) {
-            ScalarType type = Torch.scalarType(tensors.get(i));
-            buckets.computeIfAbsent(type, Bucket::new).add(i, Torch.sizes(tensors.get(i)));
+    private static List<Bucket> buckets(List<TensorInfo> infos) {
+        Map<ScalarType, Bucket> buckets = new EnumMap<>(ScalarType.class);
+        for (int i = 0; i < infos.size(); i++) {
+            buckets.computeIfAbsent(infos.get(i).type(), Bucket::new).add(i, infos.get(i));
         }
         return List.copyOf(buckets.values());
     }
 
-    /** Issues an operation; when it has ended, copies the results and frees the buffers. */
-    private static CoalescedWork.Part run(Supplier<Work> operation, Flat in, Flat out) {
-        Work work;
-        try {
-            work = operation.get();
-        } catch (RuntimeException e) {
-            in.close();
-            out.close();
-            throw e;
+    /**
+     * Hashes types and shapes. Every step is a bijection of the hash and of the word that it takes
+     * in, whose bits it spreads over all of the hash: lists that differ in one word never collide
+     * before the last step, others only by chance, once in 2^32.
+     */
+    private static int hash(List<TensorInfo> infos) {
+        long hash = infos.size();
+        for (TensorInfo info : infos) {
+            hash = mix(hash ^ info.type().code());
+            hash = mix(hash ^ info.sizes().length);
+            for (long size : info.sizes()) {
+                hash = mix(hash ^ size);
+            }
         }
-        CompletionStage<Void> end =
-                work.getFuture()
-                        .handle(
-                                (result, failure) -> {
-                                    try (in;
-                                            out) {
-                                        if (failure == null) {
-                                            out.copyOut();
-                                        }
-                                    }
-                                    return null;
-                                });
-        return new CoalescedWork.Part(work, end);
+        return (int) (hash >>> 32);
     }
 
-    /** One tensor for all of a bucket: {@code copies} rows, in each a part of every tensor. */
-    private static final class Flat implements AutoCloseable {
-
-        private final Bucket bucket;
-        private final int copies;
-        private final NDManager manager;
-        private final NDArray buffer;
-        private final List<NDArray> tensors; // held, as the caller may close them meanwhile
-
-        Flat(ProcessGroup group, Bucket bucket, int copies, List<NDArray> all) {
-            this.bucket = bucket;
-            this.copies = copies;
-            manager = NDManager.newBaseManager(group.state().backend().device(), "PyTorch");
-            buffer = Torch.empty(manager, new Shape(copies, bucket.count), bucket.type);
-            tensors =
-                    bucket.pick(all).stream().map(tensor -> Torch.alias(manager, tensor)).toList();
-        }
-
-        /** To be called when the operation begins: one before may write the tensors. */
-        void copyIn() {
-            NoGradient.run(() -> copy(true));
-        }
-
-        void copyOut() {
-            NoGradient.run(() -> copy(false));
-        }
-
-        private void copy(boolean in) {
-            long offset = 0;
-            for (NDArray tensor : tensors) {
-                long[] sizes = Torch.sizes(tensor);
-                long count = OperationChecks.count(sizes) / copies;
-                // One tensor's parts: a column of the buffer.
-                try (NDManager scope = manager.newSubManager();
-                        NDArray column = column(scope, offset, count)) {
-                    if (in) {
-                        Torch.copy(column, rows(scope, contiguous(scope, tensor)));
-                    } else if (Torch.isContiguous(tensor)) {
-                        Torch.copy(rows(scope, tensor), column);
-                    } else {
-                        NDArray straight = Torch.empty(scope, new Shape(sizes), bucket.type);
-                        Torch.copy(rows(scope, straight), column);
-                        Torch.copy(tensor, straight);
-                    }
-                }
-                offset += count;
-            }
-        }
-
-        private NDArray column(NDManager scope, long offset, long count) {
-            return Torch.view(
-                    scope,
-                    memory(buffer),
-                    offset * bucket.type.itemSize(),
-                    new long[] {copies, count},
-                    new long[] {bucket.count, 1},
-                    bucket.type);
-        }
-
-        private NDArray contiguous(NDManager scope, NDArray tensor) {
-            if (Torch.isContiguous(tensor)) {
-                return tensor;
-            }
-            NDArray straight = Torch.empty(scope, new Shape(Torch.sizes(tensor)), bucket.type);
-            Torch.copy(straight, tensor);
-            return straight;
-        }
-
-        private NDArray rows(NDManager scope, NDArray tensor) {
-            long count = OperationChecks.count(Torch.sizes(tensor)) / copies;
-            return Torch.view(scope, memory(tensor), 0, new Shape(copies, count), bucket.type);
-        }
-
-        private NativeMemory memory(NDArray tensor) {
-            long bytes = OperationChecks.count(Torch.sizes(tensor)) * bucket.type.itemSize();
-            return new NativeMemory(
-                    Torch.dataPointer(tensor), bytes, Torch.device(tensor), () -> {});
-        }
-
-        @Override
-        public void close() {
-            manager.close();
-        }
+    /** The output function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). */
+    private static long mix(long word) {
+        long z = word + 0x9E3779B97F4A7C15L;
+        z = (z ^ z >>> 30) * 0xBF58476D1CE4E5B9L;
+        z = (z ^ z >>> 27) * 0x94D049BB133111EBL;
+        return z ^ z >>> 31;
     }
 }

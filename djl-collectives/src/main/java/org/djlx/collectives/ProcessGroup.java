@@ -197,17 +197,11 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @param type its name
      * @param index a number on which all ranks must agree
-     * @param onStart what to do when it begins, or null
      */
-    record Variant(OpType type, int index, Runnable onStart) {
+    record Variant(OpType type, int index) {
 
         Variant(OpType type) {
-            this(type, 0, null);
-        }
-
-        private Operation of(Operation operation) {
-            operation.onStart(onStart);
-            return operation;
+            this(type, 0);
         }
     }
 
@@ -220,7 +214,7 @@ public final class ProcessGroup implements AutoCloseable {
                 info,
                 op,
                 variant.index(),
-                operation -> backend.allReduce(variant.of(operation), tensor, op));
+                operation -> backend.allReduce(operation, tensor, op));
     }
 
     /**
@@ -329,7 +323,7 @@ public final class ProcessGroup implements AutoCloseable {
                 in,
                 null,
                 variant.index(),
-                operation -> backend.allGather(variant.of(operation), List.of(output), input));
+                operation -> backend.allGather(operation, List.of(output), input));
     }
 
     /**
@@ -450,8 +444,7 @@ public final class ProcessGroup implements AutoCloseable {
                 out,
                 op,
                 variant.index(),
-                operation ->
-                        backend.reduceScatter(variant.of(operation), output, List.of(input), op));
+                operation -> backend.reduceScatter(operation, output, List.of(input), op));
     }
 
     /**
@@ -678,11 +671,13 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
         state.checkUsable();
+        List<TensorInfo> infos = new ArrayList<>();
         for (NDArray tensor : tensors) {
             TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
             checks.written(OpType.ALL_REDUCE, "tensor", info);
+            infos.add(info);
         }
-        return Coalescing.allReduce(this, List.copyOf(tensors), op);
+        return Coalescing.allReduce(this, List.copyOf(tensors), infos, op);
     }
 
     /**
@@ -697,13 +692,11 @@ public final class ProcessGroup implements AutoCloseable {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
         state.checkUsable();
         checkPairs(type, outputs, inputs);
+        List<TensorInfo> infos = new ArrayList<>();
         for (int i = 0; i < inputs.size(); i++) {
-            TensorInfo in = checks.moved(type, "input", inputs.get(i));
-            TensorInfo out = checks.moved(type, "output", outputs.get(i));
-            checks.whole(type, "output", out, "input", in);
-            checks.written(type, "output", out);
+            infos.add(checkAllGather(outputs.get(i), inputs.get(i)));
         }
-        return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs));
+        return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs), infos);
     }
 
     /**
@@ -719,13 +712,11 @@ public final class ProcessGroup implements AutoCloseable {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
         state.checkUsable();
         checkPairs(type, outputs, inputs);
+        List<TensorInfo> infos = new ArrayList<>();
         for (int i = 0; i < inputs.size(); i++) {
-            TensorInfo out = checks.reduced(type, "output", outputs.get(i), op);
-            TensorInfo in = checks.reduced(type, "input", inputs.get(i), op);
-            checks.whole(type, "input", in, "output", out);
-            checks.written(type, "output", out);
+            infos.add(checkReduceScatter(outputs.get(i), inputs.get(i), op));
         }
-        return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), op);
+        return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), infos, op);
     }
 
     private static void checkPairs(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
@@ -853,7 +844,7 @@ public final class ProcessGroup implements AutoCloseable {
         return issue(type, OperationChecks.agreed(tensor, op, index), tensor, 0, call);
     }
 
-    private Work issue(OpType type, Agreed agreed, Function<Operation, Work> call) {
+    Work issue(OpType type, Agreed agreed, Function<Operation, Work> call) {
         return issue(type, agreed, null, 0, call);
     }
 

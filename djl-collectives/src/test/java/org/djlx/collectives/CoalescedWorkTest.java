@@ -26,7 +26,11 @@ import org.junit.jupiter.params.provider.ValueSource;
 class CoalescedWorkTest {
 
     /** An operation that ended, or a wait that did. */
-    private record Failed(CollectiveException reason, boolean isCompleted) implements Work {
+    private record Failed(
+            CollectiveException reason,
+            boolean isCompleted,
+            CompletionStage<List<NDArray>> getFuture)
+            implements Work {
 
         @Override
         public Optional<Throwable> exception() {
@@ -47,11 +51,6 @@ class CoalescedWorkTest {
         public List<NDArray> result() {
             return List.of();
         }
-
-        @Override
-        public CompletionStage<List<NDArray>> getFuture() {
-            return isCompleted ? CompletableFuture.failedFuture(reason) : new CompletableFuture<>();
-        }
     }
 
     /** The thread that ends an operation has still to tell the one who waits for several. */
@@ -59,11 +58,10 @@ class CoalescedWorkTest {
     @ValueSource(booleans = {false, true})
     void whoHasWaitedFindsTheFailure(boolean withTimeout) {
         CollectiveException reason = new CollectiveException("on purpose");
-        CompletableFuture<Void> end =
-                new CompletableFuture<Void>().completeOnTimeout(null, 200, TimeUnit.MILLISECONDS);
-        Work work =
-                new CoalescedWork(
-                        List.of(new CoalescedWork.Part(new Failed(reason, true), end)), List.of());
+        CompletableFuture<List<NDArray>> future = new CompletableFuture<>();
+        CompletableFuture.delayedExecutor(200, TimeUnit.MILLISECONDS)
+                .execute(() -> future.completeExceptionally(reason));
+        Work work = new CoalescedWork(List.of(new Failed(reason, true, future)), List.of());
         Consumer<Work> await = withTimeout ? w -> w.await(Duration.ofMinutes(1)) : Work::await;
         assertSame(reason, assertThrows(CollectiveException.class, () -> await.accept(work)));
         assertTrue(work.isCompleted());
@@ -73,12 +71,8 @@ class CoalescedWorkTest {
     @Test
     void aWaitThatIsInterruptedLeavesTheOperationRunning() {
         CollectiveException reason = new CollectiveException("interrupted");
-        Work work =
-                new CoalescedWork(
-                        List.of(
-                                new CoalescedWork.Part(
-                                        new Failed(reason, false), new CompletableFuture<>())),
-                        List.of());
+        Work underWay = new Failed(reason, false, new CompletableFuture<>());
+        Work work = new CoalescedWork(List.of(underWay), List.of());
         assertSame(reason, assertThrows(CollectiveException.class, work::await));
         assertFalse(work.isCompleted());
     }
@@ -116,17 +110,12 @@ class CoalescedWorkTest {
                         return new CompletableFuture<>();
                     }
                 };
-        CompletionStage<Void> end = CompletableFuture.completedStage(null);
-        Work work = new CoalescedWork(List.of(new CoalescedWork.Part(underWay, end)), List.of());
+        Work work = new CoalescedWork(List.of(underWay), List.of());
         assertTimeoutPreemptively(Duration.ofSeconds(30), () -> work.await());
         assertFalse(work.isCompleted());
         CollectiveException reason = new CollectiveException("on purpose");
-        Work failing =
-                new CoalescedWork(
-                        List.of(
-                                new CoalescedWork.Part(new Failed(reason, true), end),
-                                new CoalescedWork.Part(new Failed(reason, true), end)),
-                        List.of());
+        Work failed = new Failed(reason, true, CompletableFuture.failedFuture(reason));
+        Work failing = new CoalescedWork(List.of(failed, failed), List.of());
         assertSame(reason, assertThrows(CollectiveException.class, failing::await));
     }
 }

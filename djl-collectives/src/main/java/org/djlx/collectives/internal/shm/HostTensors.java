@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.IntStream;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
@@ -35,6 +36,18 @@ final class HostTensors implements AutoCloseable {
 
     List<HostTensor> outputs(List<NDArray> tensors) {
         return tensors.stream().map(tensor -> output(tensor, Torch.info(tensor))).toList();
+    }
+
+    List<HostTensor> inputs(List<NDArray> tensors, List<TensorInfo> infos) {
+        return IntStream.range(0, tensors.size())
+                .mapToObj(i -> input(tensors.get(i), infos.get(i)))
+                .toList();
+    }
+
+    List<HostTensor> outputs(List<NDArray> tensors, List<TensorInfo> infos) {
+        return IntStream.range(0, tensors.size())
+                .mapToObj(i -> output(tensors.get(i), infos.get(i)))
+                .toList();
     }
 
     /** See {@link HostTensor#load}. */

@@ -30,6 +30,7 @@ import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.ShmMoves.Extent;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /** Collectives between ranks on one host, threads or processes, over shared memory. */
@@ -259,6 +260,69 @@ final class ShmBackend extends Backend {
                         long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
                         moves.scatter(operation, out, addresses, root);
                         out.flush();
+                    };
+                });
+    }
+
+    // Coalesced operations run their tensors one after the other. All ranks have as many, on which
+    // they agree with the first.
+
+    @Override
+    public Work allReduceCoalesced(
+            Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
+        return submit(
+                operation,
+                tensors,
+                open -> {
+                    List<HostTensor> hosts = open.inputs(tensors, infos);
+                    return () -> {
+                        reductions.allReduce(operation, hosts, op);
+                        hosts.forEach(HostTensor::flush);
+                    };
+                });
+    }
+
+    @Override
+    public Work allGatherCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos) {
+        return submit(
+                operation,
+                outputs,
+                open -> {
+                    List<HostTensor> in = open.inputs(inputs, infos);
+                    List<HostTensor> out = open.outputs(outputs);
+                    return () -> {
+                        for (int i = 0; i < in.size(); i++) {
+                            long[] to = addresses(out.subList(i, i + 1), in.get(i).byteSize());
+                            moves.allGather(operation, to, in.get(i));
+                            out.get(i).flush();
+                        }
+                    };
+                });
+    }
+
+    @Override
+    public Work reduceScatterCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos,
+            ReduceOp op) {
+        return submit(
+                operation,
+                outputs,
+                open -> {
+                    List<HostTensor> in = open.inputs(inputs);
+                    List<HostTensor> out = open.outputs(outputs, infos);
+                    return () -> {
+                        for (int i = 0; i < in.size(); i++) {
+                            long[] from = addresses(in.subList(i, i + 1), out.get(i).byteSize());
+                            reductions.reduceScatter(operation, out.get(i), from, op);
+                            out.get(i).flush();
+                        }
                     };
                 });
     }

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.shm;
 
+import java.util.List;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
@@ -74,6 +75,52 @@ final class ShmReductions {
         } else {
             operation.setAlgorithm("two-shot");
             allReduceParts(operation, tensor, op);
+        }
+    }
+
+    /** All-reduces several tensors; those that together are as small as one take one step. */
+    void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
+        int next = 0;
+        while (next < tensors.size()) {
+            int end = next;
+            long size = 0;
+            while (end < tensors.size() && size + aligned(tensors.get(end)) <= ONE_SHOT_BYTES) {
+                size += aligned(tensors.get(end));
+                end++;
+            }
+            if (end > next + 1) {
+                oneShot(operation, tensors.subList(next, end), op);
+                next = end;
+            } else {
+                allReduce(operation, tensors.get(next), op);
+                next++;
+            }
+        }
+    }
+
+    private static long aligned(HostTensor tensor) {
+        return (tensor.byteSize() + Steps.ALIGNMENT - 1) / Steps.ALIGNMENT * Steps.ALIGNMENT;
+    }
+
+    private void oneShot(Operation operation, List<HostTensor> tensors, ReduceOp op) {
+        operation.setAlgorithm("one-shot");
+        steps.begin(operation);
+        long mine = steps.mine();
+        long offset = 0;
+        for (HostTensor tensor : tensors) {
+            copies.copy(mine + offset, tensor.address(), tensor.byteSize());
+            offset += aligned(tensor);
+        }
+        steps.synchronize();
+        offset = 0;
+        for (HostTensor tensor : tensors) {
+            reducer.reduce(
+                    tensor.address(),
+                    steps.ofOthers(offset, mine + offset),
+                    tensor.count(),
+                    tensor.type(),
+                    op);
+            offset += aligned(tensor);
         }
     }
 
