@@ -17,7 +17,8 @@ import org.djlx.nativeops.NativeMemory;
  *
  * <pre>
  *   record (1024 bytes)
- *     0     int    arrived: number of synchronisations this rank has reached
+ *     0     int    arrived: number of meetings this rank has come to
+ *     4     int    given up: the meeting at which it does not wait any more, or 0
  *     64    int    doorbell: rung by others when they have changed something while it sleeps
  *     68    int    sleepers: threads of this rank that sleep on the doorbell, or are about to
  *     128   int    state (see {@link State})
@@ -43,6 +44,7 @@ public final class ControlBlock {
 
     private static final int RECORD = 1024;
     private static final int LINE = 64;
+    private static final int GIVEN_UP = 4;
     private static final int DOORBELL = 64;
     private static final int SLEEPERS = 68;
     private static final int STATE = 128;
@@ -71,6 +73,14 @@ public final class ControlBlock {
 
     public void setArrived(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD, epoch);
+    }
+
+    public int givenUp(int rank) {
+        return words.getIntVolatile(rank * RECORD + GIVEN_UP);
+    }
+
+    public void setGivenUp(int rank, int epoch) {
+        words.putIntVolatile(rank * RECORD + GIVEN_UP, epoch);
     }
 
     public int signal(int rank, int channel, int source) {

@@ -62,6 +62,7 @@ public final class Rendezvous {
     private final int spins;
     private final long yieldNanos;
     private final IntPredicate hasArrived = this::hasArrived; // One for all waits.
+    private final IntPredicate hasStayed = this::hasStayed;
     private int epoch;
     private long begun; // operations; the same on all ranks
     private boolean left; // the memory; guarded by this
@@ -116,9 +117,33 @@ public final class Rendezvous {
         ringOthers();
     }
 
-    /** Waits until all ranks have reached the last synchronisation that this rank has reached. */
+    /**
+     * Waits until all ranks have reached the last synchronisation that this rank has reached. This
+     * either succeeds on all ranks or on none: one that comes after others have given up must not
+     * go on with what these will not do.
+     *
+     * <p>A rank that gives up says so, then looks once more whether all have come. If not, those
+     * that are missing will read, after they have come, that it has given up. If all have, it takes
+     * it back: some may have seen all arrivals before it gave up.
+     */
     public void awaitArrivals(Operation operation) {
-        await(operation, hasArrived);
+        try {
+            await(operation, hasArrived);
+        } catch (RuntimeException | Error e) {
+            control.setGivenUp(rank, epoch);
+            if (firstMissing(0, hasArrived) < worldSize) {
+                throw e;
+            }
+            control.setGivenUp(rank, 0);
+            ringOthers();
+        }
+        if (firstMissing(0, hasStayed) < worldSize) {
+            await(operation, hasStayed); // Until it is taken back, or that rank has failed.
+        }
+    }
+
+    private boolean hasStayed(int peer) {
+        return control.givenUp(peer) != epoch;
     }
 
     private boolean hasArrived(int peer) {

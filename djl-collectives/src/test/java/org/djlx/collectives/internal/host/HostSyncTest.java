@@ -12,10 +12,12 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.Executor;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.IntFunction;
 import java.util.stream.IntStream;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
@@ -101,6 +103,74 @@ class HostSyncTest {
         hosts.get(2).leave();
         assertTrue(hosts.get(0).isAlone());
         assertFalse(hosts.get(1).isAlone());
+    }
+
+    /** Two ranks give up at about the time at which the third arrives: all do, or none. */
+    @Test
+    void allRanksMeetOrNone() {
+        for (int round = 0; round < 200; round++) {
+            HashStore another = new HashStore();
+            List<HostSync> ranks =
+                    onAll(
+                            rank ->
+                                    HostSync.join(
+                                            new GroupContext(
+                                                    "hosts",
+                                                    rank,
+                                                    RANKS,
+                                                    another,
+                                                    new BackendOptions(Duration.ofMinutes(1)),
+                                                    null)));
+            long late = 4_000_000 + round % 20 * 100_000;
+            Operation hasty = joining(Duration.ofMillis(5));
+            List<Boolean> met =
+                    onAll(
+                            rank -> {
+                                if (rank == 2) {
+                                    long begin = System.nanoTime();
+                                    while (System.nanoTime() - begin < late) {
+                                        Thread.onSpinWait();
+                                    }
+                                }
+                                try {
+                                    ranks.get(rank).agree(hasty);
+                                    return true;
+                                } catch (CollectiveException e) {
+                                    ranks.get(rank).fail(e.getMessage());
+                                    return false;
+                                }
+                            });
+            ranks.forEach(HostSync::close);
+            assertEquals(1, Set.copyOf(met).size(), "round " + round + ": " + met);
+        }
+    }
+
+    private static <T> List<T> onAll(IntFunction<T> body) {
+        return IntStream.range(0, RANKS)
+                .mapToObj(rank -> CompletableFuture.supplyAsync(() -> body.apply(rank), THREADS))
+                .toList()
+                .stream()
+                .map(CompletableFuture::join)
+                .toList();
+    }
+
+    @Test
+    void whoComesLateFailsAsTheOthersDid() {
+        Operation hasty = joining(Duration.ofMillis(20));
+        for (int rank = 0; rank < 2; rank++) {
+            HostSync host = hosts.get(rank);
+            CollectiveException e =
+                    assertThrows(CollectiveException.class, () -> host.agree(hasty));
+            host.fail(e.getMessage());
+        }
+        CollectiveException late =
+                assertThrows(CollectiveException.class, () -> hosts.get(2).agree(operation));
+        assertTrue(late.getMessage().contains("rank 0 failed"), late::getMessage);
+    }
+
+    private Operation joining(Duration timeout) {
+        return new GroupContext("hosts", 0, RANKS, store, new BackendOptions(timeout), null)
+                .joining();
     }
 
     @Test
