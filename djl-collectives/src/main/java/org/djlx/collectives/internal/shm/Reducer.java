@@ -18,7 +18,8 @@ import org.djlx.nativeops.Torch;
  * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators on
  * views of the memory, or, where that is little, with {@link JavaSums}. 16-bit floating-point types
  * are accumulated in float32 and rounded once. So the result has the same bits whichever rank
- * computes it.
+ * computes it, but for what depends on the place of the result: if that is one of the parts, which
+ * of two equal zeros MIN and MAX give, and which of two NaNs an operator.
  */
 final class Reducer implements AutoCloseable {
 
@@ -106,8 +107,8 @@ final class Reducer implements AutoCloseable {
 
     /**
      * Accumulates where the result is to be. If that is some rank's part, the ranks before it are
-     * accumulated in the first part, then that is combined with this one: the operators commute, so
-     * the order of the ranks is kept.
+     * accumulated in the first part, then this one is combined with that: the operators commute,
+     * but for zeros and NaNs, so the order of the ranks is kept.
      */
     private void accumulateInPlace(
             NDArray out, long result, long[] parts, long count, ScalarType type, ReduceOp op) {

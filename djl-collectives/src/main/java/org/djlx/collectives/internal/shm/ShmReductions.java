@@ -13,7 +13,10 @@ import org.djlx.nativeops.ScalarType;
  * The collectives of one rank that reduce, over staging memory.
  *
  * <p>A rank exposes only what others need of it: the part that it reduces itself it reads where it
- * is. One instance serves one rank; operations run one at a time.
+ * is. Where the result goes decides in which order two operands meet ({@link Reducer}), which shows
+ * in the signs of zeros and in NaNs: {@link #reduce} has it in the same places as {@link
+ * #allReduce}, so that it has the same bits. One instance serves one rank; operations run one at a
+ * time.
  */
 final class ShmReductions {
 
@@ -71,7 +74,7 @@ final class ShmReductions {
     void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
         if (tensor.byteSize() <= ONE_SHOT_BYTES) {
             operation.setAlgorithm("one-shot");
-            oneShot(operation, tensor, op, true, worldSize == 1);
+            oneShot(operation, tensor, op, true);
         } else {
             operation.setAlgorithm("two-shot");
             allReduceParts(operation, tensor, op);
@@ -126,21 +129,16 @@ final class ShmReductions {
 
     void reduce(Operation operation, HostTensor tensor, int root, ReduceOp op) {
         if (tensor.byteSize() <= ONE_SHOT_BYTES) {
-            oneShot(operation, tensor, op, rank == root, rank == root);
+            oneShot(operation, tensor, op, rank == root);
         } else {
             reduceParts(operation, tensor, root, op);
         }
     }
 
-    /**
-     * Whoever wants the result reduces everything.
-     *
-     * @param alone whether no other rank does, and so none reads what this one has
-     */
-    private void oneShot(
-            Operation operation, HostTensor tensor, ReduceOp op, boolean wanted, boolean alone) {
+    /** Whoever wants the result reduces everything, from what all have staged. */
+    private void oneShot(Operation operation, HostTensor tensor, ReduceOp op, boolean wanted) {
         steps.begin(operation);
-        long own = alone ? tensor.address() : steps.mine();
+        long own = worldSize == 1 ? tensor.address() : steps.mine();
         copies.copyInPlace(own, tensor.address(), tensor.byteSize());
         steps.synchronize();
         if (wanted) {
@@ -195,10 +193,11 @@ final class ShmReductions {
             exposeOthersParts(parts, target);
             steps.synchronize();
 
-            // Only the root's tensor may be changed.
-            long own = target + parts.begin(rank);
+            // In place, as in allReduce. Only the root's tensor may be changed.
+            long own = (rank == root ? target : steps.mine()) + parts.begin(rank);
+            copies.copyInPlace(own, target + parts.begin(rank), parts.size(rank));
             reducer.reduce(
-                    rank == root ? own : steps.mine() + parts.begin(rank),
+                    own,
                     steps.ofOthers(parts.begin(rank), own),
                     parts.size(rank) / itemSize,
                     type,

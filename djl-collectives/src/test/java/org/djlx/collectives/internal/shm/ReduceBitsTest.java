@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.List;
+import java.util.Random;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Reduce has the bits of all-reduce, also where the order of two operands shows. */
+@Timeout(60)
+class ReduceBitsTest {
+
+    /** Zeros of both signs, and NaNs that tell whose they are. */
+    private static float[] values(int count, int rank) {
+        Random random = new Random(31 * count + rank);
+        float[] values = new float[count];
+        for (int i = 0; i < count; i++) {
+            values[i] =
+                    switch (random.nextInt(4)) {
+                        case 0 -> 0f;
+                        case 1 -> -0f;
+                        case 2 -> Float.intBitsToFloat(0x7fc00000 + 16 * rank + 1);
+                        default -> random.nextFloat() - 0.5f;
+                    };
+        }
+        return values;
+    }
+
+    private static byte[] bits(NDArray array) {
+        return array.toByteArray();
+    }
+
+    /** One step with all of the tensor; parts that Java adds; parts that libtorch reduces. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 50, 5_000, 100_000})
+    void reduceHasTheBitsOfAllReduce(int count) {
+        List<ProcessGroup> groups = ProcessGroups.local(3);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        for (ReduceOp op :
+                                List.of(
+                                        ReduceOp.MIN,
+                                        ReduceOp.MAX,
+                                        ReduceOp.SUM,
+                                        ReduceOp.PRODUCT)) {
+                            compare(group, count, op);
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void compare(ProcessGroup group, int count, ReduceOp op) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            float[] values = values(count, group.rank());
+            NDArray all = manager.create(values);
+            byte[] before = bits(all);
+            group.allReduce(all, op).await();
+            for (int root = 0; root < group.worldSize(); root++) {
+                NDArray one = manager.create(values);
+                group.reduce(one, root, op).await();
+                assertArrayEquals(
+                        group.rank() == root ? bits(all) : before,
+                        bits(one),
+                        op + " of " + count + " on rank " + group.rank() + ", root " + root);
+            }
+        }
+    }
+}
