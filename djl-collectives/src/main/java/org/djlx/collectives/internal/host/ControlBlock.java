@@ -132,8 +132,7 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD + STATE, State.LEFT.ordinal());
     }
 
-    public void setFailed(int rank, String reason) {
-        byte[] utf8 = reason.getBytes(StandardCharsets.UTF_8);
+    public void setFailed(int rank, byte[] utf8) {
         int length = Math.min(utf8.length, MAX_REASON);
         words.putBytes(rank * RECORD + REASON, utf8, length);
         words.putIntVolatile(rank * RECORD + REASON_LENGTH, length);

@@ -23,19 +23,50 @@ import org.djlx.collectives.Operation;
  */
 public final class GroupErrors {
 
+    private static final int RESERVE = 1 << 20;
+    private static final CollectiveException SPEECHLESS =
+            new CollectiveException(
+                    "an operation failed, and no memory was left to say which and why");
+
+    @SuppressWarnings("unused") // It is there to be freed.
+    private static byte[] reserve;
+
     private GroupErrors() {}
 
     /**
-     * Something went wrong on this rank while it ran a call.
+     * Sets memory aside for reporting that memory has run out; to be called when a group is
+     * created.
+     */
+    public static synchronized void prepare() {
+        if (reserve == null) {
+            reserve = new byte[RESERVE];
+        }
+    }
+
+    private static synchronized void freeReserve() {
+        reserve = null;
+    }
+
+    /**
+     * Something went wrong on this rank while it ran a call. If memory has run out, this frees what
+     * was set aside for reporting it. Throws nothing, whatever happens.
      *
      * @param call what failed
      * @param cause why
      * @return the cause, if it says enough by itself, or an exception that names the call
      */
     public static CollectiveException failed(Object call, Throwable cause) {
-        return cause instanceof CollectiveException collective
-                ? collective
-                : new CollectiveException(call + " failed: " + cause, cause);
+        if (cause instanceof CollectiveException collective) {
+            return collective;
+        }
+        if (cause instanceof OutOfMemoryError) {
+            freeReserve();
+        }
+        try {
+            return new CollectiveException(call + " failed: " + cause, cause);
+        } catch (RuntimeException | Error e) {
+            return SPEECHLESS;
+        }
     }
 
     /**

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.host;
 
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.IntPredicate;
@@ -54,6 +55,8 @@ public final class Rendezvous {
     // How often a sleeper looks whether its peers still live: at first, and at last.
     public static final long CHECK_NANOS = 50_000_000;
     private static final long MAX_CHECK_NANOS = 400_000_000;
+    private static final byte[] NO_TEXT =
+            "no memory was left to say why".getBytes(StandardCharsets.UTF_8);
 
     private final ControlBlock control;
     private final String group;
@@ -70,6 +73,7 @@ public final class Rendezvous {
     private volatile CollectiveException broken;
 
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
+        GroupErrors.prepare();
         this.control = control;
         this.group = group;
         this.rank = rank;
@@ -204,9 +208,17 @@ public final class Rendezvous {
         }
         broken = reason;
         if (!left) { // The code of an operation may have destroyed the group itself.
-            control.setFailed(rank, reason.getMessage());
+            control.setFailed(rank, textOf(reason));
             control.ring(rank);
             ringOthers();
+        }
+    }
+
+    private static byte[] textOf(CollectiveException reason) {
+        try {
+            return reason.getMessage().getBytes(StandardCharsets.UTF_8);
+        } catch (RuntimeException | Error e) {
+            return NO_TEXT; // Memory has run out: that the rank has failed is what counts.
         }
     }
 

@@ -101,11 +101,11 @@ final class HostTensor implements AutoCloseable {
     /** To be called once. */
     @Override
     public void close() {
-        if (copy != null) {
-            copy.close();
-            strided.close();
-        }
-        original.close();
         OPEN.decrement();
+        try (original;
+                strided;
+                copy) {
+            // What frees the memory may be the caller's code, and throw.
+        }
     }
 }

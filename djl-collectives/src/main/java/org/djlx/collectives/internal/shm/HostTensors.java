@@ -63,11 +63,11 @@ final class HostTensors implements AutoCloseable {
     /** Closes all, whatever the caller's code does that frees one. To be called once. */
     @Override
     public void close() {
-        RuntimeException failure = null;
+        Throwable failure = null;
         for (HostTensor tensor : open) {
             try {
                 tensor.close();
-            } catch (RuntimeException e) {
+            } catch (RuntimeException | Error e) {
                 if (failure == null) {
                     failure = e;
                 } else {
@@ -75,8 +75,11 @@ final class HostTensors implements AutoCloseable {
                 }
             }
         }
+        if (failure instanceof Error error) {
+            throw error;
+        }
         if (failure != null) {
-            throw failure;
+            throw (RuntimeException) failure;
         }
     }
 }

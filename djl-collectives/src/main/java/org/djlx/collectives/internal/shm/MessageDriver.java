@@ -29,6 +29,11 @@ final class MessageDriver {
 
         /** Sleeps until another rank has changed something, unless a pass succeeds. */
         void sleep();
+
+        /**
+         * Fails all messages, as one of the above went wrong in a way that leaves none in order.
+         */
+        void fail(Throwable cause);
     }
 
     private static final long PATIENCE_NANOS = 500_000;
@@ -77,6 +82,8 @@ final class MessageDriver {
             while (!work.isCompleted() && !closing && !Thread.currentThread().isInterrupted()) {
                 looks = drive(looks);
             }
+        } catch (RuntimeException | Error e) {
+            fail(e);
         } finally {
             driving.unlock();
         }
@@ -88,22 +95,39 @@ final class MessageDriver {
 
     private void run() {
         while (!closing) {
-            if (!engine.hasPending()) {
-                park(false);
-                LockSupport.parkNanos(this, PATIENCE_NANOS);
-            } else if (driving.tryLock()) {
-                try {
-                    int looks = 0;
-                    while (engine.hasPending() && !closing) {
-                        looks = drive(looks);
-                    }
-                } finally {
-                    driving.unlock();
-                }
-            } else {
-                // Whoever drives wakes this thread when he stops, if anything is left then.
-                park(true);
+            try {
+                look();
+            } catch (RuntimeException | Error e) {
+                fail(e);
             }
+        }
+    }
+
+    private void fail(Throwable cause) {
+        try {
+            engine.fail(cause);
+        } catch (RuntimeException | Error e) {
+            LockSupport.parkNanos(this, PATIENCE_NANOS); // Then again, with what comes of a look.
+        }
+    }
+
+    /** Drives what is pending as long as nobody else does, or sleeps. */
+    private void look() {
+        if (!engine.hasPending()) {
+            park(false);
+            LockSupport.parkNanos(this, PATIENCE_NANOS);
+        } else if (driving.tryLock()) {
+            try {
+                int looks = 0;
+                while (engine.hasPending() && !closing) {
+                    looks = drive(looks);
+                }
+            } finally {
+                driving.unlock();
+            }
+        } else {
+            // Whoever drives wakes this thread when he stops, if anything is left then.
+            park(true);
         }
     }
 

@@ -13,6 +13,7 @@ import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
 
@@ -22,13 +23,11 @@ import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
  */
 final class MessageQueue implements MessageDriver.Engine {
 
-    /** A message that has ended, and how; its work is completed without the lock held. */
-    private record Ended(Transfer transfer, CollectiveException reason) {}
-
     private final ControlBlock control;
     private final Rendezvous rendezvous;
     private final int rank;
     private final int worldSize;
+    private final String name;
     private final MessageDriver driver;
     private final MessageFailures failures;
 
@@ -37,7 +36,7 @@ final class MessageQueue implements MessageDriver.Engine {
     private final MessageMatcher matcher;
     private final List<MessagePump> pumps = new ArrayList<>(); // by rank; null for this one
     private final Set<Transfer> pending = new LinkedHashSet<>();
-    private List<Ended> ended = new ArrayList<>();
+    private ArrayList<Transfer> ended = new ArrayList<>();
     private long lastNumber;
     private boolean closed;
     private volatile int pendingCount;
@@ -61,27 +60,32 @@ final class MessageQueue implements MessageDriver.Engine {
             Mailbox out = segment.mailbox(rank, peer, copies);
             pumps.add(peer == rank ? null : new MessagePump(peer, in, out, matcher, this::end));
         }
-        String name = "shm-" + group + "-rank-" + rank + "-p2p";
+        name = "shm-" + group + "-rank-" + rank + "-p2p";
         driver = new MessageDriver(this, name, rendezvous.spins());
     }
 
     /** Begins a message. */
     void submit(Transfer transfer) {
-        locked(
-                () -> {
-                    CollectiveException obstacle = rendezvous.obstacle(transfer.operation());
-                    if (obstacle != null) {
-                        end(transfer, obstacle);
-                        return;
-                    }
-                    pending.add(transfer);
-                    transfer.operation().started();
-                    pendingCount = pending.size();
-                    begin(transfer);
-                    passAll();
-                });
-        if (hasPending()) {
-            driver.wake();
+        try {
+            locked(
+                    () -> {
+                        CollectiveException obstacle = rendezvous.obstacle(transfer.operation());
+                        if (obstacle != null) {
+                            end(transfer, obstacle);
+                            return;
+                        }
+                        pending.add(transfer);
+                        transfer.operation().started();
+                        pendingCount = pending.size();
+                        begin(transfer);
+                        passAll();
+                    });
+            if (hasPending()) {
+                driver.wake();
+            }
+        } catch (RuntimeException | Error e) {
+            fail(e);
+            locked(() -> end(transfer));
         }
     }
 
@@ -124,33 +128,62 @@ final class MessageQueue implements MessageDriver.Engine {
 
     /** Ends a message, with the lock held; its work is completed when that is released. */
     private void end(Transfer transfer, CollectiveException reason) {
+        if (transfer.hasEnded()) {
+            return;
+        }
+        ended.ensureCapacity(ended.size() + 1); // If there is no memory for that, it has not ended.
         pending.remove(transfer);
         pendingCount = pending.size();
-        CollectiveException outcome = reason;
-        try (HostTensor tensor = transfer.tensor()) {
-            if (reason == null && !transfer.sends()) {
-                tensor.flush();
-            }
-        } catch (RuntimeException e) {
-            outcome = new CollectiveException(transfer.operation() + " failed: " + e, e);
-        }
-        ended.add(new Ended(transfer, outcome));
+        transfer.end(reason);
+        ended.add(transfer);
     }
 
     private void locked(Runnable action) {
-        List<Ended> completed = List.of();
+        List<Transfer> completed = List.of();
         lock.lock();
         try {
             action.run();
         } finally {
-            if (!ended.isEmpty()) {
-                completed = ended;
-                ended = new ArrayList<>();
+            try {
+                if (!ended.isEmpty()) {
+                    ArrayList<Transfer> next = new ArrayList<>();
+                    completed = ended;
+                    ended = next;
+                }
+            } finally {
+                lock.unlock();
             }
-            lock.unlock();
+            // What depends on them may issue messages itself.
+            completed.forEach(Transfer::complete);
         }
-        // What depends on them may issue messages itself.
-        completed.forEach(one -> one.transfer().complete(one.reason()));
+    }
+
+    @Override
+    public void fail(Throwable cause) {
+        rendezvous.fail(GroupErrors.failed(name, cause));
+        locked(
+                () -> {
+                    while (!pending.isEmpty()) {
+                        end(pending.iterator().next());
+                    }
+                    for (MessagePump pump : pumps) {
+                        if (pump != null) {
+                            pump.dropLetters();
+                        }
+                    }
+                    unpostedCount = 0;
+                });
+    }
+
+    /** Ends a message as this rank can run nothing any more. */
+    private void end(Transfer transfer) {
+        CollectiveException reason;
+        try {
+            reason = rendezvous.obstacle(transfer.operation());
+        } catch (RuntimeException | Error e) {
+            reason = GroupErrors.failed(transfer.operation(), e);
+        }
+        end(transfer, reason);
     }
 
     @Override
@@ -262,8 +295,8 @@ final class MessageQueue implements MessageDriver.Engine {
                 () -> {
                     passAll(); // Letters of messages that have ended here.
                     closed = true;
-                    for (Transfer transfer : List.copyOf(pending)) {
-                        end(transfer, rendezvous.obstacle(transfer.operation()));
+                    while (!pending.isEmpty()) {
+                        end(pending.iterator().next());
                     }
                 });
     }

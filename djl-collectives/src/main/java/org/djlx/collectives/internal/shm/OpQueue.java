@@ -12,6 +12,7 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
 
 /**
@@ -35,6 +36,7 @@ final class OpQueue {
     private final Thread progress;
     private final long patienceNanos;
     private long submitted; // guarded by pending
+    private long seen; // by the queue's thread, of submitted
     private boolean idle; // guarded by pending
     private volatile boolean awaitsStop; // the queue's thread, of whoever runs operations
     private volatile boolean closed;
@@ -116,49 +118,63 @@ final class OpQueue {
         if (next == null) {
             return false;
         }
-        CollectiveException obstacle = rendezvous.obstacle(next.operation());
-        if (obstacle != null) {
-            next.fail(obstacle);
-        } else {
-            running = next;
-            next.run();
+        try {
+            CollectiveException obstacle = rendezvous.obstacle(next.operation());
+            if (obstacle != null) {
+                next.fail(obstacle);
+            } else {
+                running = next;
+                next.run();
+            }
+        } catch (RuntimeException | Error e) {
+            // Something went wrong in ending it: it ends all the same, and the group with it.
+            CollectiveException reason = GroupErrors.failed(next.operation(), e);
+            rendezvous.fail(reason);
+            next.complete(reason);
         }
         return true;
     }
 
     private void progress() {
-        long seen = 0;
         while (!closed) {
-            boolean empty;
-            boolean quiet;
-            synchronized (pending) {
-                empty = pending.isEmpty();
-                quiet = seen == submitted;
-                seen = submitted;
-                idle = empty && quiet; // Then whoever submits next wakes this thread.
+            try {
+                look();
+            } catch (RuntimeException | Error e) {
+                // What is pending fails with that; this thread is there for what comes.
+                rendezvous.fail(GroupErrors.failed(progress.getName(), e));
             }
-            if (empty) {
-                if (quiet && !closed) {
-                    LockSupport.park(this);
+        }
+    }
+
+    /** Runs what has been pending for some time, or sleeps. */
+    private void look() {
+        boolean empty;
+        boolean quiet;
+        synchronized (pending) {
+            empty = pending.isEmpty();
+            quiet = seen == submitted;
+            seen = submitted;
+            idle = empty && quiet; // Then whoever submits next wakes this thread.
+        }
+        if (empty) {
+            if (quiet && !closed) {
+                LockSupport.park(this);
+            }
+            LockSupport.parkNanos(this, patienceNanos);
+        } else if (runner.tryLock()) {
+            try {
+                while (runNext()) {
+                    // Until nothing is pending. An interrupt is the operation's own affair, and
+                    // would end the waits of the next one.
+                    Thread.interrupted();
                 }
-                LockSupport.parkNanos(this, patienceNanos);
-                continue;
+            } finally {
+                runner.unlock();
             }
-            if (runner.tryLock()) {
-                try {
-                    while (runNext()) {
-                        // Until nothing is pending. An interrupt is the operation's own affair, and
-                        // would end the waits of the next one.
-                        Thread.interrupted();
-                    }
-                } finally {
-                    runner.unlock();
-                }
-            } else {
-                awaitStop();
-                // What he has left may have somebody to wait for it, too.
-                LockSupport.parkNanos(this, patienceNanos);
-            }
+        } else {
+            awaitStop();
+            // What he has left may have somebody to wait for it, too.
+            LockSupport.parkNanos(this, patienceNanos);
         }
     }
 

@@ -13,14 +13,20 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.Deadline;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** What operations that run one after the other and messages have in common: how they end. */
 abstract class PendingWork implements Work {
+
+    private static final long RETRY_NANOS = 1_000_000;
+    private static final Logger logger = LoggerFactory.getLogger(PendingWork.class);
 
     private final Operation operation;
     private final List<NDArray> result;
@@ -36,14 +42,41 @@ abstract class PendingWork implements Work {
         return operation;
     }
 
-    /** Ends the operation; with a reason if it failed, with null if not. */
+    /**
+     * Ends the operation; with a reason if it failed, with null if not. Throws nothing: memory or
+     * descriptors may have run out, but nobody may wait for ever.
+     */
     final void complete(CollectiveException reason) {
+        if (isCompleted()) {
+            return;
+        }
         failure = reason;
-        operation.ended(reason);
-        if (reason == null) {
-            future.complete(result);
-        } else {
-            future.completeExceptionally(reason);
+        try {
+            operation.ended(reason);
+        } catch (RuntimeException | Error e) {
+            warn(e);
+        }
+        boolean told = false;
+        while (!told) {
+            try {
+                if (reason == null) {
+                    future.complete(result);
+                } else {
+                    future.completeExceptionally(reason);
+                }
+                told = true;
+            } catch (RuntimeException | Error e) {
+                // Not all that depends on it was told: once there is some memory, it will be.
+                LockSupport.parkNanos(RETRY_NANOS);
+            }
+        }
+    }
+
+    private void warn(Throwable e) {
+        try {
+            logger.warn("the end of {} cannot be recorded", operation, e);
+        } catch (RuntimeException | Error again) {
+            // Nor said.
         }
     }
 

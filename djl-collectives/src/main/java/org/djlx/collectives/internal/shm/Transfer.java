@@ -6,7 +6,9 @@ package org.djlx.collectives.internal.shm;
 
 import ai.djl.ndarray.NDArray;
 import java.util.List;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.shm.Mailbox.Kind;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
@@ -25,6 +27,8 @@ final class Transfer extends PendingWork {
     private long message = -1; // the sender's number, once it is known
     private long turn; // of a receive, among those that wait for a message
     private long moved;
+    private boolean ended;
+    private CollectiveException reason; // once it has ended; null if it ended well
 
     Transfer(
             MessageQueue queue,
@@ -40,10 +44,6 @@ final class Transfer extends PendingWork {
         this.sends = sends;
         this.peer = peer;
         this.tag = tag;
-    }
-
-    HostTensor tensor() {
-        return tensor;
     }
 
     boolean sends() {
@@ -115,6 +115,29 @@ final class Transfer extends PendingWork {
 
     boolean isMoved() {
         return moved == tensor.byteSize();
+    }
+
+    /** Ends the message: frees its tensor. What uses it is told by {@link #complete()}. */
+    void end(CollectiveException failure) {
+        ended = true;
+        reason = failure;
+        try (tensor) {
+            if (failure == null && !sends) {
+                tensor.flush();
+            }
+        } catch (RuntimeException | Error e) {
+            // What frees a tensor's memory may be the caller's code.
+            reason = GroupErrors.failed(operation(), e);
+        }
+    }
+
+    boolean hasEnded() {
+        return ended;
+    }
+
+    /** Tells how the message has ended. */
+    void complete() {
+        complete(reason);
     }
 
     /** The time until the operation's timeout, in nanoseconds. */

@@ -9,6 +9,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -76,6 +78,62 @@ class MessageDriverTest {
         @Override
         public void sleep() {
             Thread.yield();
+        }
+
+        @Override
+        public void fail(Throwable cause) {
+            throw new AssertionError(cause);
+        }
+    }
+
+    /** Goes wrong twice: in a pass, and in failing what is pending. */
+    private static final class Failing implements MessageDriver.Engine {
+
+        private final CountDownLatch failed = new CountDownLatch(2);
+        private volatile boolean pending = true;
+
+        @Override
+        public boolean pass() {
+            throw new OutOfMemoryError("on purpose");
+        }
+
+        @Override
+        public boolean check() {
+            throw new AssertionError();
+        }
+
+        @Override
+        public boolean hasPending() {
+            return pending;
+        }
+
+        @Override
+        public void sleep() {
+            throw new AssertionError();
+        }
+
+        @Override
+        public void fail(Throwable cause) {
+            failed.countDown();
+            if (failed.getCount() > 0) {
+                throw new OutOfMemoryError("again");
+            }
+            pending = false;
+        }
+    }
+
+    @Test
+    void theThreadSurvivesErrors() throws Exception {
+        for (int i = 0; i < 2; i++) {
+            Failing engine = new Failing();
+            MessageDriver driver = new MessageDriver(engine, "failing", 0);
+            if (i == 0) {
+                assertTrue(driver.driveUntil(new Endless()));
+            }
+            driver.wake();
+            assertTrue(engine.failed.await(30, TimeUnit.SECONDS));
+            assertFalse(engine.pending);
+            driver.close(() -> {});
         }
     }
 

@@ -1,0 +1,195 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What {@code shm} does about Errors, which may come at any place when memory runs out. */
+@Timeout(120)
+class ShmErrorsTest {
+
+    private static final Operation.Agreed NOTHING =
+            new Operation.Agreed(null, new long[0], null, 0);
+
+    /** When memory has run out, there may be none to say so. */
+    private static final class Unspeakable extends RuntimeException {
+
+        private static final long serialVersionUID = 1;
+
+        @Override
+        public String toString() {
+            throw new OutOfMemoryError("on purpose, in a text");
+        }
+    }
+
+    /** One whose start and end cannot be reported: it belongs to no group's recorder. */
+    private static Operation unreportable() {
+        BackendOptions options = new BackendOptions(Duration.ofMinutes(1));
+        return new GroupContext("alone", 0, 1, new HashStore(), options, null).joining();
+    }
+
+    private static Throwable endOf(Work work) throws Exception {
+        return assertThrows(
+                        ExecutionException.class,
+                        () -> work.getFuture().toCompletableFuture().get(30, TimeUnit.SECONDS))
+                .getCause();
+    }
+
+    @Test
+    void whatCannotBeReportedEndsAllTheSame() throws Exception {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray owner = manager.zeros(new Shape(ControlBlock.byteSize(1)));
+            NativeMemory memory =
+                    new NativeMemory(
+                            Torch.dataPointer(owner),
+                            ControlBlock.byteSize(1),
+                            Device.cpu(),
+                            () -> {});
+            Rendezvous rendezvous = new Rendezvous(new ControlBlock(memory, 1), "alone", 0, 1);
+            OpQueue queue = new OpQueue("alone", rendezvous, 1);
+            for (int i = 0; i < 2; i++) {
+                Work failing =
+                        queue.submit(
+                                unreportable(),
+                                () -> {
+                                    throw new OutOfMemoryError("on purpose");
+                                },
+                                () -> {},
+                                List.of());
+                Throwable end = endOf(failing);
+                assertTrue(end.getMessage().contains("on purpose"), end::toString);
+            }
+            Work fine = queue.submit(unreportable(), () -> {}, () -> {}, List.of());
+            assertEquals(List.of(), fine.getFuture().toCompletableFuture().get());
+            rendezvous.close();
+            queue.close();
+        }
+    }
+
+    private static void onAll(int worldSize, Consumer<ProcessGroup> body) {
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(100));
+        List<ProcessGroup> groups = ProcessGroups.local("shm", worldSize, options);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        body.accept(group);
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Runs an operation that ends with something on rank 0, and expects that no rank goes on. */
+    private static void assertBreaks(String expected, Runnable end) {
+        onAll(
+                3,
+                group -> {
+                    long begin = System.nanoTime();
+                    Work work =
+                            group.execute(
+                                    new OpType("failing"),
+                                    NOTHING,
+                                    operation -> {
+                                        if (group.rank() == 0) {
+                                            end.run();
+                                        }
+                                        group.p2pBuffers().orElseThrow().awaitAgreement(operation);
+                                        group.p2pBuffers()
+                                                .orElseThrow()
+                                                .intraNodeBarrier(operation);
+                                    });
+                    for (Work one : List.of(work, group.barrier())) {
+                        CollectiveException e = assertThrows(CollectiveException.class, one::await);
+                        assertTrue(e.getMessage().contains(expected), e::toString);
+                    }
+                    // Not by their timeouts.
+                    assertTrue(System.nanoTime() - begin < 90_000_000_000L);
+                });
+    }
+
+    @Test
+    void anErrorInABodyBreaksTheGroupOnAllRanks() {
+        assertBreaks(
+                "on purpose",
+                () -> {
+                    throw new OutOfMemoryError("on purpose");
+                });
+    }
+
+    @Test
+    void whatLeavesNoMemoryForATextBreaksTheGroupOnAllRanks() {
+        assertBreaks(
+                "no memory was left",
+                () -> {
+                    throw new Unspeakable();
+                });
+    }
+
+    /** Nobody waits for the message: the thread that drives them frees its tensor. */
+    @Test
+    void anErrorInWhatFreesATensorEndsOneMessage() {
+        onAll(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray owner = manager.ones(new Shape(4));
+                        NDArray tensor = manager.ones(new Shape(4));
+                        if (group.rank() == 1) {
+                            group.send(tensor, 0, 0).await();
+                            group.send(tensor, 0, 1).await();
+                            return;
+                        }
+                        NativeMemory memory =
+                                new NativeMemory(
+                                        Torch.dataPointer(owner),
+                                        16,
+                                        Device.cpu(),
+                                        () -> {
+                                            throw new OutOfMemoryError("on purpose");
+                                        });
+                        NDArray view =
+                                Torch.view(manager, memory, 0, new Shape(4), ScalarType.FLOAT32);
+                        Work failing = group.recv(view, 1, 0);
+                        view.close();
+                        memory.close();
+                        Throwable end = endOf(failing);
+                        assertTrue(end.getMessage().contains("on purpose"), end::toString);
+                        group.recv(tensor, 1, 1).await();
+                    } catch (Exception e) {
+                        throw new IllegalStateException(e);
+                    }
+                });
+    }
+}
