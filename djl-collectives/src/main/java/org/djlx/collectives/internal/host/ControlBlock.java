@@ -34,12 +34,17 @@ public final class ControlBlock {
 
     /** What a rank is doing, in the order in which it can change. */
     public enum State {
+        /** It has not joined yet. */
         ABSENT,
+        /** It takes part. */
         ACTIVE,
+        /** It has destroyed the group. */
         LEFT,
+        /** It cannot go on. */
         FAILED
     }
 
+    /** The number of signals that each rank may raise for each. */
     public static final int CHANNELS = 4;
 
     private static final int RECORD = 1024;
@@ -58,35 +63,88 @@ public final class ControlBlock {
     private final AtomicBuffer words;
     private final int worldSize;
 
+    /**
+     * Looks at memory that all ranks share.
+     *
+     * @param memory the memory, with the block at its start; zeros at first
+     * @param worldSize the number of ranks
+     */
     public ControlBlock(NativeMemory memory, int worldSize) {
         this.worldSize = worldSize;
         this.words = new AtomicBuffer(memory, 0, byteSize(worldSize));
     }
 
+    /**
+     * Returns the size of a block.
+     *
+     * @param worldSize the number of ranks
+     * @return the size in bytes
+     */
     public static int byteSize(int worldSize) {
         return worldSize * RECORD + worldSize * CHANNELS * worldSize * LINE;
     }
 
+    /**
+     * Returns how many meetings a rank has come to.
+     *
+     * @param rank the rank
+     * @return its last epoch, which wraps around
+     */
     public int arrived(int rank) {
         return words.getIntVolatile(rank * RECORD);
     }
 
+    /**
+     * Tells how many meetings this rank has come to; what it wrote before is visible to who reads
+     * it.
+     *
+     * @param rank this rank
+     * @param epoch its last epoch
+     */
     public void setArrived(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD, epoch);
     }
 
+    /**
+     * Returns the meeting at which a rank does not wait any more.
+     *
+     * @param rank the rank
+     * @return its epoch; 0 if there is none
+     */
     public int givenUp(int rank) {
         return words.getIntVolatile(rank * RECORD + GIVEN_UP);
     }
 
+    /**
+     * Tells at which meeting this rank does not wait any more.
+     *
+     * @param rank this rank
+     * @param epoch its epoch, or 0 to take it back
+     */
     public void setGivenUp(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD + GIVEN_UP, epoch);
     }
 
+    /**
+     * Returns the value of a signal.
+     *
+     * @param rank for whom it is
+     * @param channel which one
+     * @param source who raises it
+     * @return the value
+     */
     public int signal(int rank, int channel, int source) {
         return words.getIntVolatile(signalOffset(rank, channel, source));
     }
 
+    /**
+     * Raises a signal; what this rank wrote before is visible to who reads it.
+     *
+     * @param rank for whom it is
+     * @param channel which one
+     * @param source this rank
+     * @param epoch the value
+     */
     public void setSignal(int rank, int channel, int source, int epoch) {
         words.putIntVolatile(signalOffset(rank, channel, source), epoch);
     }
@@ -95,7 +153,11 @@ public final class ControlBlock {
         return worldSize * RECORD + ((rank * CHANNELS + channel) * worldSize + source) * LINE;
     }
 
-    /** Wakes a rank if it sleeps; to be called after a change that it may wait for. */
+    /**
+     * Wakes a rank if it sleeps; to be called after a change that it may wait for.
+     *
+     * @param rank the rank
+     */
     public void ring(int rank) {
         // The change before and the sleeper's count are both sequentially consistent: either the
         // sleeper's last check sees the change, or its count is seen here.
@@ -105,33 +167,75 @@ public final class ControlBlock {
         }
     }
 
+    /**
+     * Announces that this thread is about to sleep: what changes from now on will wake it.
+     *
+     * @param rank this rank
+     * @return what to pass to {@link #sleep}, after another look at what is waited for
+     */
     public int prepareSleep(int rank) {
         words.getAndAddInt(rank * RECORD + SLEEPERS, 1);
         return words.getIntVolatile(rank * RECORD + DOORBELL);
     }
 
+    /**
+     * Sleeps until somebody rings, unless somebody has since the announcement.
+     *
+     * @param rank this rank
+     * @param doorbell what {@link #prepareSleep} returned
+     * @param nanos how long at most
+     */
     public void sleep(int rank, int doorbell, long nanos) {
         words.sleepWhile(rank * RECORD + DOORBELL, doorbell, nanos);
     }
 
+    /**
+     * Ends what {@link #prepareSleep} began; to be called in any case.
+     *
+     * @param rank this rank
+     */
     public void endSleep(int rank) {
         words.getAndAddInt(rank * RECORD + SLEEPERS, -1);
     }
 
+    /**
+     * Returns what a rank is doing.
+     *
+     * @param rank the rank
+     * @return its state
+     */
     public State state(int rank) {
         return State.values()[words.getIntVolatile(rank * RECORD + STATE)];
     }
 
+    /**
+     * Tells that this rank takes part.
+     *
+     * @param rank this rank
+     * @param pid its process
+     * @param startTime when that started, see {@link Liveness}
+     */
     public void setActive(int rank, long pid, long startTime) {
         words.putLong(rank * RECORD + PID, pid);
         words.putLong(rank * RECORD + START_TIME, startTime);
         words.putIntVolatile(rank * RECORD + STATE, State.ACTIVE.ordinal());
     }
 
+    /**
+     * Tells that this rank has destroyed the group.
+     *
+     * @param rank this rank
+     */
     public void setLeft(int rank) {
         words.putIntVolatile(rank * RECORD + STATE, State.LEFT.ordinal());
     }
 
+    /**
+     * Tells that this rank cannot go on.
+     *
+     * @param rank this rank
+     * @param utf8 why, in UTF-8; what does not fit is cut off
+     */
     public void setFailed(int rank, byte[] utf8) {
         int length = Math.min(utf8.length, MAX_REASON);
         words.putBytes(rank * RECORD + REASON, utf8, length);
@@ -139,20 +243,45 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD + STATE, State.FAILED.ordinal());
     }
 
+    /**
+     * Returns why a rank has failed.
+     *
+     * @param rank a rank whose state is FAILED
+     * @return why
+     */
     public String reason(int rank) {
         byte[] utf8 = new byte[words.getIntVolatile(rank * RECORD + REASON_LENGTH)];
         words.getBytes(rank * RECORD + REASON, utf8);
         return new String(utf8, StandardCharsets.UTF_8);
     }
 
+    /**
+     * Returns a rank's process.
+     *
+     * @param rank a rank that has joined
+     * @return the process's id
+     */
     public long pid(int rank) {
         return words.getLong(rank * RECORD + PID);
     }
 
+    /**
+     * Returns when a rank's process started.
+     *
+     * @param rank a rank that has joined
+     * @return the time, see {@link Liveness}
+     */
     public long startTime(int rank) {
         return words.getLong(rank * RECORD + START_TIME);
     }
 
+    /**
+     * Tells which operation this rank begins.
+     *
+     * @param rank this rank
+     * @param sequence the operation's number
+     * @param signature its signature
+     */
     public void putSignature(int rank, long sequence, long[] signature) {
         int offset = signatureOffset(rank, sequence);
         for (int i = 0; i < Operation.SIGNATURE_WORDS; i++) {
@@ -160,6 +289,14 @@ public final class ControlBlock {
         }
     }
 
+    /**
+     * Compares what a rank has begun.
+     *
+     * @param rank the rank
+     * @param sequence the operation's number: the current one, or the one before
+     * @param signature what to compare with
+     * @return whether it is the same
+     */
     public boolean signatureEquals(int rank, long sequence, long[] signature) {
         int offset = signatureOffset(rank, sequence);
         for (int i = 0; i < Operation.SIGNATURE_WORDS; i++) {
@@ -170,6 +307,13 @@ public final class ControlBlock {
         return true;
     }
 
+    /**
+     * Returns what a rank has begun.
+     *
+     * @param rank the rank
+     * @param sequence the operation's number: the current one, or the one before
+     * @return the signature
+     */
     public long[] signature(int rank, long sequence) {
         int offset = signatureOffset(rank, sequence);
         long[] signature = new long[Operation.SIGNATURE_WORDS];

@@ -52,9 +52,11 @@ public final class Rendezvous {
     // About 2 microseconds.
     private static final int SPINS = 30;
     private static final long YIELD_NANOS = 1_000_000; // for each rank that shares a core
-    // How often a sleeper looks whether its peers still live: at first, and at last.
+
+    /** How often a sleeper looks at first whether its peers still live. */
     public static final long CHECK_NANOS = 50_000_000;
-    private static final long MAX_CHECK_NANOS = 400_000_000;
+
+    private static final long MAX_CHECK_NANOS = 400_000_000; // and at last
     private static final byte[] NO_TEXT =
             "no memory was left to say why".getBytes(StandardCharsets.UTF_8);
 
@@ -72,6 +74,14 @@ public final class Rendezvous {
     private volatile boolean closing;
     private volatile CollectiveException broken;
 
+    /**
+     * Creates a rank's part; the rank joins by {@link ControlBlock#setActive}.
+     *
+     * @param control what the ranks share
+     * @param group the group's name
+     * @param rank this rank
+     * @param worldSize the number of ranks
+     */
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
         GroupErrors.prepare();
         this.control = control;
@@ -82,20 +92,35 @@ public final class Rendezvous {
         this.yieldNanos = YIELD_NANOS * ranksPerCore(worldSize);
     }
 
-    /** How many of a group's ranks, all on this host, share a core; at least 1. */
+    /**
+     * Tells how many of a group's ranks, all on this host, share a core.
+     *
+     * @param worldSize the number of ranks
+     * @return the number, at least 1
+     */
     public static int ranksPerCore(int worldSize) {
         int cores = Runtime.getRuntime().availableProcessors();
         return (worldSize + cores - 1) / cores;
     }
 
-    /** Tells the others what this rank's next operation is, and that it is there. */
+    /**
+     * Tells the others what this rank's next operation is, and that it is there.
+     *
+     * @param operation the operation
+     */
     public void begin(Operation operation) {
         begun++;
         control.putSignature(rank, begun, operation.signature());
         arrive();
     }
 
-    /** Waits until all ranks have begun the operation and compares what each began. */
+    /**
+     * Waits until all ranks have begun the operation and compares what each began.
+     *
+     * @param operation the operation
+     * @throws CollectiveException as {@link #awaitArrivals}
+     * @throws org.djlx.collectives.CollectiveMismatchException on all ranks, if it is not the same
+     */
     public void awaitAgreement(Operation operation) {
         awaitArrivals(operation);
         for (int peer = 0; peer < worldSize; peer++) {
@@ -129,6 +154,9 @@ public final class Rendezvous {
      * <p>A rank that gives up says so, then looks once more whether all have come. If not, those
      * that are missing will read, after they have come, that it has given up. If all have, it takes
      * it back: some may have seen all arrivals before it gave up.
+     *
+     * @param operation the operation that needs it
+     * @throws CollectiveException if a rank is gone or does not come in time
      */
     public void awaitArrivals(Operation operation) {
         try {
@@ -154,26 +182,59 @@ public final class Rendezvous {
         return control.arrived(peer) - epoch >= 0;
     }
 
-    /** Reaches the next synchronisation and waits for all ranks. */
+    /**
+     * Reaches the next synchronisation and waits for all ranks.
+     *
+     * @param operation the operation that needs it
+     * @throws CollectiveException as {@link #awaitArrivals}
+     */
     public void synchronize(Operation operation) {
         arrive();
         awaitArrivals(operation);
     }
 
-    /** The number of synchronisations this rank has reached. */
+    /**
+     * Returns the number of synchronisations this rank has reached.
+     *
+     * @return the number, which wraps around
+     */
     public int epoch() {
         return epoch;
     }
 
+    /**
+     * Raises a signal for a rank; what this rank wrote before is visible to it then.
+     *
+     * @param peer the rank
+     * @param channel which signal
+     * @param value its value
+     */
     public void signal(int peer, int channel, int value) {
         control.setSignal(peer, channel, rank, value);
         control.ring(peer);
     }
 
+    /**
+     * Waits until a rank has raised a signal for this one.
+     *
+     * @param operation the operation that needs it
+     * @param peer the rank that raises it
+     * @param channel which signal
+     * @param value the least value
+     * @throws CollectiveException if the rank is gone or does not do so in time
+     */
     public void awaitSignal(Operation operation, int peer, int channel, int value) {
         await(operation, p -> p != peer || isSignalled(peer, channel, value));
     }
 
+    /**
+     * Tells whether a rank has raised a signal for this one.
+     *
+     * @param peer the rank that raises it
+     * @param channel which signal
+     * @param value the least value
+     * @return whether it has
+     */
     public boolean isSignalled(int peer, int channel, int value) {
         return control.signal(rank, channel, peer) - value >= 0;
     }
@@ -230,7 +291,11 @@ public final class Rendezvous {
         }
     }
 
-    /** How often to look before going to sleep. */
+    /**
+     * Tells how often to look before going to sleep.
+     *
+     * @return the number of looks; 0 if ranks share cores
+     */
     public int spins() {
         return spins;
     }
@@ -335,7 +400,12 @@ public final class Rendezvous {
         return closing ? GroupErrors.destroyed(call) : null;
     }
 
-    /** Why a rank takes no part any more, as far as it has said so; null if it does. */
+    /**
+     * Tells why a rank takes no part any more, as far as it has said so.
+     *
+     * @param peer the rank
+     * @return why; null if it takes part
+     */
     public String announcedEndOf(int peer) {
         switch (control.state(peer)) {
             case ABSENT:
@@ -349,7 +419,11 @@ public final class Rendezvous {
         }
     }
 
-    /** What is known of a rank that will never do what it has begun; null if there is none. */
+    /**
+     * Tells what is known of a rank that will never do what it has begun.
+     *
+     * @return what became of the first such rank; null if there is none
+     */
     public String brokenRank() {
         for (int peer = 0; peer < worldSize; peer++) {
             State state = control.state(peer);
@@ -364,7 +438,12 @@ public final class Rendezvous {
         return null;
     }
 
-    /** How a rank died; null if its process runs, or is not known yet. This takes a system call. */
+    /**
+     * Tells how a rank died. This takes a system call.
+     *
+     * @param peer the rank
+     * @return how; null if its process runs, or is not known yet
+     */
     public String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {
             return null;
