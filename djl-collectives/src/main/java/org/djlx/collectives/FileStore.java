@@ -10,10 +10,10 @@ import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
 import org.djlx.collectives.internal.host.Deadline;
-import org.djlx.collectives.internal.store.Arguments;
 import org.djlx.collectives.internal.store.FileLog;
 import org.djlx.collectives.internal.store.KeyValueMap;
-import org.djlx.collectives.internal.store.Messages;
+import org.djlx.collectives.internal.store.StoreChecks;
+import org.djlx.collectives.internal.store.StoreErrors;
 
 /**
  * A store in a file that all ranks can reach, for ranks that are processes of one host or of hosts
@@ -44,7 +44,7 @@ public final class FileStore implements Store {
      * @param worldSize how many handles the job opens in all
      */
     public FileStore(Path path, int worldSize) {
-        this(path, worldSize, Arguments.DEFAULT_TIMEOUT);
+        this(path, worldSize, StoreChecks.DEFAULT_TIMEOUT);
     }
 
     /**
@@ -59,7 +59,7 @@ public final class FileStore implements Store {
             throw new IllegalArgumentException("The world size must be positive: " + worldSize);
         }
         this.worldSize = worldSize;
-        this.timeout = Arguments.checkTimeout(timeout);
+        this.timeout = StoreChecks.checkTimeout(timeout);
         log = FileLog.acquire(path);
         name = "FileStore " + path;
     }
@@ -67,8 +67,8 @@ public final class FileStore implements Store {
     /** {@inheritDoc} */
     @Override
     public void set(String key, byte[] value) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(value);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         byte[] copy = value.clone();
         open("set")
                 .write(
@@ -83,14 +83,14 @@ public final class FileStore implements Store {
     /** {@inheritDoc} */
     @Override
     public byte[] get(String key, Duration timeout) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return await("get", List.of(key), timeout, values -> values.get(key).clone());
     }
 
     /** {@inheritDoc} */
     @Override
     public long add(String key, long amount) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return open("add")
                 .write(
                         "add",
@@ -104,9 +104,9 @@ public final class FileStore implements Store {
     /** {@inheritDoc} */
     @Override
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(expected);
-        Arguments.checkValue(desired);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(expected);
+        StoreChecks.checkValue(desired);
         byte[] copy = desired.clone();
         byte[] now =
                 open("compareSet")
@@ -125,8 +125,8 @@ public final class FileStore implements Store {
     /** {@inheritDoc} */
     @Override
     public void append(String key, byte[] value) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(value);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         byte[] copy = value.clone();
         open("append")
                 .write(
@@ -141,21 +141,21 @@ public final class FileStore implements Store {
     /** {@inheritDoc} */
     @Override
     public boolean check(List<String> keys) {
-        Arguments.checkKeys(keys);
+        StoreChecks.checkKeys(keys);
         return open("check").read("check", values -> values.missing(keys).isEmpty());
     }
 
     /** {@inheritDoc} */
     @Override
     public void waitFor(List<String> keys, Duration timeout) {
-        Arguments.checkKeys(keys);
+        StoreChecks.checkKeys(keys);
         await("waitFor", keys, timeout, values -> true);
     }
 
     /** {@inheritDoc} */
     @Override
     public void multiSet(List<String> keys, List<byte[]> values) {
-        Arguments.checkPairs(keys, values);
+        StoreChecks.checkPairs(keys, values);
         List<byte[]> copies = values.stream().map(byte[]::clone).toList();
         open("multiSet")
                 .write(
@@ -172,7 +172,7 @@ public final class FileStore implements Store {
     /** {@inheritDoc} */
     @Override
     public List<byte[]> multiGet(List<String> keys, Duration timeout) {
-        Arguments.checkKeys(keys);
+        StoreChecks.checkKeys(keys);
         return await(
                 "multiGet",
                 keys,
@@ -183,7 +183,7 @@ public final class FileStore implements Store {
     /** {@inheritDoc} */
     @Override
     public boolean delete(String key) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return open("delete")
                 .write(
                         "delete",
@@ -218,7 +218,7 @@ public final class FileStore implements Store {
 
     private FileLog open(String operation) {
         if (closed.get()) {
-            throw Messages.closed(name, operation);
+            throw StoreErrors.closed(name, operation);
         }
         return log;
     }
@@ -226,7 +226,7 @@ public final class FileStore implements Store {
     /** Waits until all keys are set, and asks for something in the state in which they are. */
     private <T> T await(
             String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query) {
-        Deadline deadline = Deadline.after(Arguments.checkTimeout(timeout));
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         while (true) {
             Answer<T> answer =
                     open(operation)
@@ -242,7 +242,7 @@ public final class FileStore implements Store {
                 return answer.value;
             }
             if (deadline.isOver()) {
-                throw Messages.timeout(name, operation, timeout, answer.missing);
+                throw StoreErrors.timeout(name, operation, timeout, answer.missing);
             }
             pause(operation, answer.missing, Math.min(POLL_NANOS, deadline.remainingNanos()));
         }
@@ -253,7 +253,7 @@ public final class FileStore implements Store {
             Thread.sleep(Duration.ofNanos(nanos).toMillis(), (int) (nanos % 1_000_000));
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
-            throw Messages.interrupted(name, operation, missing);
+            throw StoreErrors.interrupted(name, operation, missing);
         }
     }
 

@@ -10,9 +10,9 @@ import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Supplier;
 import org.djlx.collectives.internal.host.Deadline;
-import org.djlx.collectives.internal.store.Arguments;
 import org.djlx.collectives.internal.store.KeyValueMap;
-import org.djlx.collectives.internal.store.Messages;
+import org.djlx.collectives.internal.store.StoreChecks;
+import org.djlx.collectives.internal.store.StoreErrors;
 
 /**
  * A store within one JVM, for ranks that are threads; the counterpart of {@code
@@ -34,7 +34,7 @@ public final class HashStore implements Store {
 
     /** Creates an empty store whose methods wait up to 5 minutes. */
     public HashStore() {
-        this(Arguments.DEFAULT_TIMEOUT);
+        this(StoreChecks.DEFAULT_TIMEOUT);
     }
 
     /**
@@ -43,22 +43,22 @@ public final class HashStore implements Store {
      * @param timeout how long methods without a timeout of their own wait
      */
     public HashStore(Duration timeout) {
-        this.timeout = Arguments.checkTimeout(timeout);
+        this.timeout = StoreChecks.checkTimeout(timeout);
     }
 
     /** {@inheritDoc} */
     @Override
     public void set(String key, byte[] value) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(value);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         change("set", () -> values.set(key, value.clone()));
     }
 
     /** {@inheritDoc} */
     @Override
     public byte[] get(String key, Duration timeout) {
-        Arguments.checkKey(key);
-        Deadline deadline = Deadline.after(Arguments.checkTimeout(timeout));
+        StoreChecks.checkKey(key);
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         return locked(
                 "get",
                 () -> {
@@ -70,7 +70,7 @@ public final class HashStore implements Store {
     /** {@inheritDoc} */
     @Override
     public long add(String key, long amount) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return locked(
                 "add",
                 () -> {
@@ -83,9 +83,9 @@ public final class HashStore implements Store {
     /** {@inheritDoc} */
     @Override
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(expected);
-        Arguments.checkValue(desired);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(expected);
+        StoreChecks.checkValue(desired);
         return locked(
                 "compareSet",
                 () -> {
@@ -98,23 +98,23 @@ public final class HashStore implements Store {
     /** {@inheritDoc} */
     @Override
     public void append(String key, byte[] value) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(value);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         change("append", () -> values.append(key, value.clone()));
     }
 
     /** {@inheritDoc} */
     @Override
     public boolean check(List<String> keys) {
-        Arguments.checkKeys(keys);
+        StoreChecks.checkKeys(keys);
         return locked("check", () -> values.missing(keys).isEmpty());
     }
 
     /** {@inheritDoc} */
     @Override
     public void waitFor(List<String> keys, Duration timeout) {
-        Arguments.checkKeys(keys);
-        Deadline deadline = Deadline.after(Arguments.checkTimeout(timeout));
+        StoreChecks.checkKeys(keys);
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         locked(
                 "waitFor",
                 () -> {
@@ -126,7 +126,7 @@ public final class HashStore implements Store {
     /** {@inheritDoc} */
     @Override
     public void multiSet(List<String> keys, List<byte[]> values) {
-        Arguments.checkPairs(keys, values);
+        StoreChecks.checkPairs(keys, values);
         change(
                 "multiSet",
                 () -> {
@@ -139,8 +139,8 @@ public final class HashStore implements Store {
     /** {@inheritDoc} */
     @Override
     public List<byte[]> multiGet(List<String> keys, Duration timeout) {
-        Arguments.checkKeys(keys);
-        Deadline deadline = Deadline.after(Arguments.checkTimeout(timeout));
+        StoreChecks.checkKeys(keys);
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
         return locked(
                 "multiGet",
                 () -> {
@@ -152,7 +152,7 @@ public final class HashStore implements Store {
     /** {@inheritDoc} */
     @Override
     public boolean delete(String key) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return locked("delete", () -> values.delete(key));
     }
 
@@ -205,13 +205,13 @@ public final class HashStore implements Store {
         List<String> missing = values.missing(keys);
         while (!missing.isEmpty()) {
             if (deadline.isOver()) {
-                throw Messages.timeout(NAME, operation, deadline.timeout(), missing);
+                throw StoreErrors.timeout(NAME, operation, deadline.timeout(), missing);
             }
             try {
                 changed.awaitNanos(deadline.remainingNanos());
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
-                throw Messages.interrupted(NAME, operation, missing);
+                throw StoreErrors.interrupted(NAME, operation, missing);
             }
             checkOpen(operation);
             missing = values.missing(missing);
@@ -224,7 +224,7 @@ public final class HashStore implements Store {
 
     private void checkOpen(String operation) {
         if (closed) {
-            throw Messages.closed(NAME, operation);
+            throw StoreErrors.closed(NAME, operation);
         }
     }
 }

@@ -7,7 +7,7 @@ package org.djlx.collectives;
 import java.time.Duration;
 import java.util.List;
 import java.util.function.Supplier;
-import org.djlx.collectives.internal.store.Arguments;
+import org.djlx.collectives.internal.store.StoreChecks;
 
 /**
  * A view of another store in which every key is preceded by a prefix and a slash, so that several
@@ -29,7 +29,7 @@ public final class PrefixStore implements Store {
      * @param store the store underneath, which stays the caller's to close
      */
     public PrefixStore(String prefix, Store store) {
-        Arguments.checkKey(prefix);
+        StoreChecks.checkKey(prefix);
         if (store == null) {
             throw new IllegalArgumentException("The store underneath must not be null");
         }
@@ -118,7 +118,7 @@ public final class PrefixStore implements Store {
     public void close() {}
 
     private String prefixed(String key) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return prefix + key;
     }
 

@@ -13,8 +13,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
-import org.djlx.collectives.internal.store.Arguments;
 import org.djlx.collectives.internal.store.ServerLimits;
+import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.TcpStoreClient;
 import org.djlx.collectives.internal.store.TcpStoreServer;
 import org.slf4j.Logger;
@@ -116,74 +116,74 @@ public final class TcpStore implements Store {
     /** {@inheritDoc} */
     @Override
     public void set(String key, byte[] value) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(value);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         client.set(key, value);
     }
 
     /** {@inheritDoc} */
     @Override
     public byte[] get(String key, Duration timeout) {
-        Arguments.checkKey(key);
-        return client.get(key, Deadline.after(Arguments.checkTimeout(timeout)));
+        StoreChecks.checkKey(key);
+        return client.get(key, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
     /** {@inheritDoc} */
     @Override
     public long add(String key, long amount) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return client.add(key, amount);
     }
 
     /** {@inheritDoc} */
     @Override
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(expected);
-        Arguments.checkValue(desired);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(expected);
+        StoreChecks.checkValue(desired);
         return client.compareSet(key, expected, desired);
     }
 
     /** {@inheritDoc} */
     @Override
     public void append(String key, byte[] value) {
-        Arguments.checkKey(key);
-        Arguments.checkValue(value);
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
         client.append(key, value);
     }
 
     /** {@inheritDoc} */
     @Override
     public boolean check(List<String> keys) {
-        Arguments.checkKeys(keys);
+        StoreChecks.checkKeys(keys);
         return client.check(keys);
     }
 
     /** {@inheritDoc} */
     @Override
     public void waitFor(List<String> keys, Duration timeout) {
-        Arguments.checkKeys(keys);
-        client.waitFor("waitFor", keys, Deadline.after(Arguments.checkTimeout(timeout)));
+        StoreChecks.checkKeys(keys);
+        client.waitFor("waitFor", keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
     /** {@inheritDoc} */
     @Override
     public void multiSet(List<String> keys, List<byte[]> values) {
-        Arguments.checkPairs(keys, values);
+        StoreChecks.checkPairs(keys, values);
         client.multiSet(keys, values);
     }
 
     /** {@inheritDoc} */
     @Override
     public List<byte[]> multiGet(List<String> keys, Duration timeout) {
-        Arguments.checkKeys(keys);
-        return client.multiGet(keys, Deadline.after(Arguments.checkTimeout(timeout)));
+        StoreChecks.checkKeys(keys);
+        return client.multiGet(keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
     /** {@inheritDoc} */
     @Override
     public boolean delete(String key) {
-        Arguments.checkKey(key);
+        StoreChecks.checkKey(key);
         return client.delete(key);
     }
 
@@ -269,7 +269,7 @@ public final class TcpStore implements Store {
         private int worldSize;
         private boolean waitForWorkers = true;
         private String mark;
-        private Duration timeout = Arguments.DEFAULT_TIMEOUT;
+        private Duration timeout = StoreChecks.DEFAULT_TIMEOUT;
         private String bindAddress;
         private int maxConnections = 16 << 10;
         private int maxKeys = 1 << 20;
@@ -356,7 +356,7 @@ public final class TcpStore implements Store {
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
-            if (Arguments.checkTimeout(timeout).isZero()) {
+            if (StoreChecks.checkTimeout(timeout).isZero()) {
                 throw new IllegalArgumentException("The timeout of a TcpStore must be positive");
             }
             this.timeout = timeout;

@@ -320,7 +320,7 @@ public final class FileLog {
         try {
             result = thread.submit(action);
         } catch (RejectedExecutionException e) {
-            throw Messages.closed("FileStore " + path, operation);
+            throw StoreErrors.closed("FileStore " + path, operation);
         }
         boolean interrupted = false;
         try {

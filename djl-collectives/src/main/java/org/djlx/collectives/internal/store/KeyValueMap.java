@@ -149,7 +149,7 @@ public final class KeyValueMap {
         } catch (NumberFormatException e) {
             throw new IllegalArgumentException(
                     "add: key "
-                            + Messages.quote(key)
+                            + StoreErrors.quote(key)
                             + " holds "
                             + value.length
                             + " bytes that are not a decimal number; add works on keys written"

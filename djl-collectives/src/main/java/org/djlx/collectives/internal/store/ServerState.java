@@ -100,7 +100,7 @@ final class ServerState {
         if (length > limits.maxValueBytes()) {
             throw new IllegalArgumentException(
                     "APPEND makes the value of "
-                            + Messages.quote(key)
+                            + StoreErrors.quote(key)
                             + " "
                             + length
                             + " bytes long; at most "

@@ -377,7 +377,7 @@ public final class TcpStoreClient implements AutoCloseable {
         } catch (IOException e) {
             commands.close();
             if (closed) {
-                throw Messages.closed(toString(), operation);
+                throw StoreErrors.closed(toString(), operation);
             }
             lost = failure(operation, keys, e);
             throw lost;
@@ -397,7 +397,7 @@ public final class TcpStoreClient implements AutoCloseable {
         }
         List<String> missing = missing(operation, keys);
         if (!missing.isEmpty()) {
-            throw Messages.timeout(toString(), operation, deadline.timeout(), missing);
+            throw StoreErrors.timeout(toString(), operation, deadline.timeout(), missing);
         }
     }
 
@@ -417,10 +417,10 @@ public final class TcpStoreClient implements AutoCloseable {
             }
         } catch (IOException e) {
             if (closed) {
-                throw Messages.closed(toString(), operation);
+                throw StoreErrors.closed(toString(), operation);
             }
             if (Thread.currentThread().isInterrupted()) {
-                throw Messages.interrupted(toString(), operation, keys);
+                throw StoreErrors.interrupted(toString(), operation, keys);
             }
             throw failure(operation, keys, e);
         }
@@ -501,7 +501,7 @@ public final class TcpStoreClient implements AutoCloseable {
 
     private void checkUsable(String operation) {
         if (closed) {
-            throw Messages.closed(toString(), operation);
+            throw StoreErrors.closed(toString(), operation);
         }
         if (lost != null) {
             throw new CollectiveException(
@@ -520,7 +520,7 @@ public final class TcpStoreClient implements AutoCloseable {
                         + ": "
                         + operation
                         + " "
-                        + Messages.quote(keys)
+                        + StoreErrors.quote(keys)
                         + ": "
                         + what
                         + ". Either the server has refused this call, as its log then says: it"

@@ -1,6 +1,29 @@
 /**
- * What the stores are made of: the key-value semantics they share, the log of the file store, and
- * client and server of the TCP store. Internal: types here are public only for {@code
- * org.djlx.collectives} and may change at any time.
+ * What the stores are made of. Types here are public only for {@code org.djlx.collectives}.
+ *
+ * <pre>
+ *   for all stores
+ *     KeyValueMap         what set, add, compareSet and append do to a key
+ *     StoreChecks         checks of what callers pass
+ *     StoreErrors         the texts of what goes wrong
+ *   FileStore
+ *     FileLog             the file: an append-only log of changes, read by every process
+ *     LogRecord           one change
+ *   both ends of TcpStore
+ *     Command             the protocol, which is PyTorch's
+ *   the server of TcpStore
+ *     TcpStoreServer      the port and the thread
+ *     ServerConnection    one client's connection: reads commands, answers them
+ *     RequestParser       bytes to requests
+ *     Request             a command with what came with it
+ *     ServerState         keys, and who waits for them; what all connections share
+ *     Waits               who waits for which keys
+ *     ServerLimits        what clients are granted
+ *   the client of TcpStore
+ *     TcpStoreClient      calls to commands; which connection each goes to
+ *     TcpConnection       one connection: connects, sends, reads answers
+ *     WaitConnections     the connections on which threads wait
+ *     RequestWriter       commands to bytes
+ * </pre>
  */
 package org.djlx.collectives.internal.store;

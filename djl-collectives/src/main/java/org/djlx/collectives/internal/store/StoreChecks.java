@@ -11,12 +11,12 @@ import java.util.List;
 import org.djlx.collectives.Store;
 
 /** Checks of what callers pass to a {@link Store}, the same for all stores. */
-public final class Arguments {
+public final class StoreChecks {
 
     /** How long stores wait unless told otherwise; PyTorch's default. */
     public static final Duration DEFAULT_TIMEOUT = Duration.ofMinutes(5);
 
-    private Arguments() {}
+    private StoreChecks() {}
 
     /**
      * Checks a key.
@@ -49,7 +49,7 @@ public final class Arguments {
             throw new IllegalArgumentException(
                     "multiSet: " + keys.size() + " keys, but " + values.size() + " values");
         }
-        values.forEach(Arguments::checkValue);
+        values.forEach(StoreChecks::checkValue);
     }
 
     /**
@@ -84,7 +84,7 @@ public final class Arguments {
         if (!encoder.canEncode(key)) {
             throw new IllegalArgumentException(
                     "The key "
-                            + Messages.quote(key)
+                            + StoreErrors.quote(key)
                             + " has half a surrogate pair, which UTF-8 cannot carry");
         }
     }

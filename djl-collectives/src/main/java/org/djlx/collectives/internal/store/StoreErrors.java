@@ -11,12 +11,12 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.StoreTimeoutException;
 
 /** Error messages of the stores, worded the same for all of them. */
-public final class Messages {
+public final class StoreErrors {
 
     private static final int MAX_KEYS = 16;
     private static final int MAX_KEY_CHARS = 128;
 
-    private Messages() {}
+    private StoreErrors() {}
 
     /**
      * Creates the exception for a wait that took too long.
@@ -87,7 +87,7 @@ public final class Messages {
         String shown =
                 keys.stream()
                         .limit(MAX_KEYS)
-                        .map(Messages::quote)
+                        .map(StoreErrors::quote)
                         .collect(Collectors.joining(", "));
         int hidden = keys.size() - MAX_KEYS;
         return "[" + shown + (hidden > 0 ? ", and " + hidden + " more" : "") + "]";
