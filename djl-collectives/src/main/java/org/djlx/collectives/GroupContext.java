@@ -6,42 +6,57 @@ package org.djlx.collectives;
 
 import ai.djl.Device;
 import java.util.List;
-import java.util.Objects;
-import java.util.stream.IntStream;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
+import org.djlx.collectives.internal.store.Rendezvous;
 
 /**
- * What a backend is told about the group it serves.
- *
- * @param name the group's name, the same on all ranks
- * @param rank this rank within the group
- * @param worldSize the number of ranks
- * @param store where the ranks find each other; keys are the group's own
- * @param options the options, the same on all ranks
- * @param device this rank's device in the group that this one was split off; null if it is the
- *     first, and the backend chooses
+ * What a backend is told about the group it serves: who is in it, and where its ranks meet.
+ * Thread-safe.
  */
-public record GroupContext(
-        String name, int rank, int worldSize, Store store, BackendOptions options, Device device) {
+public final class GroupContext {
 
-    private static final Logger logger = LoggerFactory.getLogger(GroupContext.class);
+    private final String name;
+    private final int rank;
+    private final int worldSize;
+    private final Store store;
+    private final BackendOptions options;
+    private final Device device;
+    private final Rendezvous rendezvous;
 
     /**
-     * Checks the arguments.
+     * Creates the context of a rank.
      *
      * @param name the group's name, the same on all ranks
      * @param rank this rank within the group
      * @param worldSize the number of ranks
      * @param store where the ranks find each other; keys are the group's own
      * @param options the options, the same on all ranks
-     * @param device this rank's device, or null
+     * @param device this rank's device in the group that this one was split off; null if it is the
+     *     first, and the backend chooses
      */
-    public GroupContext {
-        Objects.requireNonNull(name, "name");
-        Objects.requireNonNull(store, "store");
-        Objects.requireNonNull(options, "options");
+    public GroupContext(
+            String name,
+            int rank,
+            int worldSize,
+            Store store,
+            BackendOptions options,
+            Device device) {
+        checkNotNull("name", name);
+        checkNotNull("store", store);
+        checkNotNull("options", options);
         checkRank(rank, worldSize);
+        this.name = name;
+        this.rank = rank;
+        this.worldSize = worldSize;
+        this.store = store;
+        this.options = options;
+        this.device = device;
+        rendezvous = new Rendezvous(name, rank, worldSize, store);
+    }
+
+    private static void checkNotNull(String what, Object value) {
+        if (value == null) {
+            throw new IllegalArgumentException("the " + what + " of a group must not be null");
+        }
     }
 
     static void checkRank(int rank, int worldSize) {
@@ -55,44 +70,73 @@ public record GroupContext(
     }
 
     /**
+     * Returns the group's name.
+     *
+     * @return the name, the same on all ranks
+     */
+    public String name() {
+        return name;
+    }
+
+    /**
+     * Returns this rank.
+     *
+     * @return the rank within the group
+     */
+    public int rank() {
+        return rank;
+    }
+
+    /**
+     * Returns the number of ranks.
+     *
+     * @return the world size
+     */
+    public int worldSize() {
+        return worldSize;
+    }
+
+    /**
+     * Returns where the ranks find each other.
+     *
+     * @return the store, whose keys are the group's own
+     */
+    public Store store() {
+        return store;
+    }
+
+    /**
+     * Returns the options.
+     *
+     * @return the options, the same on all ranks
+     */
+    public BackendOptions options() {
+        return options;
+    }
+
+    /**
+     * Returns this rank's device in the group that this one was split off.
+     *
+     * @return the device; null if this group is the first, and the backend chooses
+     */
+    public Device device() {
+        return device;
+    }
+
+    /**
      * Gathers a value from every rank through the store; a slow all-gather for setting up. It
      * leaves nothing in the store if it succeeds on all ranks.
      *
      * @param key what the values are; used once in the life of the group
      * @param value this rank's value
      * @return the values in rank order
-     * @throws CollectiveException if not all ranks call it within the timeout, with those missing
+     * @throws CollectiveMismatchException if the store has the value of another group where that of
+     *     a rank should be, or the ranks do not agree on the number of ranks
+     * @throws CollectiveTimeoutException if not all ranks call it within the timeout, with those
+     *     missing
      */
     public List<byte[]> exchange(String key, byte[] value) {
-        store.set(key + "/" + rank, value);
-        List<String> keys =
-                IntStream.range(0, worldSize).mapToObj(peer -> key + "/" + peer).toList();
-        List<byte[]> values;
-        try {
-            values = store.multiGet(keys, options.timeout());
-        } catch (StoreTimeoutException e) {
-            List<Integer> missing =
-                    IntStream.range(0, worldSize)
-                            .filter(peer -> e.missingKeys().contains(keys.get(peer)))
-                            .boxed()
-                            .toList();
-            throw new CollectiveTimeoutException(
-                    "creating group '"
-                            + name
-                            + "' timed out on rank "
-                            + rank
-                            + " after "
-                            + options.timeout()
-                            + ": ranks "
-                            + missing
-                            + " of "
-                            + worldSize
-                            + " did not arrive",
-                    missing,
-                    e);
-        }
-        forget(keys);
-        return values;
+        return rendezvous.exchange(key, value, options.timeout());
     }
 
     /**
@@ -106,15 +150,7 @@ public record GroupContext(
      * @param keys the keys in the same order on all of these ranks, as many as there are ranks
      */
     public void forget(List<String> keys) {
-        String readers = keys.get(0) + "/read";
-        try {
-            if (store.add(readers, 1) == keys.size()) {
-                keys.forEach(store::delete);
-                store.delete(readers);
-            }
-        } catch (RuntimeException e) {
-            logger.debug("group '{}': the keys {} stay in the store", name, keys, e);
-        }
+        rendezvous.forget(keys);
     }
 
     /**

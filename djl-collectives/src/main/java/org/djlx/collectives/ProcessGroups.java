@@ -140,9 +140,18 @@ public final class ProcessGroups {
             int rank,
             int worldSize,
             BackendOptions options) {
-        PrefixStore own = new PrefixStore(name, store);
+        if (name == null || store == null) {
+            throw new IllegalArgumentException(
+                    "init: the " + (name == null ? "name" : "store") + " of a group is null");
+        }
+        PrefixStore own = new PrefixStore(escaped(name), store);
         return create(
                 backend, new GroupContext(name, rank, worldSize, own, options, null), () -> {});
+    }
+
+    /** A name in which no slash ends the group's own keys; the keys of sub-groups have one. */
+    private static String escaped(String name) {
+        return name.replace("%", "%25").replace("/", "%2F");
     }
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {

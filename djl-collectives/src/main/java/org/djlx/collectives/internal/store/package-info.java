@@ -6,6 +6,9 @@
  *     KeyValueMap         what set, add, compareSet and append do to a key
  *     StoreChecks         checks of what callers pass
  *     StoreErrors         the texts of what goes wrong
+ *   groups that meet in a store
+ *     Rendezvous          the exchange of values between the ranks of a group
+ *     Introduction        what a rank says of itself with each value
  *   FileStore
  *     FileLog             the file: an append-only log of changes, read by every process
  *     LogRecord           one change

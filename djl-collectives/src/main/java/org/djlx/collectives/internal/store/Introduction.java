@@ -1,0 +1,96 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+import java.util.List;
+
+/**
+ * What a rank says of itself before each value that it exchanges. Layout, big-endian:
+ *
+ * <pre>
+ * int32 MAGIC | int32 length of the rest of the introduction
+ * int32 length of the name | the name in UTF-8 | int32 world size | int64 nonce | int64 generation
+ * </pre>
+ *
+ * @param group the name of the group that it creates
+ * @param worldSize how many ranks that is to have
+ * @param nonce drawn at random for this rank of this group
+ * @param generation what the nonces of all ranks make together, or 0 as long as they are unknown:
+ *     the same on all ranks if they have read each other's values, and not what others have left
+ */
+record Introduction(String group, int worldSize, long nonce, long generation) {
+
+    private static final int MAGIC = 0x444A4C31;
+
+    /** Combines the nonces of all ranks, in rank order. */
+    static long generation(List<Introduction> ranks) {
+        long combined = 1;
+        for (Introduction rank : ranks) {
+            combined = combined * 0x9E3779B97F4A7C15L + rank.nonce;
+        }
+        return combined == 0 ? 1 : combined;
+    }
+
+    /** Returns this introduction with a value behind it. */
+    byte[] before(byte[] value) {
+        try {
+            ByteArrayOutputStream body = new ByteArrayOutputStream();
+            DataOutputStream out = new DataOutputStream(body);
+            byte[] name = group.getBytes(StandardCharsets.UTF_8);
+            out.writeInt(name.length);
+            out.write(name);
+            out.writeInt(worldSize);
+            out.writeLong(nonce);
+            out.writeLong(generation);
+            ByteArrayOutputStream message = new ByteArrayOutputStream();
+            DataOutputStream all = new DataOutputStream(message);
+            all.writeInt(MAGIC);
+            all.writeInt(body.size());
+            body.writeTo(all);
+            all.write(value);
+            return message.toByteArray();
+        } catch (IOException e) {
+            throw new UncheckedIOException("Writing to memory", e);
+        }
+    }
+
+    /** Reads the introduction of a message; null if it has none. */
+    static Introduction in(byte[] message) {
+        DataInputStream in = new DataInputStream(new ByteArrayInputStream(message));
+        try {
+            if (in.readInt() != MAGIC) {
+                return null;
+            }
+            int length = in.readInt();
+            int nameLength = in.readInt();
+            if (length < 0 || length > message.length || nameLength < 0 || nameLength > length) {
+                return null;
+            }
+            byte[] name = in.readNBytes(nameLength);
+            return new Introduction(
+                    new String(name, StandardCharsets.UTF_8),
+                    in.readInt(),
+                    in.readLong(),
+                    in.readLong());
+        } catch (IOException e) {
+            return null;
+        }
+    }
+
+    /** Returns the value of a message that has an introduction. */
+    static byte[] valueIn(byte[] message) {
+        int length = ByteBuffer.wrap(message).getInt(Integer.BYTES);
+        return Arrays.copyOfRange(message, 2 * Integer.BYTES + length, message.length);
+    }
+}
