@@ -16,7 +16,6 @@ final class LibC {
     static final int PROT_READ_WRITE = 0x1 | 0x2;
     static final int MAP_SHARED = 0x1;
     static final int MFD_CLOEXEC = 0x1;
-    static final int O_RDWR_CLOEXEC = 02 | 02000000;
     static final int AF_UNIX = 1;
     static final int SOCK_DGRAM_CLOEXEC = 2 | 02000000;
     static final int SOL_SOCKET = 1;
@@ -33,6 +32,16 @@ final class LibC {
     static final int EAGAIN = 11;
     static final int EPIPE = 32;
     static final int ECONNREFUSED = 111;
+    static final int MFD_ALLOW_SEALING = 0x2;
+    static final int O_RDWR = 02;
+    static final int O_NOCTTY = 0400;
+    static final int O_NONBLOCK = 04000;
+    static final int O_CLOEXEC = 02000000;
+    static final int F_ADD_SEALS = 1033;
+    static final int F_GET_SEALS = 1034;
+    static final int F_SEAL_SEAL = 0x1;
+    static final int F_SEAL_SHRINK = 0x2;
+    static final int F_SEAL_GROW = 0x4;
     static final int FUTEX_WAIT = 0;
     static final int FUTEX_WAKE = 1;
 
@@ -56,6 +65,10 @@ final class LibC {
     static native int ftruncate(int fd, long length) throws LastErrorException;
 
     static native int open(String path, int flags) throws LastErrorException;
+
+    static native int fcntl(int fd, int command, int argument) throws LastErrorException;
+
+    static native int geteuid();
 
     static native int close(int fd) throws LastErrorException;
 

@@ -7,6 +7,10 @@ package org.djlx.nativeops;
 import ai.djl.Device;
 import ai.djl.engine.EngineException;
 import com.sun.jna.LastErrorException;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.regex.Pattern;
 
 /**
  * Memory that processes of one host share.
@@ -18,6 +22,12 @@ import com.sun.jna.LastErrorException;
  * ids.
  */
 public final class SharedMemory implements AutoCloseable {
+
+    /** How {@link #path()} looks. */
+    private static final Pattern PATH = Pattern.compile("/proc/[0-9]+/fd/[0-9]+");
+
+    /** Its size is fixed, so that no access can lie behind the end, and this cannot be undone. */
+    private static final int SEALS = LibC.F_SEAL_SEAL | LibC.F_SEAL_SHRINK | LibC.F_SEAL_GROW;
 
     private final NativeMemory memory;
     private int fd;
@@ -44,8 +54,9 @@ public final class SharedMemory implements AutoCloseable {
         }
         int fd = -1;
         try {
-            fd = LibC.memfd_create(name, LibC.MFD_CLOEXEC);
+            fd = LibC.memfd_create(name, LibC.MFD_CLOEXEC | LibC.MFD_ALLOW_SEALING);
             LibC.ftruncate(fd, byteSize);
+            LibC.fcntl(fd, LibC.F_ADD_SEALS, SEALS);
             return new SharedMemory(fd, byteSize);
         } catch (LastErrorException e) {
             closeQuietly(fd);
@@ -57,19 +68,25 @@ public final class SharedMemory implements AutoCloseable {
     /**
      * Maps memory that another thread or process created.
      *
+     * <p>The path may come from somebody who is not to be trusted: whatever it leads to other than
+     * such memory, of this user and of this size, is neither mapped nor changed.
+     *
      * @param path its {@link #path()}
      * @param byteSize its size in bytes
      * @return the memory
-     * @throws EngineException if it cannot be opened
+     * @throws EngineException if it cannot be opened, or is something else
      */
     public static SharedMemory open(String path, long byteSize) {
         int fd = -1;
         try {
-            fd = LibC.open(path, LibC.O_RDWR_CLOEXEC);
+            checkLink(path);
+            // Were it something else after all, opening it would not wait for anything.
+            fd = LibC.open(path, LibC.O_RDWR | LibC.O_CLOEXEC | LibC.O_NONBLOCK | LibC.O_NOCTTY);
+            checkFile(path, fd, byteSize);
             SharedMemory shared = new SharedMemory(fd, byteSize);
             shared.seal();
             return shared;
-        } catch (LastErrorException e) {
+        } catch (LastErrorException | IOException e) {
             closeQuietly(fd);
             throw new EngineException(
                     "cannot open the shared memory "
@@ -79,7 +96,52 @@ public final class SharedMemory implements AutoCloseable {
                             + "): its creator must be alive, on this host, of the same user and in"
                             + " the same PID namespace",
                     e);
+        } catch (EngineException e) {
+            closeQuietly(fd);
+            throw e;
         }
+    }
+
+    private static void checkLink(String path) throws IOException {
+        if (path == null || !PATH.matcher(path).matches()) {
+            throw refusal(path, "it is not the path of a process's descriptor");
+        }
+        String target = Files.readSymbolicLink(Path.of(path)).toString();
+        if (!target.startsWith("/memfd:")) {
+            throw refusal(path, "it leads to " + target + ", which is no shared memory");
+        }
+    }
+
+    /** Checks the open file itself: what the path leads to may have changed meanwhile. */
+    private static void checkFile(String path, int fd, long byteSize) throws IOException {
+        int seals;
+        try {
+            seals = LibC.fcntl(fd, LibC.F_GET_SEALS, 0);
+        } catch (LastErrorException e) {
+            throw refusal(path, "it is no shared memory");
+        }
+        if (seals != SEALS) {
+            throw refusal(path, "its seals are " + seals + ", not " + SEALS);
+        }
+        Path file = Path.of("/proc/self/fd/" + fd);
+        long found = Files.size(file);
+        if (found != byteSize) {
+            throw refusal(path, "it has " + found + " bytes, not " + byteSize);
+        }
+        int owner = (Integer) Files.getAttribute(file, "unix:uid");
+        if (owner != LibC.geteuid()) {
+            throw refusal(path, "it belongs to user " + owner + ", not to " + LibC.geteuid());
+        }
+    }
+
+    private static EngineException refusal(String path, String why) {
+        return new EngineException(
+                "refused to map "
+                        + path
+                        + " as shared memory: "
+                        + why
+                        + ". Whoever gave this path is not a rank of this group, or runs another"
+                        + " version of this library");
     }
 
     /**

@@ -97,7 +97,9 @@ class DescriptorChannelTest {
                                 .findFirst()
                                 .orElseThrow();
                 int flags = Integer.parseInt(info.substring(6).trim(), 8);
-                assertTrue((flags & LibC.O_RDWR_CLOEXEC) == LibC.O_RDWR_CLOEXEC, info);
+                assertTrue(
+                        (flags & (LibC.O_RDWR | LibC.O_CLOEXEC)) == (LibC.O_RDWR | LibC.O_CLOEXEC),
+                        info);
             }
         }
     }
@@ -253,7 +255,7 @@ class DescriptorChannelTest {
     private static void fill(List<Descriptor> filler) {
         while (filler.size() < 2_000_000) {
             try {
-                filler.add(new Descriptor(LibC.open("/dev/null", LibC.O_RDWR_CLOEXEC)));
+                filler.add(new Descriptor(LibC.open("/dev/null", (LibC.O_RDWR | LibC.O_CLOEXEC))));
             } catch (LastErrorException e) {
                 return;
             }

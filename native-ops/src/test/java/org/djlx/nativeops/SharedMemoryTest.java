@@ -4,6 +4,7 @@
  */
 package org.djlx.nativeops;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -14,11 +15,16 @@ import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import com.sun.jna.LastErrorException;
 import java.io.IOException;
+import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
 
 @Timeout(60)
 class SharedMemoryTest {
@@ -88,6 +94,67 @@ class SharedMemoryTest {
         }
         assertThrows(IllegalArgumentException.class, () -> SharedMemory.create("empty", 0));
         assertThrows(EngineException.class, () -> SharedMemory.create("too much", 1L << 62));
+    }
+
+    /** The path is what somebody wrote into a store. */
+    @Test
+    void opensNothingButSharedMemoryOfTheRightSize(@TempDir Path directory) throws Exception {
+        byte[] text = "of the user, and not to be changed".getBytes(StandardCharsets.US_ASCII);
+        Path file = Files.write(directory.resolve("file"), text);
+        assertRefused(file.toString(), text.length, "not the path of a process's descriptor");
+        assertRefused("/proc/self/../self/fd/0", 1, "not the path of a process's descriptor");
+        assertRefused("", 1, "not the path");
+        try (FileChannel open =
+                FileChannel.open(file, StandardOpenOption.READ, StandardOpenOption.WRITE)) {
+            String path = descriptorOf(file);
+            assertRefused(path, text.length, "which is no shared memory");
+            assertTrue(open.isOpen());
+        }
+        assertArrayEquals(text, Files.readAllBytes(file));
+        try (SharedMemory memory = SharedMemory.create("of 8192 bytes", 8192)) {
+            assertRefused(memory.path(), 4096, "has 8192 bytes, not 4096");
+            assertRefused(memory.path(), 16384, "has 8192 bytes, not 16384");
+        }
+        int unsealed = LibC.memfd_create("unsealed", LibC.MFD_CLOEXEC | LibC.MFD_ALLOW_SEALING);
+        try {
+            LibC.ftruncate(unsealed, 4096);
+            String path = "/proc/" + ProcessHandle.current().pid() + "/fd/" + unsealed;
+            assertRefused(path, 4096, "seals");
+        } finally {
+            LibC.close(unsealed);
+        }
+    }
+
+    @Test
+    void sizeIsFixed() {
+        try (SharedMemory memory = SharedMemory.create("fixed", 8192)) {
+            int fd = Integer.parseInt(memory.path().replaceAll(".*/", ""));
+            assertThrows(LastErrorException.class, () -> LibC.ftruncate(fd, 4096));
+            assertThrows(LastErrorException.class, () -> LibC.ftruncate(fd, 16384));
+        }
+    }
+
+    private static void assertRefused(String path, long byteSize, String text) {
+        String message =
+                assertThrows(EngineException.class, () -> SharedMemory.open(path, byteSize))
+                        .getMessage();
+        assertTrue(message.contains(text), message);
+    }
+
+    /** The path of a descriptor of this process that leads to a file. */
+    private static String descriptorOf(Path file) throws IOException {
+        String own = "/proc/" + ProcessHandle.current().pid() + "/fd";
+        try (var all = Files.list(Path.of(own))) {
+            return all.filter(fd -> leadsTo(fd, file)).findFirst().orElseThrow().toString();
+        }
+    }
+
+    private static boolean leadsTo(Path descriptor, Path file) {
+        try {
+            return Files.isSameFile(descriptor, file);
+        } catch (IOException e) {
+            return false; // Closed meanwhile.
+        }
     }
 
     @Test

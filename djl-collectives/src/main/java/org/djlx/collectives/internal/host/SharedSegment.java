@@ -46,13 +46,14 @@ public final class SharedSegment implements AutoCloseable {
                 path = shared.path();
             }
         } catch (EngineException e) {
-            problem = e.getMessage();
+            problem = e.getMessage().replace('\n', ' ');
         }
         try {
             List<String> all = exchange(context, "segment", problem + "\n" + path + "\n" + here);
             checkSame(context, all);
             if (context.rank() != 0) {
                 try {
+                    // Which opens nothing else, whatever somebody has put into the store.
                     shared = SharedMemory.open(all.get(0).split("\n")[1], byteSize);
                 } catch (EngineException e) {
                     problem = e.getMessage();
@@ -83,8 +84,17 @@ public final class SharedSegment implements AutoCloseable {
     private static void checkSame(GroupContext context, List<String> all) {
         checkNone(context, all.stream().map(text -> text.split("\n")[0]).toList());
         String[] first = all.get(0).split("\n");
-        for (int rank = 1; rank < all.size(); rank++) {
+        for (int rank = 0; rank < all.size(); rank++) {
             String[] other = all.get(rank).split("\n");
+            if (other.length != first.length || first.length < 3) {
+                throw new CollectiveException(
+                        "the ranks of group '"
+                                + context.name()
+                                + "' cannot share memory: what rank "
+                                + rank
+                                + " says in the store is no answer of this version of the library;"
+                                + " use one version on all ranks");
+            }
             for (int i = 2; i < first.length; i++) {
                 if (!first[i].equals(other[i])) {
                     throw new CollectiveException(
