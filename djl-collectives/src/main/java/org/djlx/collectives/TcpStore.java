@@ -9,12 +9,15 @@ import java.net.InetSocketAddress;
 import java.net.UnknownHostException;
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.store.ServerAddress;
 import org.djlx.collectives.internal.store.ServerLimits;
 import org.djlx.collectives.internal.store.StoreChecks;
+import org.djlx.collectives.internal.store.StoreToken;
 import org.djlx.collectives.internal.store.TcpStoreClient;
 import org.djlx.collectives.internal.store.TcpStoreServer;
 import org.slf4j.Logger;
@@ -43,9 +46,12 @@ import org.slf4j.LoggerFactory;
  * the keys are lost, and a server started again on the same port is another store, for which a new
  * handle is needed.
  *
- * <p>The protocol knows neither authentication nor encryption: whoever reaches the port can read
- * and write all keys. The server therefore listens on the loopback interface unless told otherwise;
- * let it listen only where none but the job's hosts can reach it.
+ * <p>The protocol is not encrypted, and by itself everybody who reaches the port can read and write
+ * all keys. The server therefore listens on the loopback interface unless told otherwise; let it
+ * listen only where none but the job's hosts can reach it. Where other users can, set the
+ * environment variable {@code DJLX_STORE_TOKEN} to the same secret on all ranks: the server then
+ * serves nobody else, and its clients use no other server. The secret itself is never sent.
+ * PyTorch's clients and servers do not know it, and work only where it is not set.
  *
  * <p>Of PyTorch's commands, its queues and the list of keys are missing.
  */
@@ -66,7 +72,11 @@ public final class TcpStore implements Store {
         try {
             port = server == null ? builder.port : server.address().getPort();
             String mark = server == null ? builder.mark : null;
-            client = TcpStoreClient.connect(builder.connectHost(server), port, timeout, mark);
+            client =
+                    TcpStoreClient.connect(
+                            new ServerAddress(builder.connectHost(server), port, builder.token),
+                            timeout,
+                            mark);
             try {
                 if (server != null && builder.mark != null) {
                     client.set(builder.mark, new byte[0]);
@@ -271,6 +281,7 @@ public final class TcpStore implements Store {
         private String mark;
         private Duration timeout = StoreChecks.DEFAULT_TIMEOUT;
         private String bindAddress;
+        private StoreToken token = StoreToken.of(System.getenv());
         private int maxConnections = 16 << 10;
         private int maxKeys = 1 << 20;
         private int maxValueBytes = 8 << 20;
@@ -344,6 +355,14 @@ public final class TcpStore implements Store {
          */
         Builder optMark(String mark) {
             this.mark = mark;
+            return this;
+        }
+
+        /**
+         * Sets the environment that the token is taken from. The default is that of the process.
+         */
+        Builder optEnvironment(Map<String, String> environment) {
+            this.token = StoreToken.of(environment);
             return this;
         }
 
@@ -448,7 +467,8 @@ public final class TcpStore implements Store {
                         e);
             }
             warnIfUnreachable(address);
-            return TcpStoreServer.start(new InetSocketAddress(address, port), limits, worldSize);
+            return TcpStoreServer.start(
+                    new InetSocketAddress(address, port), limits, worldSize, token);
         }
 
         /** The server's own rank connects to where the server listens, whatever others call it. */

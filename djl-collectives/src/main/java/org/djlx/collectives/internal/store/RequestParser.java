@@ -104,13 +104,13 @@ final class RequestParser {
                 return false;
             }
             long count = in.readLongLE();
-            if (count < 0 || count > ServerLimits.MAX_KEYS_IN_COMMAND) {
+            if (count < 0 || count > limits.maxKeysInCommand()) {
                 throw new TooLongFrameException(
                         command
                                 + " of "
                                 + Long.toUnsignedString(count)
                                 + " keys; at most "
-                                + ServerLimits.MAX_KEYS_IN_COMMAND
+                                + limits.maxKeysInCommand()
                                 + " are accepted");
             }
             remaining = count;

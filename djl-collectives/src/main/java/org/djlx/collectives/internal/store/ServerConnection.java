@@ -26,15 +26,18 @@ final class ServerConnection extends ByteToMessageDecoder {
     private static final Logger logger = LoggerFactory.getLogger(ServerConnection.class);
 
     private final ServerState state;
-    private final RequestParser parser;
+    private RequestParser parser;
     private boolean counted;
     private boolean validated;
+    private boolean admitted;
+    private Hello.Challenge challenge;
     private boolean refused;
     private Waits.Wait wait;
 
     ServerConnection(ServerState state) {
         this.state = state;
-        parser = new RequestParser(state.limits());
+        admitted = state.isOpen();
+        parser = new RequestParser(admitted ? state.limits() : state.limits().forStrangers());
     }
 
     /** {@inheritDoc} */
@@ -146,6 +149,14 @@ final class ServerConnection extends ByteToMessageDecoder {
             validate(ctx, request);
             return;
         }
+        if (isHello(request)) {
+            sayHello(ctx, request);
+            return;
+        }
+        if (!admitted && request.command() != Command.PING) {
+            refuse(ctx, "it has not proven that it knows the secret of " + StoreToken.VARIABLE);
+            return;
+        }
         switch (request.command()) {
             case VALIDATE -> refuse(ctx, "VALIDATE must be the first command only");
             case SET -> state.set(request.key(), request.value());
@@ -181,6 +192,25 @@ final class ServerConnection extends ByteToMessageDecoder {
             refuse(ctx, "it does not speak the TCPStore protocol");
         }
         validated = true;
+    }
+
+    private static boolean isHello(Request request) {
+        return (request.command() == Command.COMPARE_SET || request.command() == Command.SET)
+                && request.key().equals(Hello.KEY);
+    }
+
+    private void sayHello(ChannelHandlerContext ctx, Request request) {
+        if (request.command() == Command.COMPARE_SET) {
+            challenge = state.challenge(request.value());
+            answer(ctx, challenge.answer());
+        } else if (challenge != null && challenge.isMetBy(request.value())) {
+            admitted = true;
+            parser = new RequestParser(state.limits());
+        } else {
+            refuse(
+                    ctx,
+                    "its proof that it knows the secret of " + StoreToken.VARIABLE + " is wrong");
+        }
     }
 
     private void startWaiting(ChannelHandlerContext ctx, List<String> keys) {

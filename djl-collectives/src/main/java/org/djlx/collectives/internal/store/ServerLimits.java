@@ -17,11 +17,12 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes) {
     /** How long a key may be, in bytes. */
     static final int MAX_KEY_BYTES = 8 << 10;
 
-    /** How many keys one command may name. */
-    static final int MAX_KEYS_IN_COMMAND = 128 << 10;
+    private static final int MAX_KEYS_IN_COMMAND = 128 << 10;
 
     /** How many of the longest values one command, or the answer to it, may carry. */
     private static final int MAX_VALUES_IN_COMMAND = 16;
+
+    private static final int MAX_STRANGERS_VALUE_BYTES = 64;
 
     /**
      * Checks the limits.
@@ -36,9 +37,19 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes) {
         checkPositive("maximum length of a value", maxValueBytes);
     }
 
+    /** Returns how many keys one command may name. */
+    int maxKeysInCommand() {
+        return (int) Math.min(MAX_KEYS_IN_COMMAND, maxMessageBytes());
+    }
+
     /** Returns how long a command, or the answer to it, may be, in bytes. */
     long maxMessageBytes() {
         return (long) maxValueBytes * MAX_VALUES_IN_COMMAND;
+    }
+
+    /** Returns what is granted to those who have yet to prove that they belong to the job. */
+    ServerLimits forStrangers() {
+        return new ServerLimits(maxConnections, maxKeys, MAX_STRANGERS_VALUE_BYTES);
     }
 
     private static void checkPositive(String what, int value) {

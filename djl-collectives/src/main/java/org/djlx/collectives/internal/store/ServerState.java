@@ -19,6 +19,8 @@ final class ServerState {
 
     private final ServerLimits limits;
     private final int worldSize;
+    private final StoreToken token;
+    private final byte[] id = Hello.nonce();
     private final KeyValueMap values = new KeyValueMap();
     private final Waits waits = new Waits(values);
     private final CompletableFuture<Void> joined = new CompletableFuture<>();
@@ -29,14 +31,29 @@ final class ServerState {
      *
      * @param limits what clients are granted
      * @param worldSize the number of workers that join, or 0 if it is unknown
+     * @param token the secret that clients have to know, or null
      */
-    ServerState(ServerLimits limits, int worldSize) {
+    ServerState(ServerLimits limits, int worldSize, StoreToken token) {
+        this.token = token;
         this.limits = limits;
         this.worldSize = worldSize;
     }
 
     ServerLimits limits() {
         return limits;
+    }
+
+    /** Tells whether everybody is served. */
+    boolean isOpen() {
+        return token == null;
+    }
+
+    /** Says hello to a client. */
+    Hello.Challenge challenge(byte[] nonce) {
+        if (nonce.length != Hello.NONCE_BYTES) {
+            throw new IllegalArgumentException("its hello is " + nonce.length + " bytes long");
+        }
+        return new Hello.Challenge(token, nonce, id);
     }
 
     Waits waits() {

@@ -29,6 +29,7 @@ final class TcpConnection implements Closeable {
     private final Socket socket;
     private final DataInputStream in;
     private final OutputStream out;
+    private byte[] serverId;
 
     private TcpConnection(Socket socket) throws IOException {
         this.socket = socket;
@@ -39,28 +40,28 @@ final class TcpConnection implements Closeable {
     /**
      * Connects and makes sure that the other end is a TCPStore server.
      *
-     * @param host the host; its addresses are tried one after the other
-     * @param port the port
+     * @param server where
      * @param interruptible whether to close the connection if a thread using it is interrupted
      * @param deadline until when to try
      * @return the connection
-     * @throws ProtocolException if the other end is something else
+     * @throws ProtocolException if the other end is something else, or a server that does not share
+     *     the token
      * @throws IOException if there is no answer
      */
-    static TcpConnection open(String host, int port, boolean interruptible, Deadline deadline)
+    static TcpConnection open(ServerAddress server, boolean interruptible, Deadline deadline)
             throws IOException {
-        IOException failure = new UnknownHostException(host);
-        for (InetAddress address : InetAddress.getAllByName(host)) {
+        IOException failure = new UnknownHostException(server.host());
+        for (InetAddress address : InetAddress.getAllByName(server.host())) {
             // Only the sockets of channels react to interrupts.
             Socket socket = interruptible ? SocketChannel.open().socket() : new Socket();
             try {
                 socket.connect(
-                        new InetSocketAddress(address, port),
+                        new InetSocketAddress(address, server.port()),
                         Math.min(MAX_CONNECT_MILLIS, deadline.remainingMillis()));
                 socket.setTcpNoDelay(true);
                 socket.setOption(StandardSocketOptions.SO_KEEPALIVE, true);
                 TcpConnection connection = new TcpConnection(socket);
-                connection.shakeHands(deadline);
+                connection.shakeHands(server.token(), deadline);
                 return connection;
             } catch (IOException e) {
                 socket.close();
@@ -121,8 +122,12 @@ final class TcpConnection implements Closeable {
     }
 
     byte[] readValue() throws IOException {
+        return readValue(Integer.MAX_VALUE);
+    }
+
+    private byte[] readValue(int maxBytes) throws IOException {
         long length = readLong();
-        if (length < 0 || length > Integer.MAX_VALUE) {
+        if (length < 0 || length > maxBytes) {
             throw new ProtocolException(
                     "a value of " + Long.toUnsignedString(length) + " bytes was announced");
         }
@@ -143,8 +148,25 @@ final class TcpConnection implements Closeable {
         }
     }
 
-    private void shakeHands(Deadline deadline) throws IOException {
+    /** Which server this is; null if it cannot be told from another one at the same address. */
+    byte[] serverId() {
+        return serverId;
+    }
+
+    private void shakeHands(StoreToken token, Deadline deadline) throws IOException {
         RequestWriter hello = new RequestWriter().command(Command.VALIDATE);
         ping(hello.number32(Command.MAGIC), deadline.remainingMillis());
+        byte[] nonce = Hello.nonce();
+        send(
+                new RequestWriter()
+                        .command(Command.COMPARE_SET)
+                        .rawKey(Hello.KEY)
+                        .value(nonce)
+                        .value(new byte[0]));
+        Hello.Reply reply = Hello.Reply.to(token, nonce, readValue(Hello.maxAnswerBytes()));
+        if (reply.proof() != null) {
+            send(new RequestWriter().command(Command.SET).rawKey(Hello.KEY).value(reply.proof()));
+        }
+        serverId = reply.serverId();
     }
 }

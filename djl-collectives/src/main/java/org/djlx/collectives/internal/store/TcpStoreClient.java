@@ -38,8 +38,7 @@ public final class TcpStoreClient implements AutoCloseable {
 
     private static final int MISSING_BATCH = 1024;
 
-    private final String host;
-    private final int port;
+    private final ServerAddress server;
     private final Duration timeout;
     private final int answerMillis;
 
@@ -50,27 +49,25 @@ public final class TcpStoreClient implements AutoCloseable {
     private final WaitConnections waiters;
     private volatile boolean closed;
 
-    private TcpStoreClient(String host, int port, Duration timeout) {
-        this.host = host;
-        this.port = port;
+    private TcpStoreClient(ServerAddress server, Duration timeout) {
+        this.server = server;
         this.timeout = timeout;
         answerMillis = Math.max(MIN_ANSWER_MILLIS, Deadline.after(timeout).remainingMillis());
-        waiters = new WaitConnections(host, port);
+        waiters = new WaitConnections(server);
     }
 
     /**
      * Connects to a server, which may be started later.
      *
-     * @param host the server's host
-     * @param port the server's port
+     * @param server where the server is
      * @param timeout how long to try, and how long to wait for the answer to a command, but for
      *     that at least 30 seconds
      * @param mark a key by which to know the server: one without it is left alone, and another one
      *     is waited for in its place; null for any server
      * @return the client
      */
-    public static TcpStoreClient connect(String host, int port, Duration timeout, String mark) {
-        TcpStoreClient client = new TcpStoreClient(host, port, timeout);
+    public static TcpStoreClient connect(ServerAddress server, Duration timeout, String mark) {
+        TcpStoreClient client = new TcpStoreClient(server, timeout);
         client.commands = client.connectCommands(mark);
         return client;
     }
@@ -288,6 +285,8 @@ public final class TcpStoreClient implements AutoCloseable {
         while (true) {
             try {
                 return openCommands(mark, deadline);
+            } catch (Hello.StrangerException e) {
+                throw new CollectiveException(this + ": " + e.getMessage(), e);
             } catch (IOException e) {
                 if (e instanceof ProtocolException || deadline.isOver()) {
                     throw new CollectiveException(
@@ -316,7 +315,7 @@ public final class TcpStoreClient implements AutoCloseable {
     }
 
     private TcpConnection openCommands(String mark, Deadline deadline) throws IOException {
-        TcpConnection opened = TcpConnection.open(host, port, false, deadline);
+        TcpConnection opened = TcpConnection.open(server, false, deadline);
         try {
             if (mark == null || sendCheck(opened, List.of(mark))) {
                 return opened;
@@ -480,7 +479,7 @@ public final class TcpStoreClient implements AutoCloseable {
         TcpConnection fresh = null;
         boolean replaced = false;
         try {
-            fresh = TcpConnection.open(host, port, false, Deadline.after(timeout));
+            fresh = TcpConnection.open(server, false, Deadline.after(timeout));
             fresh.setReadTimeout(answerMillis);
             if (sendCheck(fresh, List.of(key))) {
                 KeyValueMap.parseCounter(key, sendGet(fresh, key));
@@ -539,7 +538,7 @@ public final class TcpStoreClient implements AutoCloseable {
     /** {@inheritDoc} */
     @Override
     public String toString() {
-        return "TcpStore " + host + ":" + port;
+        return "TcpStore " + server;
     }
 
     private interface Exchange<T> {

@@ -35,8 +35,9 @@ public final class TcpStoreServer implements AutoCloseable {
     private final ServerState state;
     private final InetSocketAddress address;
 
-    private TcpStoreServer(InetSocketAddress bind, ServerLimits limits, int worldSize) {
-        state = new ServerState(limits, worldSize);
+    private TcpStoreServer(
+            InetSocketAddress bind, ServerLimits limits, int worldSize, StoreToken token) {
+        state = new ServerState(limits, worldSize, token);
         loop = new NioEventLoopGroup(1, new DefaultThreadFactory("djlx-tcpstore-server", true));
         // What is added after the group was closed is closed, too.
         channels = new DefaultChannelGroup(loop.next(), true);
@@ -71,10 +72,12 @@ public final class TcpStoreServer implements AutoCloseable {
      * @param bind where it listens; port 0 lets the system choose one
      * @param limits what it grants its clients
      * @param worldSize how many workers join, or 0 if it is unknown
+     * @param token the secret that clients have to know, or null to serve everybody
      * @return the server, which the caller closes
      */
-    public static TcpStoreServer start(InetSocketAddress bind, ServerLimits limits, int worldSize) {
-        return new TcpStoreServer(bind, limits, worldSize);
+    public static TcpStoreServer start(
+            InetSocketAddress bind, ServerLimits limits, int worldSize, StoreToken token) {
+        return new TcpStoreServer(bind, limits, worldSize, token);
     }
 
     /**

@@ -19,15 +19,13 @@ final class WaitConnections implements AutoCloseable {
 
     private static final int MAX_IDLE = 8;
 
-    private final String host;
-    private final int port;
+    private final ServerAddress server;
     private final Set<TcpConnection> all = new HashSet<>();
     private final Deque<TcpConnection> idle = new ArrayDeque<>();
     private boolean closed;
 
-    WaitConnections(String host, int port) {
-        this.host = host;
-        this.port = port;
+    WaitConnections(ServerAddress server) {
+        this.server = server;
     }
 
     /**
@@ -44,7 +42,7 @@ final class WaitConnections implements AutoCloseable {
                 return idle.pop();
             }
         }
-        TcpConnection opened = TcpConnection.open(host, port, true, deadline);
+        TcpConnection opened = TcpConnection.open(server, true, deadline);
         synchronized (this) {
             if (closed) {
                 opened.close();

@@ -14,6 +14,8 @@
  *     LogRecord           one change
  *   both ends of TcpStore
  *     Command             the protocol, which is PyTorch's
+ *     Hello               the start of a connection between two ends of this library
+ *     StoreToken          the secret that both ends may have to know
  *   the server of TcpStore
  *     TcpStoreServer      the port and the thread
  *     ServerConnection    one client's connection: reads commands, answers them
@@ -24,6 +26,7 @@
  *     ServerLimits        what clients are granted
  *   the client of TcpStore
  *     TcpStoreClient      calls to commands; which connection each goes to
+ *     ServerAddress       where the server is
  *     TcpConnection       one connection: connects, sends, reads answers
  *     WaitConnections     the connections on which threads wait
  *     RequestWriter       commands to bytes

@@ -46,7 +46,7 @@ class RequestFuzzTest {
     /** Sends nonsense on one connection, while another one works and a third one waits. */
     private static void fuzz(long seed, int cases) throws IOException {
         Random random = new Random(seed);
-        ServerState state = new ServerState(LIMITS, 0);
+        ServerState state = new ServerState(LIMITS, 0, null);
         EmbeddedChannel bystander = connect(state);
         EmbeddedChannel waiter = connect(state);
         send(waiter, bytes(new RequestWriter().command(Command.WAIT).keys(List.of("never set!"))));
@@ -93,8 +93,8 @@ class RequestFuzzTest {
             for (int n = random.nextInt(8); n >= 0; n--) {
                 all.writeBytes(valid(random));
             }
-            EmbeddedChannel whole = connect(new ServerState(LIMITS, 0));
-            EmbeddedChannel pieces = connect(new ServerState(LIMITS, 0));
+            EmbeddedChannel whole = connect(new ServerState(LIMITS, 0, null));
+            EmbeddedChannel pieces = connect(new ServerState(LIMITS, 0, null));
             send(whole, all.toByteArray());
             byte[] rest = all.toByteArray();
             while (rest.length > 0) {

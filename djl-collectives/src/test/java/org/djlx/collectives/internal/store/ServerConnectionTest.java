@@ -33,7 +33,8 @@ class ServerConnectionTest {
                 TcpStoreServer.start(
                         new InetSocketAddress(InetAddress.getLoopbackAddress(), 0),
                         new ServerLimits(10, 10, 4 << 20),
-                        0);
+                        0,
+                        null);
         socket = new Socket(server.address().getAddress(), server.address().getPort());
         in = new DataInputStream(socket.getInputStream());
         out = socket.getOutputStream();
@@ -162,7 +163,8 @@ class ServerConnectionTest {
         pingIsEchoed();
         server.close();
         assertEquals(-1, in.read());
-        TcpStoreServer again = TcpStoreServer.start(server.address(), new ServerLimits(1, 1, 1), 0);
+        TcpStoreServer again =
+                TcpStoreServer.start(server.address(), new ServerLimits(1, 1, 1), 0, null);
         assertEquals(server.address(), again.address());
         again.close();
         server.close();
