@@ -42,6 +42,9 @@ import org.slf4j.LoggerFactory;
  * #set}, {@link #append} and {@link #multiSet} return when the server has executed them. An
  * interrupted wait throws {@link CollectiveException} and leaves the thread's interrupt flag set.
  *
+ * <p>A call that the server refuses, for one because a value is longer than it accepts, throws
+ * {@link CollectiveException}; the handle can be used further, unless the server is PyTorch's.
+ *
  * <p>When the server stops, calls in progress and all later ones throw {@link CollectiveException}:
  * the keys are lost, and a server started again on the same port is another store, for which a new
  * handle is needed.

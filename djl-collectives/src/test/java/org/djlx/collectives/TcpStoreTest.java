@@ -303,6 +303,22 @@ class TcpStoreTest extends StoreContractTest {
         }
     }
 
+    @Test
+    void aCallThatIsRefusedLeavesTheHandleUsable() throws Exception {
+        Future<byte[]> waiting = blocked(() -> store.get("later", LONG));
+        store.set("k", bytes("before"));
+        for (int i = 0; i < 3; i++) {
+            CollectiveException e =
+                    assertThrows(
+                            CollectiveException.class, () -> store.set("k", new byte[9 << 20]));
+            assertTrue(e.getMessage().contains("optMaxValueBytes"), e.getMessage());
+            assertTrue(e.getMessage().contains("can be used further"), e.getMessage());
+            assertEquals("before", text(store.get("k")));
+        }
+        store.set("later", bytes("1"));
+        assertEquals("1", text(waiting.get()));
+    }
+
     private static void assertRefusedBy(
             TcpStore.Builder builder, java.util.function.Consumer<Store> call) {
         try (TcpStore store = builder.build()) {

@@ -12,6 +12,7 @@ import java.net.SocketException;
 import java.net.SocketTimeoutException;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
@@ -25,8 +26,8 @@ import org.djlx.collectives.internal.host.Deadline;
  * the commands of a connection in order. Values are then read on the command connection: what a
  * thread reads is never older than what any thread wrote through this handle before.
  *
- * <p>A connection that is lost is not opened again: the server, and with it all keys, may be a new
- * one.
+ * <p>A connection that is lost is opened again only if it leads to the same server: if that is
+ * another one, all keys are lost. PyTorch's servers cannot be told from each other.
  */
 public final class TcpStoreClient implements AutoCloseable {
 
@@ -37,6 +38,9 @@ public final class TcpStoreClient implements AutoCloseable {
     private static final int MIN_ANSWER_MILLIS = 30_000;
 
     private static final int MISSING_BATCH = 1024;
+
+    /** A server that has just ended a connection answers soon, or is no more. */
+    private static final Duration REOPEN_PATIENCE = Duration.ofSeconds(10);
 
     private final ServerAddress server;
     private final Duration timeout;
@@ -378,14 +382,45 @@ public final class TcpStoreClient implements AutoCloseable {
             if (closed) {
                 throw StoreErrors.closed(toString(), operation);
             }
-            lost = failure(operation, keys, e);
-            throw lost;
+            boolean usable =
+                    (e instanceof EOFException || e instanceof SocketException) && reopen();
+            CollectiveException failure = failure(operation, keys, e, usable);
+            if (!usable) {
+                lost = failure;
+            }
+            throw failure;
         } catch (Error e) {
             // The rest of an answer may be under way: the next one would be misread.
             commands.close();
             throw e;
         } finally {
             commandLock.unlock();
+        }
+    }
+
+    /**
+     * Replaces the command connection, if the same server is still there, and with it all keys: to
+     * end the connection is the protocol's only way to refuse a call.
+     */
+    private boolean reopen() {
+        byte[] serverId = commands.serverId();
+        if (serverId == null) {
+            return false;
+        }
+        try {
+            TcpConnection fresh =
+                    TcpConnection.open(server, false, Deadline.after(REOPEN_PATIENCE));
+            if (!Arrays.equals(serverId, fresh.serverId())) {
+                fresh.close();
+                return false;
+            }
+            commands = fresh;
+            if (closed) {
+                fresh.close();
+            }
+            return true;
+        } catch (IOException e) {
+            return false;
         }
     }
 
@@ -421,7 +456,7 @@ public final class TcpStoreClient implements AutoCloseable {
             if (Thread.currentThread().isInterrupted()) {
                 throw StoreErrors.interrupted(toString(), operation, keys);
             }
-            throw failure(operation, keys, e);
+            throw failure(operation, keys, e, false);
         }
     }
 
@@ -509,25 +544,30 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
-    private CollectiveException failure(String operation, List<String> keys, IOException e) {
+    /** Tells why a call failed; {@code usable} if the same server is known to be there. */
+    private CollectiveException failure(
+            String operation, List<String> keys, IOException e, boolean usable) {
         String what =
                 e instanceof SocketTimeoutException
                         ? "the server did not answer within " + answerMillis + " ms"
                         : "the connection to the server ended (" + reason(e) + ")";
+        String refused =
+                "the server has refused this call, as its log then says: it holds as many keys as"
+                        + " it may (optMaxKeys), or a value is longer than it accepts"
+                        + " (optMaxValueBytes)";
+        String advice =
+                usable
+                        ? ". It is still there, and this handle can be used further. Either "
+                                + refused
+                                + "; or the network has ended the connection, and the call may have"
+                                + " been executed"
+                        : ". Either "
+                                + refused
+                                + "; or rank 0, which runs the server, has stopped or restarted,"
+                                + " and all keys are lost: restart the job, or open a new store"
+                                + " once all ranks do";
         return new CollectiveException(
-                this
-                        + ": "
-                        + operation
-                        + " "
-                        + StoreErrors.quote(keys)
-                        + ": "
-                        + what
-                        + ". Either the server has refused this call, as its log then says: it"
-                        + " holds as many keys as it may (optMaxKeys), or a value is longer than it"
-                        + " accepts (optMaxValueBytes); or rank 0, which runs the server, has"
-                        + " stopped or restarted, and all keys are lost: restart the job, or open a"
-                        + " new store once all ranks do",
-                e);
+                this + ": " + operation + " " + StoreErrors.quote(keys) + ": " + what + advice, e);
     }
 
     private static String reason(IOException e) {
