@@ -288,6 +288,7 @@ public final class TcpStore implements Store {
         private int maxConnections = 16 << 10;
         private int maxKeys = 1 << 20;
         private int maxValueBytes = 8 << 20;
+        private long maxBytes = Runtime.getRuntime().maxMemory() / 4;
 
         private Builder() {}
 
@@ -434,6 +435,19 @@ public final class TcpStore implements Store {
         }
 
         /**
+         * Sets how much memory the server may use for all clients together: for keys and values,
+         * for the keys that they wait for, and for what is on its way to or from them. A call that
+         * needs more is refused. The default is a quarter of the heap.
+         *
+         * @param maxBytes the number of bytes
+         * @return this builder
+         */
+        public Builder optMaxBytes(long maxBytes) {
+            this.maxBytes = maxBytes;
+            return this;
+        }
+
+        /**
          * Starts the server if there is to be one, and connects to it.
          *
          * @return the store, which the caller closes
@@ -455,7 +469,8 @@ public final class TcpStore implements Store {
         }
 
         private TcpStoreServer startServer() {
-            ServerLimits limits = new ServerLimits(maxConnections, maxKeys, maxValueBytes);
+            ServerLimits limits =
+                    new ServerLimits(maxConnections, maxKeys, maxValueBytes, maxBytes);
             InetAddress address;
             try {
                 address =

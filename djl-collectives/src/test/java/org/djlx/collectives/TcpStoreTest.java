@@ -26,6 +26,7 @@ import java.util.concurrent.Future;
 import java.util.stream.IntStream;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
 class TcpStoreTest extends StoreContractTest {
 
@@ -317,6 +318,28 @@ class TcpStoreTest extends StoreContractTest {
         }
         store.set("later", bytes("1"));
         assertEquals("1", text(waiting.get()));
+    }
+
+    @Test
+    void allTogetherMayUseSoManyBytes() throws Exception {
+        try (TcpStore small = server(0).optMaxBytes(100_000).build()) {
+            for (int i = 0; i < 100; i++) {
+                small.set("k", new byte[40_000 + i]); // Replaced, it takes no more.
+            }
+            assertRefused("optMaxBytes", () -> small.set("other", new byte[60_000]));
+            assertRefused("optMaxBytes", () -> small.append("k", new byte[30_000]));
+            List<String> keys = IntStream.range(0, 1000).mapToObj(i -> "key" + i).toList();
+            assertRefused("optMaxBytes", () -> small.waitFor(keys, LONG));
+            assertEquals(40_099, small.get("k").length);
+            assertTrue(small.delete("k"));
+            small.set("other", new byte[60_000]);
+            assertEquals(60_000, small.get("other").length);
+        }
+    }
+
+    private static void assertRefused(String limit, Executable call) {
+        String message = assertThrows(CollectiveException.class, call).getMessage();
+        assertTrue(message.contains(limit), message);
     }
 
     private static void assertRefusedBy(

@@ -10,6 +10,7 @@ import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 
 /**
  * The semantics that all stores share, as PyTorch's c10d defines them: counters are decimal
@@ -124,6 +125,11 @@ public final class KeyValueMap {
      */
     public List<String> missing(Collection<String> keys) {
         return keys.stream().filter(key -> !values.containsKey(key)).distinct().toList();
+    }
+
+    /** Returns the keys that are set, in no order. */
+    Set<String> keys() {
+        return Set.copyOf(values.keySet());
     }
 
     /**

@@ -9,17 +9,25 @@ import io.netty.handler.codec.CorruptedFrameException;
 import io.netty.handler.codec.TooLongFrameException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 
 /**
  * Reads {@linkplain Request requests} from a connection's bytes as they arrive. It never looks at a
- * byte twice, and makes room for an element only once all of it has arrived.
+ * byte twice, and makes room for no more than has arrived, or twice that, out of the server's
+ * {@link MemoryBudget}.
  *
  * <p>After an exception a parser must not be used again: where the next request begins is unknown.
  */
 final class RequestParser {
 
+    /** What a key or value of a request costs besides its bytes. */
+    private static final int ELEMENT_BYTES = 64;
+
+    private static final int FIRST_PIECE = 4 << 10;
+
     private final ServerLimits limits;
+    private final MemoryBudget memory;
 
     private Command command;
     private int field;
@@ -30,23 +38,34 @@ final class RequestParser {
     /** Bytes of keys and values of the request at hand. */
     private long size;
 
+    /** What has been taken for it from the budget. */
+    private long taken;
+
+    /** The value at hand, as far as it has arrived; null if its length has not. */
+    private byte[] value;
+
+    private int filled;
+
     /** Length of the key or value at hand, or -1 if it has not arrived. */
     private int length = -1;
 
     /** Elements left of the list at hand, or -1 if their number has not arrived. */
     private long remaining = -1;
 
-    RequestParser(ServerLimits limits) {
+    RequestParser(ServerLimits limits, MemoryBudget memory) {
         this.limits = limits;
+        this.memory = memory;
     }
 
     /**
      * Takes a request.
      *
      * @param in bytes; those that belong to the request, or to a part of it, are taken
-     * @return the request, or null if more bytes are needed
+     * @return the request, or null if more bytes are needed; no memory is taken for it any more,
+     *     and what executes it takes what it keeps
      * @throws CorruptedFrameException if this is not the protocol
      * @throws TooLongFrameException if a limit is exceeded
+     * @throws IllegalArgumentException if the server has no memory left
      */
     Request next(ByteBuf in) {
         if (command == null && !readCommand(in)) {
@@ -60,7 +79,19 @@ final class RequestParser {
         }
         Request request = new Request(command, keys, values, number);
         command = null;
+        close();
         return request;
+    }
+
+    /** Gives back what was taken for a request that is not complete. */
+    void close() {
+        memory.giveBack(taken);
+        taken = 0;
+    }
+
+    private void take(long bytes) {
+        memory.take(bytes);
+        taken += bytes;
     }
 
     private boolean readCommand(ByteBuf in) {
@@ -133,6 +164,10 @@ final class RequestParser {
         if (!readLength(in, "key", ServerLimits.MAX_KEY_BYTES)) {
             return false;
         }
+        if (in.readableBytes() < length) {
+            return false;
+        }
+        take(length + ELEMENT_BYTES);
         // Keys are bytes; Latin-1 maps each to one character, whatever they encode.
         keys.add(in.readCharSequence(length, StandardCharsets.ISO_8859_1).toString());
         length = -1;
@@ -143,14 +178,35 @@ final class RequestParser {
         if (!readLength(in, "value", limits.maxValueBytes())) {
             return false;
         }
-        byte[] value = new byte[length];
-        in.readBytes(value);
+        if (value == null) {
+            take(ELEMENT_BYTES);
+            value = resized(0, Math.min(length, FIRST_PIECE));
+            filled = 0;
+        }
+        while (in.isReadable() && filled < length) {
+            if (filled == value.length) {
+                value = resized(filled, (int) Math.min(length, 2L * filled));
+            }
+            int n = Math.min(in.readableBytes(), value.length - filled);
+            in.readBytes(value, filled, n);
+            filled += n;
+        }
+        if (filled < length) {
+            return false;
+        }
         values.add(value);
+        value = null;
         length = -1;
         return true;
     }
 
-    /** Reads the length of an element, and tells whether all of the element is there. */
+    /** Returns the value at hand with room for more. */
+    private byte[] resized(int before, int after) {
+        take(after - before);
+        return before == 0 ? new byte[after] : Arrays.copyOf(value, after);
+    }
+
+    /** Reads the length of an element, and tells whether it is known. */
     private boolean readLength(ByteBuf in, String what, int max) {
         if (length < 0) {
             if (in.readableBytes() < Long.BYTES) {
@@ -175,6 +231,6 @@ final class RequestParser {
             }
             length = (int) found;
         }
-        return in.readableBytes() >= length;
+        return true;
     }
 }

@@ -9,6 +9,7 @@ import io.netty.buffer.Unpooled;
 import io.netty.channel.ChannelHandlerContext;
 import io.netty.handler.codec.ByteToMessageDecoder;
 import io.netty.handler.codec.DecoderException;
+import io.netty.util.concurrent.Future;
 import java.io.IOException;
 import java.util.List;
 import org.slf4j.Logger;
@@ -19,11 +20,18 @@ import org.slf4j.LoggerFactory;
  *
  * <p>The protocol has no way to say that a command was wrong: its connection is closed, with a line
  * in the log, and nobody else is affected. While a client does not read its answers, its commands
- * are not read either.
+ * are not read either, so that what one connection keeps in memory is a command, or the answers to
+ * one and some kilobytes; all of it is taken from the server's {@link MemoryBudget}.
  */
 final class ServerConnection extends ByteToMessageDecoder {
 
     private static final Logger logger = LoggerFactory.getLogger(ServerConnection.class);
+
+    /** An answer up to this length is copied, and so goes out together with others. */
+    private static final int MAX_COPIED_BYTES = 4 << 10;
+
+    /** What an answer costs besides its bytes. */
+    private static final int ANSWER_BYTES = 128;
 
     private final ServerState state;
     private RequestParser parser;
@@ -34,10 +42,20 @@ final class ServerConnection extends ByteToMessageDecoder {
     private boolean refused;
     private Waits.Wait wait;
 
+    /** Values that the client has not read yet, of those that are not copied. */
+    private int valuesUnderWay;
+
+    /** What is taken from the budget for bytes that have arrived and cannot be looked at yet. */
+    private int unread;
+
     ServerConnection(ServerState state) {
         this.state = state;
         admitted = state.isOpen();
-        parser = new RequestParser(admitted ? state.limits() : state.limits().forStrangers());
+        parser = newParser(admitted ? state.limits() : state.limits().forStrangers());
+    }
+
+    private RequestParser newParser(ServerLimits limits) {
+        return new RequestParser(limits, state.memory());
     }
 
     /** {@inheritDoc} */
@@ -56,24 +74,47 @@ final class ServerConnection extends ByteToMessageDecoder {
         // Whatever else has arrived is not worth executing: nobody reads the answers.
         refused = true;
         stopWaiting();
+        parser.close();
         if (counted) {
             counted = false;
             state.disconnected();
         }
         super.channelInactive(ctx);
+        countUnread(0);
     }
 
     /** {@inheritDoc} */
     @Override
     public void channelReadComplete(ChannelHandlerContext ctx) throws Exception {
         ctx.flush();
+        try {
+            countUnread(refused ? 0 : actualReadableBytes());
+        } catch (IllegalArgumentException e) {
+            refuse(ctx, e.getMessage());
+        }
         super.channelReadComplete(ctx);
+    }
+
+    private void countUnread(int bytes) {
+        if (bytes > unread) {
+            state.memory().take(bytes - unread);
+        } else {
+            state.memory().giveBack(unread - bytes);
+        }
+        unread = bytes;
     }
 
     /** {@inheritDoc} */
     @Override
     public void channelWritabilityChanged(ChannelHandlerContext ctx) throws Exception {
-        if (ctx.channel().isWritable() && !ctx.channel().config().isAutoRead()) {
+        readAgain(ctx);
+        super.channelWritabilityChanged(ctx);
+    }
+
+    /** Goes on reading commands if that was stopped and the client has read its answers. */
+    private void readAgain(ChannelHandlerContext ctx) {
+        boolean stopped = !ctx.channel().config().isAutoRead();
+        if (stopped && ctx.channel().isWritable() && valuesUnderWay == 0) {
             ctx.channel().config().setAutoRead(true);
             // What had been read before reading was stopped has to be looked at again.
             ctx.executor()
@@ -83,7 +124,6 @@ final class ServerConnection extends ByteToMessageDecoder {
                                 ctx.pipeline().fireChannelReadComplete();
                             });
         }
-        super.channelWritabilityChanged(ctx);
     }
 
     /** {@inheritDoc} */
@@ -120,11 +160,11 @@ final class ServerConnection extends ByteToMessageDecoder {
         }
     }
 
-    private static boolean canAnswer(ChannelHandlerContext ctx) {
-        if (!ctx.channel().isWritable()) {
+    private boolean canAnswer(ChannelHandlerContext ctx) {
+        if (!ctx.channel().isWritable() || valuesUnderWay > 0) {
             ctx.flush();
         }
-        if (!ctx.channel().isWritable()) {
+        if (!ctx.channel().isWritable() || valuesUnderWay > 0) {
             ctx.channel().config().setAutoRead(false);
             return false;
         }
@@ -162,9 +202,10 @@ final class ServerConnection extends ByteToMessageDecoder {
             case SET -> state.set(request.key(), request.value());
             case COMPARE_SET -> {
                 List<byte[]> values = request.values();
-                answer(ctx, state.compareSet(request.key(), values.get(0), values.get(1)));
+                byte[] now = state.compareSet(request.key(), values.get(0), values.get(1));
+                answer(ctx, request.key(), now);
             }
-            case GET -> answer(ctx, state.get(request.key()));
+            case GET -> answer(ctx, request.key(), state.get(request.key()));
             case ADD -> answer(ctx, state.add(request.key(), request.number()));
             case CHECK ->
                     answerByte(
@@ -174,8 +215,9 @@ final class ServerConnection extends ByteToMessageDecoder {
             case DELETE_KEY -> answer(ctx, state.delete(request.key()) ? 1 : 0);
             case APPEND -> state.append(request.key(), request.value());
             case MULTI_GET -> {
-                for (byte[] value : state.multiGet(request.keys())) {
-                    answer(ctx, value);
+                byte[][] values = state.multiGet(request.keys());
+                for (int i = 0; i < values.length; i++) {
+                    answer(ctx, request.keys().get(i), values[i]);
                 }
             }
             case MULTI_SET -> state.multiSet(request.keys(), request.values());
@@ -183,7 +225,7 @@ final class ServerConnection extends ByteToMessageDecoder {
                 stopWaiting();
                 answerByte(ctx, Command.WAIT_CANCELED);
             }
-            case PING -> ctx.write(ctx.alloc().buffer(4).writeIntLE((int) request.number()));
+            case PING -> send(ctx, buffer(ctx, 4).writeIntLE((int) request.number()));
         }
     }
 
@@ -202,10 +244,10 @@ final class ServerConnection extends ByteToMessageDecoder {
     private void sayHello(ChannelHandlerContext ctx, Request request) {
         if (request.command() == Command.COMPARE_SET) {
             challenge = state.challenge(request.value());
-            answer(ctx, challenge.answer());
+            answer(ctx, Hello.KEY, challenge.answer());
         } else if (challenge != null && challenge.isMetBy(request.value())) {
             admitted = true;
-            parser = new RequestParser(state.limits());
+            parser = newParser(state.limits());
         } else {
             refuse(
                     ctx,
@@ -217,7 +259,7 @@ final class ServerConnection extends ByteToMessageDecoder {
         if (wait != null) {
             throw new IllegalArgumentException("WAIT while an earlier WAIT is not answered");
         }
-        wait = state.waits().add(keys, () -> waitIsOver(ctx));
+        wait = state.await(keys, () -> waitIsOver(ctx));
         if (wait == null) {
             answerByte(ctx, Command.STOP_WAITING);
         }
@@ -226,28 +268,65 @@ final class ServerConnection extends ByteToMessageDecoder {
     /** Runs while another connection's command, or a later one of this connection, is executed. */
     private void waitIsOver(ChannelHandlerContext ctx) {
         wait = null;
+        // The memory for this is there: the wait, which is over, needed more.
         answerByte(ctx, Command.STOP_WAITING);
         ctx.flush();
     }
 
     private void stopWaiting() {
         if (wait != null) {
-            state.waits().cancel(wait);
+            state.cancel(wait);
             wait = null;
         }
     }
 
-    private static void answerByte(ChannelHandlerContext ctx, int value) {
-        ctx.write(ctx.alloc().buffer(1).writeByte(value));
+    private void answerByte(ChannelHandlerContext ctx, int value) {
+        send(ctx, buffer(ctx, 1).writeByte(value));
     }
 
-    private static void answer(ChannelHandlerContext ctx, long value) {
-        ctx.write(ctx.alloc().buffer(Long.BYTES).writeLongLE(value));
+    private void answer(ChannelHandlerContext ctx, long value) {
+        send(ctx, buffer(ctx, Long.BYTES).writeLongLE(value));
     }
 
-    private static void answer(ChannelHandlerContext ctx, byte[] value) {
-        answer(ctx, (long) value.length);
-        // Values are never changed once stored, so there is no need for a copy.
-        ctx.write(Unpooled.wrappedBuffer(value));
+    private void answer(ChannelHandlerContext ctx, String key, byte[] value) {
+        if (value.length <= MAX_COPIED_BYTES) {
+            int bytes = Long.BYTES + value.length;
+            send(ctx, buffer(ctx, bytes).writeLongLE(value.length).writeBytes(value));
+            return;
+        }
+        answer(ctx, value.length);
+        state.sending(key, value);
+        valuesUnderWay++;
+        ctx.write(new ValueRegion(value))
+                .addListener(
+                        result -> {
+                            state.sent(value);
+                            valuesUnderWay--;
+                            isSent(ctx, result);
+                            readAgain(ctx);
+                        });
+    }
+
+    /** Returns a buffer for an answer, which {@link #send} gives back. */
+    private ByteBuf buffer(ChannelHandlerContext ctx, int bytes) {
+        state.memory().take(bytes + ANSWER_BYTES);
+        return ctx.alloc().buffer(bytes);
+    }
+
+    private void send(ChannelHandlerContext ctx, ByteBuf answer) {
+        int taken = answer.readableBytes() + ANSWER_BYTES;
+        ctx.write(answer)
+                .addListener(
+                        result -> {
+                            state.memory().giveBack(taken);
+                            isSent(ctx, result);
+                        });
+    }
+
+    /** A client that waits for an answer that does not come would do so for ever. */
+    private void isSent(ChannelHandlerContext ctx, Future<?> result) {
+        if (!result.isSuccess() && ctx.channel().isActive()) {
+            refuse(ctx, "its answer cannot be sent: " + result.cause());
+        }
     }
 }

@@ -5,14 +5,17 @@
 package org.djlx.collectives.internal.store;
 
 /**
- * What a server grants its clients, so that none of them can exhaust its memory. PyTorch's libuv
- * server has the same limits on the size of keys and values and on the number of keys in a command.
+ * What a server grants its clients, so that they cannot exhaust its memory: each on its own, and by
+ * {@code maxBytes} all together. PyTorch's libuv server has the same limits on the size of keys and
+ * values and on the number of keys in a command.
  *
  * @param maxConnections how many connections there may be
  * @param maxKeys how many keys the store may hold
  * @param maxValueBytes how long a value may be
+ * @param maxBytes how much memory all clients together may use: for keys and values, for what they
+ *     wait for, and for what is on its way to or from them
  */
-public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes) {
+public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, long maxBytes) {
 
     /** How long a key may be, in bytes. */
     static final int MAX_KEY_BYTES = 8 << 10;
@@ -30,11 +33,13 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes) {
      * @param maxConnections how many connections there may be
      * @param maxKeys how many keys the store may hold
      * @param maxValueBytes how long a value may be
+     * @param maxBytes how much memory all clients together may use
      */
     public ServerLimits {
         checkPositive("maximum number of connections", maxConnections);
         checkPositive("maximum number of keys", maxKeys);
         checkPositive("maximum length of a value", maxValueBytes);
+        checkPositive("maximum number of bytes", maxBytes);
     }
 
     /** Returns how many keys one command may name. */
@@ -49,10 +54,10 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes) {
 
     /** Returns what is granted to those who have yet to prove that they belong to the job. */
     ServerLimits forStrangers() {
-        return new ServerLimits(maxConnections, maxKeys, MAX_STRANGERS_VALUE_BYTES);
+        return new ServerLimits(maxConnections, maxKeys, MAX_STRANGERS_VALUE_BYTES, maxBytes);
     }
 
-    private static void checkPositive(String what, int value) {
+    private static void checkPositive(String what, long value) {
         if (value < 1) {
             throw new IllegalArgumentException("The " + what + " must be positive: " + value);
         }

@@ -5,8 +5,12 @@
 package org.djlx.collectives.internal.store;
 
 import java.util.Arrays;
+import java.util.IdentityHashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.Supplier;
 
 /**
  * What a server's connections share: the keys and who waits for them. It belongs to the server's
@@ -17,12 +21,23 @@ final class ServerState {
 
     private static final byte[] EMPTY = {};
 
+    /** The longest decimal number of 64 bits. */
+    private static final int MAX_COUNTER_BYTES = 20;
+
+    /** What a key costs besides its own bytes and those of its value. */
+    private static final int ENTRY_BYTES = 128;
+
+    /** What waiting for a key costs besides its bytes: measured, 280 with keys of a few. */
+    private static final int WAIT_BYTES = 320;
+
     private final ServerLimits limits;
     private final int worldSize;
     private final StoreToken token;
     private final byte[] id = Hello.nonce();
     private final KeyValueMap values = new KeyValueMap();
     private final Waits waits = new Waits(values);
+    private final MemoryBudget memory;
+    private final Map<byte[], Sent> sent = new IdentityHashMap<>();
     private final CompletableFuture<Void> joined = new CompletableFuture<>();
     private int connections;
 
@@ -36,6 +51,7 @@ final class ServerState {
     ServerState(ServerLimits limits, int worldSize, StoreToken token) {
         this.token = token;
         this.limits = limits;
+        memory = new MemoryBudget(limits.maxBytes());
         this.worldSize = worldSize;
     }
 
@@ -56,8 +72,122 @@ final class ServerState {
         return new Hello.Challenge(token, nonce, id);
     }
 
-    Waits waits() {
-        return waits;
+    MemoryBudget memory() {
+        return memory;
+    }
+
+    /**
+     * Waits for keys.
+     *
+     * @param keys the keys
+     * @param whenSet runs once all keys are set, while another request is executed
+     * @return the wait, or null if all keys are set already
+     */
+    Waits.Wait await(List<String> keys, Runnable whenSet) {
+        long bytes = waitBytes(keys);
+        memory.take(bytes);
+        Waits.Wait wait =
+                waits.add(
+                        keys,
+                        () -> {
+                            memory.giveBack(bytes);
+                            whenSet.run();
+                        });
+        if (wait == null) {
+            memory.giveBack(bytes);
+        }
+        return wait;
+    }
+
+    /** Forgets a wait that is not over. */
+    void cancel(Waits.Wait wait) {
+        waits.cancel(wait);
+        memory.giveBack(waitBytes(wait.keys()));
+    }
+
+    private static long waitBytes(List<String> keys) {
+        return keys.stream().mapToLong(key -> key.length() + WAIT_BYTES).sum();
+    }
+
+    /** Returns the number of keys waited for. */
+    int numAwaited() {
+        return waits.numKeys();
+    }
+
+    /**
+     * Notes that a value is on its way to a client: it stays in memory, and is counted as such,
+     * even if its key is set to another one meanwhile.
+     *
+     * @param key the key of which it is the value, or was
+     * @param value the value
+     */
+    void sending(String key, byte[] value) {
+        Sent on = sent.get(value);
+        if (on == null) {
+            boolean stored = values.get(key) == value;
+            if (!stored) {
+                memory.take(value.length);
+            }
+            on = new Sent(stored);
+            sent.put(value, on);
+        }
+        on.clients++;
+    }
+
+    /** Notes that a value has been sent, or that its client is gone. */
+    void sent(byte[] value) {
+        Sent on = sent.get(value);
+        if (--on.clients == 0) {
+            sent.remove(value);
+            if (!on.stored) {
+                memory.giveBack(value.length);
+            }
+        }
+    }
+
+    /** To how many clients a value is on its way, and whether it is still in the store as well. */
+    private static final class Sent {
+        private boolean stored;
+        private int clients;
+
+        Sent(boolean stored) {
+            this.stored = stored;
+        }
+    }
+
+    /** Changes the value of a key, and counts what that takes and gives back. */
+    private <T> T change(String key, long newLength, Supplier<T> action) {
+        byte[] before = values.get(key);
+        long entry = ENTRY_BYTES + (long) key.length();
+        memory.take(entry + newLength);
+        T result;
+        try {
+            result = action.get();
+        } catch (RuntimeException e) {
+            memory.giveBack(entry + newLength);
+            throw e;
+        }
+        byte[] after = values.get(key);
+        if (after == before) {
+            memory.giveBack(entry + newLength);
+            return result;
+        }
+        // A counter may be shorter than it was thought to be.
+        memory.giveBack(newLength - after.length);
+        if (before != null) {
+            discarded(entry, before);
+        }
+        return result;
+    }
+
+    private void discarded(long entry, byte[] value) {
+        memory.giveBack(entry);
+        Sent on = sent.get(value);
+        if (on == null) {
+            memory.giveBack(value.length);
+        } else {
+            on.stored = false;
+        }
     }
 
     /** Completes when as many workers have joined as the world has. */
@@ -80,30 +210,45 @@ final class ServerState {
 
     void set(String key, byte[] value) {
         checkRoom(List.of(key));
-        values.set(key, value);
+        put(key, value);
         waits.wake(key);
     }
 
     void multiSet(List<String> keys, List<byte[]> newValues) {
         checkRoom(keys);
+        // All or nothing.
+        long bytes = newValues.stream().mapToLong(value -> value.length).sum();
+        bytes += keys.stream().mapToLong(key -> key.length() + ENTRY_BYTES).sum();
+        memory.take(bytes);
+        memory.giveBack(bytes);
         for (int i = 0; i < keys.size(); i++) {
-            values.set(keys.get(i), newValues.get(i));
+            put(keys.get(i), newValues.get(i));
         }
         keys.forEach(waits::wake);
+    }
+
+    private void put(String key, byte[] value) {
+        change(
+                key,
+                value.length,
+                () -> {
+                    values.set(key, value);
+                    return null;
+                });
     }
 
     byte[] compareSet(String key, byte[] expected, byte[] desired) {
         if (expected.length == 0) {
             checkRoom(List.of(key));
         }
-        byte[] now = values.compareSet(key, expected, desired);
+        byte[] now = change(key, desired.length, () -> values.compareSet(key, expected, desired));
         wakeIfSet(key);
         return now;
     }
 
     long add(String key, long amount) {
         checkRoom(List.of(key));
-        long sum = values.add(key, amount);
+        long sum = change(key, MAX_COUNTER_BYTES, () -> values.add(key, amount));
         waits.wake(key);
         if (worldSize > 0 && sum >= worldSize && key.equals(Command.INIT_KEY)) {
             joined.complete(null);
@@ -124,7 +269,13 @@ final class ServerState {
                             + limits.maxValueBytes()
                             + " are accepted");
         }
-        values.append(key, tail);
+        change(
+                key,
+                length,
+                () -> {
+                    values.append(key, tail);
+                    return null;
+                });
         waits.wake(key);
     }
 
@@ -153,7 +304,17 @@ final class ServerState {
     }
 
     boolean delete(String key) {
-        return values.delete(key);
+        byte[] value = values.get(key);
+        if (value == null) {
+            return false;
+        }
+        values.delete(key);
+        discarded(ENTRY_BYTES + (long) key.length(), value);
+        return true;
+    }
+
+    Set<String> keys() {
+        return values.keys();
     }
 
     int numKeys() {

@@ -553,8 +553,8 @@ public final class TcpStoreClient implements AutoCloseable {
                         : "the connection to the server ended (" + reason(e) + ")";
         String refused =
                 "the server has refused this call, as its log then says: it holds as many keys as"
-                        + " it may (optMaxKeys), or a value is longer than it accepts"
-                        + " (optMaxValueBytes)";
+                    + " it may (optMaxKeys) or as many bytes (optMaxBytes), or a value is longer"
+                    + " than it accepts (optMaxValueBytes)";
         String advice =
                 usable
                         ? ". It is still there, and this handle can be used further. Either "

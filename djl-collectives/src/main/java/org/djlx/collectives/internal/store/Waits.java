@@ -78,6 +78,11 @@ final class Waits {
         private final Runnable whenSet;
         private int missing;
 
+        /** What is waited for. */
+        List<String> keys() {
+            return keys;
+        }
+
         private Wait(List<String> keys, Runnable whenSet) {
             this.keys = keys;
             this.whenSet = whenSet;

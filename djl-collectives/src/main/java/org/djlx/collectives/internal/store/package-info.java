@@ -24,6 +24,8 @@
  *     ServerState         keys, and who waits for them; what all connections share
  *     Waits               who waits for which keys
  *     ServerLimits        what clients are granted
+ *     MemoryBudget        what all of them together have been granted
+ *     ValueRegion         a value on its way to a client
  *   the client of TcpStore
  *     TcpStoreClient      calls to commands; which connection each goes to
  *     ServerAddress       where the server is

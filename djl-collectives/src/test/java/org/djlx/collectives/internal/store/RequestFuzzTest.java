@@ -28,7 +28,7 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(3000)
 class RequestFuzzTest {
 
-    private static final ServerLimits LIMITS = new ServerLimits(10, 200, 300);
+    private static final ServerLimits LIMITS = new ServerLimits(10, 200, 300, 50_000);
 
     @Test
     void aShortRun() throws IOException {
@@ -68,7 +68,7 @@ class RequestFuzzTest {
                 // A connection that an incomplete request keeps waiting is of no further use.
                 victim.close();
                 drain(victim);
-                assertEquals(1, state.waits().numKeys(), "the waits of the dead are forgotten");
+                assertEquals(1, state.numAwaited(), "the waits of the dead are forgotten");
             }
         }
         // Else most of the cases would not get far.
@@ -81,8 +81,10 @@ class RequestFuzzTest {
         bystander.close();
         waiter.close();
         victim.close();
-        assertEquals(0, state.waits().numKeys());
+        assertEquals(0, state.numAwaited());
         assertEquals(0, state.numConnections());
+        state.keys().forEach(state::delete);
+        assertEquals(0, state.memory().used(), "what was taken is given back");
     }
 
     /** Checks that it makes no difference into which pieces the requests are cut. */

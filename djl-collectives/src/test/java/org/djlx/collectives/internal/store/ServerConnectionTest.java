@@ -32,7 +32,7 @@ class ServerConnectionTest {
         server =
                 TcpStoreServer.start(
                         new InetSocketAddress(InetAddress.getLoopbackAddress(), 0),
-                        new ServerLimits(10, 10, 4 << 20),
+                        new ServerLimits(10, 10, 4 << 20, 64 << 20),
                         0,
                         null);
         socket = new Socket(server.address().getAddress(), server.address().getPort());
@@ -164,7 +164,7 @@ class ServerConnectionTest {
         server.close();
         assertEquals(-1, in.read());
         TcpStoreServer again =
-                TcpStoreServer.start(server.address(), new ServerLimits(1, 1, 1), 0, null);
+                TcpStoreServer.start(server.address(), new ServerLimits(1, 1, 1, 1), 0, null);
         assertEquals(server.address(), again.address());
         again.close();
         server.close();
