@@ -5,7 +5,11 @@
 package org.djlx.collectives;
 
 import ai.djl.Device;
+import java.util.Collections;
 import java.util.List;
+import java.util.function.IntFunction;
+import java.util.stream.Collectors;
+import org.djlx.collectives.internal.store.RankProcess;
 import org.djlx.collectives.internal.store.Rendezvous;
 
 /**
@@ -40,6 +44,26 @@ public final class GroupContext {
             Store store,
             BackendOptions options,
             Device device) {
+        this(
+                name,
+                rank,
+                worldSize,
+                store,
+                options,
+                device,
+                Collections.nCopies(Math.max(0, worldSize), null),
+                peer -> "rank " + peer);
+    }
+
+    private GroupContext(
+            String name,
+            int rank,
+            int worldSize,
+            Store store,
+            BackendOptions options,
+            Device device,
+            List<RankProcess> processes,
+            IntFunction<String> rankNames) {
         checkNotNull("name", name);
         checkNotNull("store", store);
         checkNotNull("options", options);
@@ -50,7 +74,24 @@ public final class GroupContext {
         this.store = store;
         this.options = options;
         this.device = device;
-        rendezvous = new Rendezvous(name, rank, worldSize, store);
+        rendezvous = new Rendezvous(name, rank, worldSize, store, processes, rankNames);
+    }
+
+    /**
+     * Creates the context of this rank in a group of some ranks of this group. Whoever creates that
+     * knows its ranks by what they are here, and so do messages.
+     */
+    GroupContext part(String partName, List<Integer> members, Store partStore, Device partDevice) {
+        List<RankProcess> processes = rendezvous.processes();
+        return new GroupContext(
+                partName,
+                members.indexOf(rank),
+                members.size(),
+                partStore,
+                options,
+                partDevice,
+                members.stream().map(processes::get).collect(Collectors.toList()),
+                member -> "rank " + members.get(member) + " of group '" + name + "'");
     }
 
     private static void checkNotNull(String what, Object value) {
@@ -132,6 +173,7 @@ public final class GroupContext {
      * @return the values in rank order
      * @throws CollectiveMismatchException if the store has the value of another group where that of
      *     a rank should be, or the ranks do not agree on the number of ranks
+     * @throws CollectiveException if a rank runs on this host in a process that has died
      * @throws CollectiveTimeoutException if not all ranks call it within the timeout, with those
      *     missing
      */

@@ -775,7 +775,8 @@ public final class ProcessGroup implements AutoCloseable {
      *     #isMember member}
      * @throws IllegalArgumentException if a rank or the name is wrong; on all ranks if this group
      *     has given the name before
-     * @throws CollectiveException if the ranks do not agree or come together
+     * @throws CollectiveException if the ranks do not agree or come together; one that is not there
+     *     in time is named by its rank in this group
      */
     public ProcessGroup newGroup(List<Integer> ranks, String name) {
         if (name == null) {

@@ -208,19 +208,39 @@ final class SubGroups {
         }
         GroupContext whole = parent.state().context();
         Store store = new PrefixStore("group" + prefix, whole.store());
-        GroupContext context =
-                new GroupContext(
-                        name, rank, members.size(), store, whole.options(), parent.device());
+        GroupContext context = whole.part(name, members, store, parent.device());
         AtomicReference<ProcessGroup> self = new AtomicReference<>();
         ProcessGroup group =
                 new ProcessGroup(
                         context,
-                        backend.split(context, color, members)
-                                .orElseGet(() -> Backends.get(backend.name()).create(context)),
+                        join(parent, context, members, color),
                         parent.state().trace().job(),
                         () -> parent.state().removeSubGroup(self.get()));
         self.set(group);
         parent.state().addSubGroup(group);
         return group;
+    }
+
+    /** Creates the backend; who is missing is told in ranks of the group that the caller knows. */
+    private static Backend join(
+            ProcessGroup parent, GroupContext context, List<Integer> members, int color) {
+        Backend backend = parent.state().backend();
+        try {
+            return backend.split(context, color, members)
+                    .orElseGet(() -> Backends.get(backend.name()).create(context));
+        } catch (CollectiveTimeoutException e) {
+            List<Integer> missing = e.missingRanks().stream().map(members::get).sorted().toList();
+            throw new CollectiveTimeoutException(
+                    "newGroup or split on rank "
+                            + parent.rank()
+                            + " of group '"
+                            + parent.name()
+                            + "': ranks "
+                            + missing
+                            + " of that group did not come: "
+                            + e.getMessage(),
+                    missing,
+                    e);
+        }
     }
 }

@@ -21,6 +21,7 @@ import java.util.List;
  * <pre>
  * int32 MAGIC | int32 length of the rest of the introduction
  * int32 length of the name | the name in UTF-8 | int32 world size | int64 nonce | int64 generation
+ * int32 length of the host | the host in UTF-8 | int64 process id | int64 start time
  * </pre>
  *
  * @param group the name of the group that it creates
@@ -28,8 +29,9 @@ import java.util.List;
  * @param nonce drawn at random for this rank of this group
  * @param generation what the nonces of all ranks make together, or 0 as long as they are unknown:
  *     the same on all ranks if they have read each other's values, and not what others have left
+ * @param process where the rank runs
  */
-record Introduction(String group, int worldSize, long nonce, long generation) {
+record Introduction(String group, int worldSize, long nonce, long generation, RankProcess process) {
 
     private static final int MAGIC = 0x444A4C31;
 
@@ -47,12 +49,13 @@ record Introduction(String group, int worldSize, long nonce, long generation) {
         try {
             ByteArrayOutputStream body = new ByteArrayOutputStream();
             DataOutputStream out = new DataOutputStream(body);
-            byte[] name = group.getBytes(StandardCharsets.UTF_8);
-            out.writeInt(name.length);
-            out.write(name);
+            writeText(out, group);
             out.writeInt(worldSize);
             out.writeLong(nonce);
             out.writeLong(generation);
+            writeText(out, process.host());
+            out.writeLong(process.pid());
+            out.writeLong(process.startTime());
             ByteArrayOutputStream message = new ByteArrayOutputStream();
             DataOutputStream all = new DataOutputStream(message);
             all.writeInt(MAGIC);
@@ -73,19 +76,32 @@ record Introduction(String group, int worldSize, long nonce, long generation) {
                 return null;
             }
             int length = in.readInt();
-            int nameLength = in.readInt();
-            if (length < 0 || length > message.length || nameLength < 0 || nameLength > length) {
+            if (length < 0 || length > in.available()) {
                 return null;
             }
-            byte[] name = in.readNBytes(nameLength);
             return new Introduction(
-                    new String(name, StandardCharsets.UTF_8),
+                    readText(in),
                     in.readInt(),
                     in.readLong(),
-                    in.readLong());
+                    in.readLong(),
+                    new RankProcess(readText(in), in.readLong(), in.readLong()));
         } catch (IOException e) {
             return null;
         }
+    }
+
+    private static void writeText(DataOutputStream out, String text) throws IOException {
+        byte[] utf8 = text.getBytes(StandardCharsets.UTF_8);
+        out.writeInt(utf8.length);
+        out.write(utf8);
+    }
+
+    private static String readText(DataInputStream in) throws IOException {
+        int length = in.readInt();
+        if (length < 0 || length > in.available()) {
+            throw new IOException("a text with a length of " + length);
+        }
+        return new String(in.readNBytes(length), StandardCharsets.UTF_8);
     }
 
     /** Returns the value of a message that has an introduction. */

@@ -9,7 +9,10 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.function.IntFunction;
+import java.util.stream.Collectors;
 import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Store;
@@ -23,14 +26,17 @@ import org.slf4j.LoggerFactory;
  *
  * <p>With each value a rank {@linkplain Introduction introduces} itself, so that values of another
  * group, or of an earlier one of the same name, are never taken for those of this group, whatever
- * led them to the same keys. Thread-safe.
+ * led them to the same keys. It also says in which process it runs: who waits for others looks
+ * whether the processes that are known still run, so that a death does not cost the timeout.
+ * Thread-safe.
  */
 public final class Rendezvous {
 
     private static final Logger logger = LoggerFactory.getLogger(Rendezvous.class);
 
-    // A rank that waits looks at what has come so far: often enough that its user need not wait for
-    // the message, and the more ranks there are the less often, as all of them ask one server.
+    // A rank that waits looks at what has come so far, and who has died: often enough that its user
+    // need not wait for the message, and the more ranks there are the less often, as all of them
+    // ask one server.
     private static final long MIN_SLICE_MILLIS = 200;
     private static final long SLICE_MILLIS_PER_RANK = 10;
 
@@ -43,6 +49,11 @@ public final class Rendezvous {
     /** What the nonces of all ranks make together; 0 until they are known. */
     private volatile long generation;
 
+    /** The processes of the ranks; null where one is not known. */
+    private final RankProcess[] processes;
+
+    private final IntFunction<String> names;
+
     /**
      * Creates a rank's part in a rendezvous.
      *
@@ -50,12 +61,33 @@ public final class Rendezvous {
      * @param rank the rank
      * @param worldSize the number of ranks
      * @param store the store, whose keys are the group's own
+     * @param known the processes of the ranks, null where one is not known yet
+     * @param names what to call a rank in a message to the user
      */
-    public Rendezvous(String group, int rank, int worldSize, Store store) {
+    public Rendezvous(
+            String group,
+            int rank,
+            int worldSize,
+            Store store,
+            List<RankProcess> known,
+            IntFunction<String> names) {
+        processes = known.toArray(RankProcess[]::new);
+        this.names = names;
         this.group = group;
         this.rank = rank;
         this.worldSize = worldSize;
         this.store = store;
+    }
+
+    /**
+     * Returns in which processes the ranks run, as far as they have said so.
+     *
+     * @return the processes in rank order, null where one is not known
+     */
+    public List<RankProcess> processes() {
+        synchronized (processes) {
+            return Arrays.asList(processes.clone());
+        }
     }
 
     /**
@@ -66,12 +98,14 @@ public final class Rendezvous {
      * @param timeout how long to wait for the others
      * @return the values in rank order
      * @throws CollectiveMismatchException if a value is there that is not of this group
+     * @throws CollectiveException if the process of a rank has died
      * @throws CollectiveTimeoutException if not all ranks come within the timeout
      */
     public List<byte[]> exchange(String key, byte[] value, Duration timeout) {
         List<String> keys =
                 IntStream.range(0, worldSize).mapToObj(peer -> key + "/" + peer).toList();
-        Introduction self = new Introduction(group, worldSize, nonce, generation);
+        Introduction self =
+                new Introduction(group, worldSize, nonce, generation, RankProcess.own());
         byte[] own = self.before(value);
         store.set(keys.get(rank), own);
         byte[][] found = new byte[worldSize][];
@@ -112,6 +146,13 @@ public final class Rendezvous {
                     throw timeout(timeout, missing, e);
                 }
             }
+            // Looked at before the store is asked once more: a rank may be done with all this, and
+            // have ended, after the last value has come.
+            String death = missing.isEmpty() ? null : death();
+            if (death != null && !store.check(keysOf(missing, keys))) {
+                throw new CollectiveException(
+                        "creating group '" + group + "' failed on rank " + rank + ": " + death);
+            }
             List<Integer> come = new ArrayList<>(here);
             come.removeAll(missing);
             List<byte[]> values = store.multiGet(keysOf(come, keys), slice);
@@ -119,8 +160,27 @@ public final class Rendezvous {
                 int peer = come.get(i);
                 found[peer] = values.get(i);
                 peers[peer] = introduced(peer, values.get(i));
+                synchronized (processes) {
+                    processes[peer] = peers[peer].process();
+                }
             }
         }
+    }
+
+    /** What is known of a rank whose process has ended; null if there is none. */
+    private String death() {
+        List<RankProcess> all = processes();
+        for (int peer = 0; peer < worldSize; peer++) {
+            RankProcess process = all.get(peer);
+            if (process != null && process.hasDied()) {
+                return "the process of "
+                        + names.apply(peer)
+                        + " (pid "
+                        + process.pid()
+                        + ") has died";
+            }
+        }
+        return null;
     }
 
     private static List<String> keysOf(List<Integer> peers, List<String> keys) {
@@ -136,8 +196,8 @@ public final class Rendezvous {
                         + rank
                         + " after "
                         + timeout
-                        + ": ranks "
-                        + missing
+                        + ": "
+                        + missing.stream().map(names::apply).collect(Collectors.joining(", "))
                         + " of "
                         + worldSize
                         + " did not arrive",

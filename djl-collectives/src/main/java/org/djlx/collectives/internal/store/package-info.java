@@ -9,6 +9,7 @@
  *   groups that meet in a store
  *     Rendezvous          the exchange of values between the ranks of a group
  *     Introduction        what a rank says of itself with each value
+ *     RankProcess         the process that a rank runs in, and whether it has died
  *   FileStore
  *     FileLog             the file: an append-only log of changes, read by every process
  *     LogRecord           one change

@@ -1,0 +1,28 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import org.djlx.collectives.internal.host.Liveness;
+
+/**
+ * The process that a rank runs in.
+ *
+ * @param host names the host, see {@link Liveness#HOST}
+ * @param pid the process's id
+ * @param startTime when it started, see {@link Liveness#startTime}
+ */
+public record RankProcess(String host, long pid, long startTime) {
+
+    /** Returns this process. */
+    static RankProcess own() {
+        long pid = ProcessHandle.current().pid();
+        return new RankProcess(Liveness.HOST, pid, Liveness.startTime(pid));
+    }
+
+    /** Tells whether the process is known to have ended; on other hosts this is never known. */
+    boolean hasDied() {
+        return host.equals(Liveness.HOST) && !Liveness.isAlive(pid, startTime);
+    }
+}

@@ -1,0 +1,91 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import java.util.function.BiFunction;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** A rank that dies, or does not come, while a sub-group is created. */
+@Timeout(120)
+class NewGroupFailureTest {
+
+    @Test
+    void aDeathIsFoundOutBeforeTheTimeout() throws Exception {
+        try (RankProcesses ranks = new RankProcesses(3, NewGroupVictimMain.class)) {
+            assertEquals(List.of(0, 0, 9), ranks.await());
+            String member = ranks.output(0);
+            assertTrue(member.contains("the process of rank 2 of group 'default'"), member);
+            assertTrue(member.contains("has died"), member);
+            String other = ranks.output(1);
+            assertTrue(other.contains("failed: ") && other.contains("rank 2"), other);
+        }
+    }
+
+    /** Rank 2 of the group is rank 1 of the part, which nobody knows who has called newGroup. */
+    @Test
+    void aTimeoutNamesTheRanksThatTheCallerKnows() throws Exception {
+        BackendOptions options = new BackendOptions(Duration.ofMillis(500));
+        BiFunction<Integer, Store, FutureTask<ProcessGroup>> rank =
+                (self, store) ->
+                        new FutureTask<>(
+                                () -> {
+                                    GroupContext whole =
+                                            new GroupContext("g", self, 3, store, options, null);
+                                    ProcessGroup group =
+                                            ProcessGroups.create("shm", whole, () -> {});
+                                    // Rank 2 lies about the store, and so meets nobody.
+                                    return group.newGroup(List.of(0, 2));
+                                });
+        try (Store store = new HashStore();
+                Store elsewhere = new HashStore()) {
+            List<FutureTask<ProcessGroup>> tasks = new ArrayList<>();
+            for (int self = 0; self < 3; self++) {
+                Store own = self == 2 ? new PartElsewhere(store, elsewhere).view() : store;
+                tasks.add(rank.apply(self, own));
+            }
+            tasks.forEach(task -> new Thread(task).start());
+            Throwable e = assertThrows(ExecutionException.class, tasks.get(0)::get).getCause();
+            assertEquals(CollectiveTimeoutException.class, e.getClass(), e.toString());
+            assertEquals(List.of(2), ((CollectiveTimeoutException) e).missingRanks());
+            assertTrue(e.getMessage().contains("rank 2 of group 'g'"), e.getMessage());
+            for (FutureTask<ProcessGroup> task : tasks) {
+                assertThrows(ExecutionException.class, task::get);
+            }
+        }
+    }
+
+    /** A view of a store in which the keys of sub-groups lead to another one. */
+    private record PartElsewhere(Store store, Store elsewhere) {
+
+        Store view() {
+            return (Store)
+                    Proxy.newProxyInstance(
+                            Store.class.getClassLoader(),
+                            new Class<?>[] {Store.class},
+                            (proxy, method, arguments) -> {
+                                boolean part =
+                                        arguments != null
+                                                && String.valueOf(arguments[0]).contains("group0");
+                                try {
+                                    return method.invoke(part ? elsewhere : store, arguments);
+                                } catch (InvocationTargetException e) {
+                                    throw e.getCause();
+                                }
+                            });
+        }
+    }
+}

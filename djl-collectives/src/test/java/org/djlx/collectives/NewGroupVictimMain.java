@@ -1,0 +1,48 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.time.Duration;
+import java.util.List;
+import org.djlx.collectives.internal.shm.ShmBackendFactory;
+
+/** One rank of {@link NewGroupFailureTest}: rank 2 dies while it creates a sub-group. */
+public final class NewGroupVictimMain {
+
+    private NewGroupVictimMain() {}
+
+    public static void main(String[] args) {
+        BackendFactory shm = new ShmBackendFactory();
+        Backends.register(
+                "shm",
+                new BackendFactory() {
+                    @Override
+                    public String name() {
+                        return shm.name();
+                    }
+
+                    @Override
+                    public Support support() {
+                        return shm.support();
+                    }
+
+                    @Override
+                    public Backend create(GroupContext context) {
+                        if (context.name().endsWith(".part") && context.rank() == 1) {
+                            Runtime.getRuntime().halt(9);
+                        }
+                        return shm.create(context);
+                    }
+                });
+        BackendOptions options = new BackendOptions(Duration.ofMinutes(10));
+        try (ProcessGroup group = ProcessGroups.init("shm", options)) {
+            try {
+                group.newGroup(List.of(0, 2), "part");
+            } catch (CollectiveException e) {
+                System.out.println("failed: " + e.getMessage());
+            }
+        }
+    }
+}

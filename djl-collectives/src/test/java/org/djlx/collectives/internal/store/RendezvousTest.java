@@ -1,0 +1,123 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.store;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.Store;
+import org.djlx.collectives.internal.host.Liveness;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** A death while ranks meet is found out long before the timeout, here 10 minutes. */
+@Timeout(60)
+class RendezvousTest {
+
+    private static final Duration LONG = Duration.ofMinutes(10);
+
+    private final Store store = new HashStore();
+    private Process peer;
+    private RankProcess process;
+
+    @BeforeEach
+    void startPeer() throws Exception {
+        peer = new ProcessBuilder("sleep", "1000").start();
+        process = new RankProcess(Liveness.HOST, peer.pid(), Liveness.startTime(peer.pid()));
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        killPeer();
+        store.close();
+    }
+
+    private void killPeer() throws Exception {
+        peer.destroyForcibly().waitFor();
+    }
+
+    private Rendezvous rendezvous(int worldSize, RankProcess... known) {
+        return new Rendezvous(
+                "g.0",
+                0,
+                worldSize,
+                store,
+                Arrays.asList(known),
+                rank -> "rank " + (rank + 2) + " of group 'g'");
+    }
+
+    private FutureTask<List<byte[]>> exchange(Rendezvous rendezvous) {
+        FutureTask<List<byte[]>> task =
+                new FutureTask<>(() -> rendezvous.exchange("k", new byte[] {5}, LONG));
+        Thread thread = new Thread(task);
+        thread.setDaemon(true);
+        thread.start();
+        return task;
+    }
+
+    private void comes(int rank, int worldSize) {
+        Introduction self = new Introduction("g.0", worldSize, 1, 0, process);
+        store.set("k/" + rank, self.before(new byte[] {6}));
+    }
+
+    private void assertDeath(FutureTask<?> task) {
+        Throwable e = assertThrows(ExecutionException.class, task::get).getCause();
+        assertEquals(CollectiveException.class, e.getClass(), e.toString());
+        String text = "the process of rank 3 of group 'g' (pid " + peer.pid() + ") has died";
+        assertTrue(e.getMessage().contains(text), e.getMessage());
+    }
+
+    @Test
+    void theDeathOfARankThatHasComeIsFoundOut() throws Exception {
+        FutureTask<?> task = exchange(rendezvous(3, null, null, null));
+        comes(1, 3);
+        // Time to see that it lives; the test passes without, too.
+        Thread.sleep(300);
+        killPeer();
+        assertDeath(task);
+    }
+
+    /** The ranks of a group that is divided know each other's processes. */
+    @Test
+    void theDeathOfARankThatHasNotComeIsFoundOut() throws Exception {
+        FutureTask<?> task = exchange(rendezvous(2, null, process));
+        killPeer();
+        assertDeath(task);
+    }
+
+    @Test
+    void aRankMayEndWhenItIsThrough() throws Exception {
+        Rendezvous rendezvous = rendezvous(2, null, process);
+        comes(1, 2);
+        killPeer();
+        List<byte[]> values = exchange(rendezvous).get();
+        assertEquals(5, values.get(0)[0]);
+        assertEquals(6, values.get(1)[0]);
+        assertEquals(process, rendezvous.processes().get(1));
+    }
+
+    @Test
+    void aTimeoutNamesRanksAsTheCallerKnowsThem() {
+        CollectiveTimeoutException e =
+                assertThrows(
+                        CollectiveTimeoutException.class,
+                        () ->
+                                rendezvous(2, null, process)
+                                        .exchange("k", new byte[0], Duration.ofMillis(10)));
+        assertEquals(List.of(1), e.missingRanks());
+        assertTrue(e.getMessage().contains("rank 3 of group 'g' of 2"), e.getMessage());
+    }
+}
