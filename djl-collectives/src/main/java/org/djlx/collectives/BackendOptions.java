@@ -5,7 +5,6 @@
 package org.djlx.collectives;
 
 import java.time.Duration;
-import java.util.Objects;
 
 /** What every backend can be told about a group; a backend may define a subclass with more. */
 public class BackendOptions {
@@ -31,7 +30,9 @@ public class BackendOptions {
 
     /** Returns a timeout that fits its use, or throws. */
     static Duration checked(Duration timeout) {
-        Objects.requireNonNull(timeout, "timeout");
+        if (timeout == null) {
+            throw new IllegalArgumentException("the timeout must not be null");
+        }
         if (timeout.isNegative() || timeout.isZero()) {
             throw new IllegalArgumentException("the timeout must be positive: " + timeout);
         }

@@ -5,7 +5,6 @@
 package org.djlx.collectives;
 
 import java.util.Map;
-import java.util.Objects;
 import java.util.ServiceLoader;
 import java.util.Set;
 import java.util.TreeSet;
@@ -28,8 +27,11 @@ public final class Backends {
      * @param factory the backend's factory
      */
     public static void register(String name, BackendFactory factory) {
-        REGISTERED.put(
-                Objects.requireNonNull(name, "name"), Objects.requireNonNull(factory, "factory"));
+        if (name == null || factory == null) {
+            throw new IllegalArgumentException(
+                    "a backend needs a name and a factory, not " + name + " and " + factory);
+        }
+        REGISTERED.put(name, factory);
     }
 
     /**
@@ -40,7 +42,11 @@ public final class Backends {
      * @throws IllegalArgumentException if there is no such backend
      */
     public static BackendFactory get(String name) {
-        BackendFactory registered = REGISTERED.get(Objects.requireNonNull(name, "name"));
+        if (name == null) {
+            throw new IllegalArgumentException(
+                    "the name of a backend must not be null; known are " + names());
+        }
+        BackendFactory registered = REGISTERED.get(name);
         if (registered != null) {
             return registered;
         }

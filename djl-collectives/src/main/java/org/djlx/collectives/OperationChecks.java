@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Objects;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
@@ -31,6 +32,15 @@ final class OperationChecks {
 
     static long count(long[] sizes) {
         return Arrays.stream(sizes).reduce(1, Math::multiplyExact);
+    }
+
+    /** Checks that a list, and all that is in it, is there. */
+    static void present(Object operation, String role, List<?> list) {
+        // A list that holds no null may refuse to be asked for one.
+        if (list == null || list.stream().anyMatch(Objects::isNull)) {
+            throw new IllegalArgumentException(
+                    operation + ": " + role + (list == null ? " is null" : " contains null"));
+        }
     }
 
     /** Checks that the backend can move a tensor, and returns what is known of it then. */

@@ -5,7 +5,6 @@
 package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
-import java.util.Objects;
 
 /**
  * A send or a receive in a batch; the counterpart of {@code torch.distributed.P2POp}.
@@ -27,8 +26,7 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
      * @param tag the message's tag
      */
     public P2pOp {
-        Objects.requireNonNull(type, "type");
-        if (!type.isPointToPoint()) {
+        if (type == null || !type.isPointToPoint()) {
             throw new IllegalArgumentException("a batch consists of sends and receives: " + type);
         }
     }

@@ -9,7 +9,6 @@ import ai.djl.ndarray.NDArray;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.Objects;
 import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
@@ -578,6 +577,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return their works, in the same order
      */
     public List<Work> batchIsendIrecv(List<P2pOp> ops) {
+        OperationChecks.present("batchIsendIrecv", "ops", ops);
         List<P2pOp> batch = List.copyOf(ops);
         List<TensorInfo> infos = batch.stream().map(this::checkMessage).toList();
         List<Work> works = new ArrayList<>();
@@ -671,6 +671,7 @@ public final class ProcessGroup implements AutoCloseable {
      */
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
         state.checkUsable();
+        OperationChecks.present(OpType.ALL_REDUCE, "tensors", tensors);
         List<TensorInfo> infos = new ArrayList<>();
         for (NDArray tensor : tensors) {
             TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
@@ -720,6 +721,8 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     private static void checkPairs(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
+        OperationChecks.present(type, "outputs", outputs);
+        OperationChecks.present(type, "inputs", inputs);
         if (outputs.size() != inputs.size()) {
             throw new IllegalArgumentException(
                     String.format(
@@ -742,7 +745,10 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws UnsupportedOperationException if the backend can not
      */
     public Work execute(OpType type, Agreed agreed, Consumer<Operation> body) {
-        Objects.requireNonNull(body, "body");
+        if (type == null || agreed == null || body == null) {
+            throw new IllegalArgumentException(
+                    "execute: the type (" + type + "), what is agreed on, or the body is null");
+        }
         return issue(
                 type,
                 agreed,
