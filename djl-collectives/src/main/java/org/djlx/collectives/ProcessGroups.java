@@ -9,8 +9,8 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.concurrent.atomic.AtomicInteger;
-import java.util.function.IntFunction;
 
 /**
  * Creates process groups; the counterpart of {@code torch.distributed.init_process_group}.
@@ -25,6 +25,9 @@ public final class ProcessGroups {
             new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
     // How long rank 0 waits in destroy for ranks that do not do the same.
     private static final Duration STORE_PATIENCE = Duration.ofSeconds(5);
+    // How long threads that are ranks go on after one has failed: those that wait for it in an
+    // operation learn of it at once, and say more about it than those that are interrupted.
+    private static final Duration GRACE = Duration.ofSeconds(10);
     // All ranks create their groups in the same order, so these are the same on all ranks and keep
     // one group apart from a later one: its keys in the same store, or its server on the same port.
     private static final AtomicInteger INITS = new AtomicInteger();
@@ -81,6 +84,7 @@ public final class ProcessGroups {
     static ProcessGroup init(
             String backend, BackendOptions options, Map<String, String> env, int number) {
         Backends.get(backend);
+        checkOptions(options);
         int rank = integer(env, "RANK");
         int worldSize = integer(env, "WORLD_SIZE");
         String host = required(env, "MASTER_ADDR");
@@ -149,6 +153,12 @@ public final class ProcessGroups {
                 backend, new GroupContext(name, rank, worldSize, own, options, null), () -> {});
     }
 
+    private static void checkOptions(BackendOptions options) {
+        if (options == null) {
+            throw new IllegalArgumentException("the options of a group must not be null");
+        }
+    }
+
     /** A name in which no slash ends the group's own keys; the keys of sub-groups have one. */
     private static String escaped(String name) {
         return name.replace("%", "%25").replace("/", "%2F");
@@ -178,13 +188,26 @@ public final class ProcessGroups {
      * @return the ranks' handles, in rank order; each to be used by a thread of its own
      */
     public static List<ProcessGroup> local(String backend, int worldSize, BackendOptions options) {
-        if (worldSize < 1) {
-            throw new IllegalArgumentException("the world size must be positive: " + worldSize);
-        }
+        GroupContext.checkRank(0, worldSize);
+        Backends.get(backend);
+        checkOptions(options);
         String name = "local" + LOCALS.getAndIncrement();
         // It holds nothing but heap memory, which goes with the last group that uses it.
         Store store = new HashStore();
-        return perRank(worldSize, rank -> init(backend, store, name, rank, worldSize, options));
+        List<ProcessGroup> created = Collections.synchronizedList(new ArrayList<>());
+        try {
+            return RankThreads.run(
+                    worldSize,
+                    GRACE,
+                    rank -> {
+                        ProcessGroup group = init(backend, store, name, rank, worldSize, options);
+                        created.add(group);
+                        return group;
+                    });
+        } catch (RuntimeException e) {
+            created.forEach(ProcessGroup::destroy);
+            throw e;
+        }
     }
 
     /**
@@ -194,22 +217,37 @@ public final class ProcessGroups {
      * @param groups the handles of all ranks, as {@link #local(int)} returns them
      * @param body the code for one rank
      * @return what each rank returned, in rank order
-     * @throws CollectiveException if it failed on any rank, with the first failure as its cause and
-     *     the others suppressed. When a rank fails, its handle is destroyed, so that the others do
-     *     not wait for it
+     * @throws CollectiveException if it failed on any rank: it names the rank that failed first,
+     *     with what it threw as the cause and the others suppressed. If that was a {@link
+     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException}, so is this. When a
+     *     rank fails, its handle is destroyed, so that the others do not wait for it; those that
+     *     wait for something else are interrupted after 10 seconds, and waited for
+     * @throws IllegalArgumentException if there is no group, one is missing, or there is no code
      */
     public static <T> List<T> run(List<ProcessGroup> groups, RankBody<T> body) {
-        return perRank(
+        return run(groups, body, GRACE);
+    }
+
+    static <T> List<T> run(List<ProcessGroup> groups, RankBody<T> body, Duration grace) {
+        if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
+            throw new IllegalArgumentException(
+                    "run: groups must hold the handles of all ranks, not " + groups);
+        }
+        if (body == null) {
+            throw new IllegalArgumentException("run: body is null");
+        }
+        return RankThreads.run(
                 groups.size(),
-                rank -> {
-                    ProcessGroup group = groups.get(rank);
-                    try {
-                        return body.run(group);
-                    } catch (Throwable t) {
-                        group.destroy();
-                        throw t instanceof RuntimeException e
-                                ? e
-                                : new CollectiveException("rank " + rank + " failed: " + t, t);
+                grace,
+                new RankThreads.Body<>() {
+                    @Override
+                    public T run(int rank) throws Exception {
+                        return body.run(groups.get(rank));
+                    }
+
+                    @Override
+                    public void failed(int rank) {
+                        groups.get(rank).destroy();
                     }
                 });
     }
@@ -230,60 +268,6 @@ public final class ProcessGroups {
          * @throws Exception if it fails
          */
         T run(ProcessGroup group) throws Exception;
-    }
-
-    private static <T> List<T> perRank(int worldSize, IntFunction<T> body) {
-        List<T> results = new ArrayList<>(Collections.nCopies(worldSize, null));
-        List<Throwable> failures = new ArrayList<>();
-        List<Thread> threads = new ArrayList<>();
-        for (int rank = 0; rank < worldSize; rank++) {
-            int self = rank;
-            Thread thread =
-                    new Thread(
-                            () -> {
-                                try {
-                                    results.set(self, body.apply(self));
-                                } catch (Throwable t) {
-                                    // Errors as well: a library that cannot be loaded is one.
-                                    synchronized (failures) {
-                                        failures.add(t);
-                                    }
-                                }
-                            },
-                            "rank-" + rank);
-            threads.add(thread);
-            thread.start();
-        }
-        joinAll(threads);
-        if (failures.isEmpty()) {
-            return results;
-        }
-        CollectiveException failure =
-                new CollectiveException(message(failures.get(0)), failures.get(0));
-        failures.stream().skip(1).forEach(failure::addSuppressed);
-        throw failure;
-    }
-
-    private static String message(Throwable failure) {
-        return failure instanceof RuntimeException ? failure.getMessage() : failure.toString();
-    }
-
-    private static void joinAll(List<Thread> threads) {
-        boolean interrupted = false;
-        for (Thread thread : threads) {
-            while (thread.isAlive()) {
-                try {
-                    thread.join();
-                } catch (InterruptedException e) {
-                    // The ranks notice, give up, and are waited for all the same.
-                    interrupted = true;
-                    threads.forEach(Thread::interrupt);
-                }
-            }
-        }
-        if (interrupted) {
-            Thread.currentThread().interrupt();
-        }
     }
 
     private static String required(Map<String, String> env, String name) {

@@ -1,0 +1,150 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.CountDownLatch;
+import org.djlx.collectives.Operation.Agreed;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
+
+/** Ranks that are threads: how one's failure ends the others, and what the caller learns. */
+@Timeout(60)
+class RunTest {
+
+    private static final Duration GRACE = Duration.ofMillis(50);
+
+    private final List<ProcessGroup> groups = new ArrayList<>(ProcessGroups.local(3));
+
+    @AfterEach
+    void destroy() {
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    @Test
+    void aRankThatWaitsElsewhereIsInterrupted() {
+        CountDownLatch never = new CountDownLatch(1);
+        IllegalStateException boom = new IllegalStateException("boom");
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                ProcessGroups.run(
+                                        groups,
+                                        group -> {
+                                            if (group.rank() == 1) {
+                                                throw boom;
+                                            }
+                                            never.await();
+                                            return null;
+                                        },
+                                        GRACE));
+        assertTrue(e.getMessage().startsWith("rank 1 failed: "), e.getMessage());
+        assertTrue(e.getMessage().contains("boom"), e.getMessage());
+        assertSame(boom, e.getCause());
+        assertEquals(2, e.getSuppressed().length);
+        for (Throwable other : e.getSuppressed()) {
+            assertInstanceOf(InterruptedException.class, other.getCause());
+        }
+    }
+
+    @Test
+    void whoWaitsInAnOperationLearnsOfItAtOnce() {
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                ProcessGroups.run(
+                                        groups,
+                                        group -> {
+                                            if (group.rank() == 2) {
+                                                throw new AssertionError("an error");
+                                            }
+                                            group.barrier().await();
+                                            return null;
+                                        },
+                                        Duration.ofMinutes(10)));
+        assertTrue(e.getMessage().startsWith("rank 2 failed: "), e.getMessage());
+        assertInstanceOf(AssertionError.class, e.getCause());
+        for (Throwable other : e.getSuppressed()) {
+            assertTrue(other.getMessage().contains("rank 2"), other.getMessage());
+        }
+    }
+
+    @Test
+    void aTimeoutIsCaughtAsOne() {
+        CollectiveTimeoutException e =
+                assertThrows(
+                        CollectiveTimeoutException.class,
+                        () ->
+                                ProcessGroups.run(
+                                        groups,
+                                        group -> {
+                                            if (group.rank() == 0) {
+                                                group.withTimeout(GRACE).barrier().await();
+                                            }
+                                            new CountDownLatch(1).await();
+                                            return null;
+                                        },
+                                        GRACE));
+        assertEquals(List.of(1, 2), e.missingRanks());
+        assertTrue(e.getMessage().startsWith("rank 0 failed: "), e.getMessage());
+    }
+
+    @Test
+    void whatIsMissingIsNamed() {
+        ProcessGroups.RankBody<Object> body = group -> null;
+        assertNamed("groups", () -> ProcessGroups.run(null, body));
+        assertNamed("groups", () -> ProcessGroups.run(List.of(), body));
+        assertNamed("groups", () -> ProcessGroups.run(Arrays.asList(groups.get(0), null), body));
+        assertNamed("body", () -> ProcessGroups.run(groups, null));
+        assertNamed("options", () -> ProcessGroups.local("shm", 1, null));
+        assertNamed("backend", () -> ProcessGroups.local(null, 1, groupOptions()));
+        assertNamed("backend", () -> Backends.register(null, null));
+        assertNamed("timeout", () -> new BackendOptions(null));
+        HashStore store = new HashStore();
+        assertNamed("name", () -> ProcessGroups.init("shm", store, null, 0, 1, groupOptions()));
+        assertNamed("store", () -> ProcessGroups.init("shm", null, "g", 0, 1, groupOptions()));
+        assertNamed("options", () -> ProcessGroups.init("shm", store, "g", 0, 1, null));
+        ProcessGroup group = groups.get(0);
+        assertNamed("timeout", () -> group.withTimeout(null));
+        assertNamed("tensors", () -> group.allReduceCoalesced(null, ReduceOp.SUM));
+        assertNamed("tensors", () -> group.allReduceCoalesced(nulls(), ReduceOp.SUM));
+        assertNamed("outputs", () -> group.allGatherCoalesced(null, List.of()));
+        assertNamed("inputs", () -> group.allGatherCoalesced(List.of(), null));
+        assertNamed("inputs", () -> group.reduceScatterCoalesced(List.of(), null, ReduceOp.SUM));
+        assertNamed("input", () -> group.allGather(null, null));
+        assertNamed("ops", () -> group.batchIsendIrecv(null));
+        assertNamed("ops", () -> group.batchIsendIrecv(nulls()));
+        assertNamed("ranks", () -> group.newGroup(null));
+        Agreed nothing = new Agreed(null, new long[0], null, 0);
+        assertNamed("body", () -> group.execute(new OpType("own"), nothing, null));
+        assertNamed("type", () -> group.execute(null, nothing, operation -> {}));
+    }
+
+    private static BackendOptions groupOptions() {
+        return new BackendOptions(Duration.ofSeconds(60));
+    }
+
+    private static <T> List<T> nulls() {
+        return Arrays.asList((T) null);
+    }
+
+    private static void assertNamed(String what, Executable call) {
+        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
+        assertTrue(message.contains(what), message);
+    }
+}
