@@ -8,7 +8,7 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
 
 /** Tells users of samples for GPUs what they lack, before anything else fails for want of it. */
-final class Gpus {
+public final class Gpus {
 
     private Gpus() {}
 
@@ -19,7 +19,7 @@ final class Gpus {
      * @param libraries the libraries, apart from CUDA
      * @throws IllegalStateException if it cannot, with the cause
      */
-    static void require(int count, NativeLibrary... libraries) {
+    public static void require(int count, NativeLibrary... libraries) {
         requireAvailable(NativeLibrary.CUDA_PRESETS);
         for (NativeLibrary library : libraries) {
             requireAvailable(library);

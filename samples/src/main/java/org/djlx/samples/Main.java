@@ -5,6 +5,15 @@
 package org.djlx.samples;
 
 import java.io.PrintWriter;
+import org.djlx.samples.bench.BenchCommand;
+import org.djlx.samples.bench.BenchCompareCommand;
+import org.djlx.samples.bench.GpuBenchCommand;
+import org.djlx.samples.flight.FlightCommand;
+import org.djlx.samples.launch.LaunchCommand;
+import org.djlx.samples.mlp.MlpCommand;
+import org.djlx.samples.op.OpCommand;
+import org.djlx.samples.support.SupportCommand;
+import org.djlx.samples.topology.TopologyCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
@@ -79,7 +88,12 @@ public final class Main {
         return commandLine().execute(args);
     }
 
-    static CommandLine commandLine() {
+    /**
+     * Returns the command line, for tests that give it other streams.
+     *
+     * @return a new command line
+     */
+    public static CommandLine commandLine() {
         Main main = new Main();
         CommandLine root = new CommandLine(main);
         root.setCaseInsensitiveEnumValuesAllowed(true);

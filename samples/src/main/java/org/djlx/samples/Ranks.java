@@ -17,7 +17,7 @@ import picocli.CommandLine.ParameterException;
  * The ranks that this process runs: in a process started by {@code launch} or torchrun one, the
  * process's own; otherwise all, each on a thread.
  */
-final class Ranks {
+public final class Ranks {
 
     /** More are not meant for one host; every backend can take as many. */
     private static final int MAX = 1024;
@@ -38,12 +38,14 @@ final class Ranks {
     /**
      * Checks what the user said of the ranks.
      *
+     * @param spec the command, which the error names
      * @param option the name of the option for their number
      * @param requested the number; null if he gave none
      * @param processes whether he wants processes
      * @throws ParameterException if that cannot be
      */
-    static void check(CommandSpec spec, String option, Integer requested, boolean processes) {
+    public static void check(
+            CommandSpec spec, String option, Integer requested, boolean processes) {
         if (requested != null && (requested < 1 || requested > MAX)) {
             throw new ParameterException(
                     spec.commandLine(),
@@ -57,8 +59,13 @@ final class Ranks {
         }
     }
 
-    /** Returns a number of ranks as it is written. */
-    static String count(int ranks) {
+    /**
+     * Returns a number of ranks as it is written.
+     *
+     * @param ranks the number
+     * @return for example {@code 2 ranks}
+     */
+    public static String count(int ranks) {
         return ranks + (ranks == 1 ? " rank" : " ranks");
     }
 
@@ -71,7 +78,7 @@ final class Ranks {
      * @return the ranks
      * @throws IllegalArgumentException if the job that this process is part of has another number
      */
-    static Ranks of(Integer requested, int otherwise) {
+    public static Ranks of(Integer requested, int otherwise) {
         if (System.getenv("RANK") != null) {
             Ranks ranks = new Ranks(false, environment("WORLD_SIZE"), environment("RANK"));
             if (requested != null && requested != ranks.worldSize) {
@@ -99,24 +106,35 @@ final class Ranks {
         }
     }
 
-    int worldSize() {
+    /**
+     * Returns the number of ranks of the job.
+     *
+     * @return the number
+     */
+    public int worldSize() {
         return worldSize;
     }
 
-    /** Returns the ranks, ascending. */
-    List<Integer> here() {
+    /**
+     * Returns the ranks that this process runs, ascending.
+     *
+     * @return the ranks
+     */
+    public List<Integer> here() {
         return IntStream.range(first, first + (threads ? worldSize : 1)).boxed().toList();
     }
 
     /**
      * Runs them as one group.
      *
+     * @param <T> what the code returns
      * @param backend the group's backend
      * @param body the code for one rank
      * @return what each rank returned, in the order of {@link #here}
      * @throws IllegalStateException if the backend needs GPUs and there are not as many
+     * @throws Exception what the code of a rank threw
      */
-    <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
+    public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
         requireGpusFor(backend);
         if (!threads) {
             try (ProcessGroup group = ProcessGroups.init(backend)) {

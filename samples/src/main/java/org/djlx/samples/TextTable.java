@@ -9,20 +9,31 @@ import java.util.Arrays;
 import java.util.List;
 
 /** A table of plain text: a header, columns separated by two blanks, numbers to the right. */
-final class TextTable {
+public final class TextTable {
 
     private final String[] header;
     private final List<String[]> rows = new ArrayList<>();
     private final boolean[] numeric;
 
-    TextTable(String... header) {
+    /**
+     * Creates a table without rows.
+     *
+     * @param header the names of the columns
+     */
+    public TextTable(String... header) {
         this.header = header.clone();
         numeric = new boolean[header.length];
         Arrays.fill(numeric, true);
     }
 
-    /** Adds a row. A column is numeric if each cell starts as a number, is empty or a dash. */
-    TextTable add(Object... cells) {
+    /**
+     * Adds a row. A column is numeric if each cell starts as a number, is empty or a dash.
+     *
+     * @param cells a value for each column
+     * @return this table
+     * @throws IllegalArgumentException if there are more or fewer cells than columns
+     */
+    public TextTable add(Object... cells) {
         if (cells.length != header.length) {
             throw new IllegalArgumentException(
                     cells.length + " cells in a table of " + header.length + " columns");

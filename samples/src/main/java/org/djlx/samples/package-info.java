@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Runnable applications: a command line with subcommands, and a launcher for jobs of many ranks.
+ * Runnable applications: {@link org.djlx.samples.Main}, the command line, and what its commands
+ * share. Each command, or family of commands, has a package of its own.
  */
 package org.djlx.samples;

@@ -1,0 +1,169 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.bench;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.Callable;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.nativeops.ThreadBinding;
+import org.djlx.samples.ElementType;
+import org.djlx.samples.Main;
+import org.djlx.samples.Ranks;
+import org.djlx.samples.launch.Launcher;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code bench}: the time of a collective operation, in nccl-tests' table. */
+@Command(
+        name = "bench",
+        description = {
+            "Measures a collective operation and prints nccl-tests' table: the median time of the"
+                    + " slowest rank, and the Java heap that an operation allocates.",
+            "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
+                    + " that process's rank."
+        })
+public final class BenchCommand implements Callable<Integer> {
+
+    private static final int DEFAULT_RANKS = 2;
+
+    @Spec private CommandSpec spec;
+
+    @Option(
+            names = "--op",
+            defaultValue = "all_reduce",
+            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
+    private BenchOp op;
+
+    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 2 if not given.")
+    private Integer ranks;
+
+    @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
+    private boolean processes;
+
+    @Option(names = "--bind", description = "Binds each rank's thread to a core, as mpirun does.")
+    private boolean bind;
+
+    @Option(
+            names = "--dtype",
+            defaultValue = "float32",
+            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
+    private ElementType type;
+
+    @Option(
+            names = "--idle",
+            paramLabel = "SECONDS",
+            description =
+                    "Measures instead how much CPU time a rank's process uses that waits so long in"
+                            + " a barrier.")
+    private Integer idle;
+
+    @Parameters(
+            paramLabel = "SIZE[:WARMUP:ITERATIONS]",
+            description = "What to measure; sizes such as 4K or 64M. 4K to 64M if not given.")
+    private List<String> sizes = List.of();
+
+    private BenchCommand() {}
+
+    @Override
+    public Integer call() throws Exception {
+        Ranks.check(spec, "--ranks", ranks, processes);
+        if (idle != null && idle < 0) {
+            throw new ParameterException(
+                    spec.commandLine(), "--idle must not be negative: " + idle);
+        }
+        if (processes) {
+            int worldSize = ranks == null ? DEFAULT_RANKS : ranks;
+            cases(worldSize);
+            return launch(worldSize);
+        }
+        Ranks here = Ranks.of(ranks, DEFAULT_RANKS);
+        List<BenchCase> cases = cases(here.worldSize());
+        return here.run("shm", group -> run(group, cases)).get(0);
+    }
+
+    private List<BenchCase> cases(int worldSize) {
+        return cases(spec, sizes, (long) op.parts(worldSize) * type.scalarType().itemSize());
+    }
+
+    /** Parses what to measure; no size may be less than the least. */
+    static List<BenchCase> cases(CommandSpec spec, List<String> words, long least) {
+        try {
+            List<BenchCase> cases =
+                    words.isEmpty()
+                            ? BenchCase.DEFAULTS
+                            : words.stream().map(BenchCase::parse).toList();
+            for (BenchCase wanted : cases) {
+                if (wanted.size() < least) {
+                    throw new IllegalArgumentException(
+                            "a size of "
+                                    + wanted.size()
+                                    + " bytes is too small: there must be at least "
+                                    + least);
+                }
+            }
+            return cases;
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+    }
+
+    private int launch(int worldSize) throws IOException, InterruptedException {
+        List<String> args = new ArrayList<>(List.of(spec.name(), "--op", op.toString()));
+        args.addAll(List.of("--dtype", type.name()));
+        if (bind) {
+            args.add("--bind");
+        }
+        if (idle != null) {
+            args.addAll(List.of("--idle", idle.toString()));
+        }
+        args.addAll(sizes);
+        return Launcher.builder()
+                .setProcesses(worldSize)
+                .setMainClass(Main.class.getName())
+                .optArgs(args)
+                .build()
+                .launch();
+    }
+
+    /** Runs one rank; rank 0 reports. */
+    private int run(ProcessGroup group, List<BenchCase> cases) throws InterruptedException {
+        PrintWriter out = spec.commandLine().getOut();
+        boolean reports = group.rank() == 0;
+        if (bind) {
+            ThreadBinding.bindToCore(group.rank());
+        }
+        try (BenchJob job = new BenchJob(group, op, type.scalarType())) {
+            if (idle != null) {
+                double millis = job.idle(Duration.ofSeconds(idle));
+                if (reports) {
+                    out.printf("idle: %.0f ms of CPU time in %d s%n", millis, idle);
+                    out.flush();
+                }
+                return 0;
+            }
+            if (reports) {
+                out.printf("# %s, %s%n%s%n", op, Ranks.count(group.worldSize()), BenchRow.HEADER);
+            }
+            long wrong = 0;
+            for (BenchCase wanted : cases) {
+                BenchRow row = job.measure(wanted);
+                wrong += row.wrong();
+                if (reports) {
+                    out.println(row);
+                    out.flush();
+                }
+            }
+            return wrong == 0 ? 0 : 1;
+        }
+    }
+}

@@ -1,0 +1,9 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/**
+ * Times of collective operations and fused operators, on the CPU and on GPUs, beside other
+ * programs.
+ */
+package org.djlx.samples.bench;

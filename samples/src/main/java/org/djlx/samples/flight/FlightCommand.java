@@ -1,0 +1,141 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.flight;
+
+import com.google.gson.JsonParseException;
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Locale;
+import java.util.concurrent.Callable;
+import org.djlx.collectives.trace.FlightAnalysis;
+import org.djlx.collectives.trace.FlightDump;
+import org.djlx.collectives.trace.FlightEntry;
+import org.djlx.collectives.trace.FlightFinding;
+import org.djlx.samples.Ranks;
+import org.djlx.samples.TextTable;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code flight}: compares the flight records of all ranks. */
+@Command(
+        name = "flight",
+        description = {
+            "Says which rank is behind, or called what differently, from the flight records that"
+                    + " the ranks of a group left when it broke."
+        })
+public final class FlightCommand implements Callable<Integer> {
+
+    private static final long NANOS_PER_SECOND = 1_000_000_000;
+
+    @Spec private CommandSpec spec;
+
+    @Parameters(
+            paramLabel = "FILE",
+            arity = "1..*",
+            description = {
+                "The records, one for each rank; those of several groups may be mixed.",
+                "Of several jobs with groups of the same name the latest is taken."
+            })
+    private List<Path> files;
+
+    private FlightCommand() {}
+
+    @Override
+    public Integer call() throws IOException {
+        List<FlightDump> dumps = new ArrayList<>();
+        for (Path file : files) {
+            dumps.add(read(file));
+        }
+        PrintWriter out = spec.commandLine().getOut();
+        List<FlightAnalysis> groups = analyse(dumps);
+        groups.forEach(group -> print(group, out));
+        int taken = groups.stream().mapToInt(group -> group.dumps().size()).sum();
+        if (taken < dumps.size()) {
+            out.printf(
+                    "left out, as later ones are there: %d; to see them give their files alone%n",
+                    dumps.size() - taken);
+            out.flush();
+        }
+        return 0;
+    }
+
+    private static FlightDump read(Path file) throws IOException {
+        if (Files.isDirectory(file)) {
+            throw new IOException(file + " is not a flight record: it is a directory");
+        }
+        try {
+            return FlightDump.read(file);
+        } catch (IOException e) {
+            // The parser's message is for who calls it.
+            if (e.getCause() != null && e.getCause().getCause() instanceof JsonParseException) {
+                throw new IOException(
+                        file + " is not a flight record: it is not JSON, or that of something else",
+                        e);
+            }
+            throw e;
+        }
+    }
+
+    private List<FlightAnalysis> analyse(List<FlightDump> dumps) {
+        try {
+            return FlightAnalysis.of(dumps);
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+    }
+
+    private static void print(FlightAnalysis group, PrintWriter out) {
+        out.printf(
+                "group '%s', %d of %s: %s%n",
+                group.group(),
+                group.dumps().size(),
+                Ranks.count(group.worldSize()),
+                group.verdict());
+        group.findings().stream().skip(1).map(FlightFinding::message).forEach(out::println);
+        TextTable table =
+                new TextTable(
+                        "rank",
+                        "first",
+                        "called",
+                        "started",
+                        "completed",
+                        "state",
+                        "ms",
+                        "last" + " call",
+                        "dumped");
+        group.dumps().forEach(dump -> add(dump, table));
+        out.print(table);
+        out.flush();
+    }
+
+    private static void add(FlightDump dump, TextTable table) {
+        int count = dump.entries().size();
+        FlightEntry last = count == 0 ? null : dump.entries().get(count - 1);
+        table.add(
+                dump.rank(),
+                dump.firstRecorded(),
+                dump.lastScheduled(),
+                dump.lastStarted(),
+                dump.lastCompleted(),
+                last == null ? "" : last.state().name().toLowerCase(Locale.ROOT),
+                last == null || last.durationMs() == null
+                        ? "-"
+                        : String.format(Locale.ROOT, "%.3f", last.durationMs()),
+                last == null ? "" : last.call(),
+                Instant.ofEpochSecond(
+                                dump.timeDumpedNs() / NANOS_PER_SECOND,
+                                dump.timeDumpedNs() % NANOS_PER_SECOND)
+                        .truncatedTo(ChronoUnit.MILLIS));
+    }
+}

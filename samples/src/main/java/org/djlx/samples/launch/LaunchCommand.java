@@ -1,0 +1,101 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Callable;
+import org.djlx.samples.Main;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code launch}: runs a main class, or another subcommand, once for each rank. */
+@Command(
+        name = "launch",
+        description = {
+            "Runs a program in N processes with the environment of torchrun: RANK, WORLD_SIZE,"
+                    + " MASTER_ADDR and the like.",
+            "Each line that a rank prints is prefixed with its number. If a rank fails, the others"
+                    + " are stopped, and its exit code is returned. Standard input is empty."
+        })
+public final class LaunchCommand implements Callable<Integer> {
+
+    @Spec private CommandSpec spec;
+
+    @Option(
+            names = "--nproc",
+            required = true,
+            paramLabel = "N",
+            description = "Number of processes, one for each rank.")
+    private int processes;
+
+    @Option(
+            names = "--master-addr",
+            paramLabel = "ADDRESS",
+            defaultValue = Launcher.DEFAULT_MASTER_ADDRESS,
+            description = "Where the ranks meet; ${DEFAULT-VALUE} if not given.")
+    private String masterAddress;
+
+    @Option(
+            names = "--master-port",
+            paramLabel = "PORT",
+            description = "The port there; a free one if not given.")
+    private int masterPort;
+
+    @Option(
+            names = "--env",
+            paramLabel = "NAME=VALUE",
+            description = "Sets an environment variable of the ranks; may be repeated.")
+    private Map<String, String> environment = new LinkedHashMap<>();
+
+    @Option(
+            names = "--jvm-arg",
+            paramLabel = "ARG",
+            description = "Adds a JVM option for the ranks, for example -Xmx1g; may be repeated.")
+    private List<String> jvmArgs = new ArrayList<>();
+
+    @Parameters(
+            paramLabel = "MAIN",
+            arity = "1",
+            index = "0",
+            description = "A class name, or a subcommand of this program.")
+    private String main;
+
+    @Parameters(paramLabel = "ARG", arity = "0..*", index = "1..*", description = "Its arguments.")
+    private List<String> args = new ArrayList<>();
+
+    private LaunchCommand() {}
+
+    @Override
+    public Integer call() throws Exception {
+        return launcher().launch();
+    }
+
+    private Launcher launcher() {
+        Launcher.Builder builder = Launcher.builder();
+        if (spec.parent().subcommands().containsKey(main)) {
+            args.add(0, main);
+            main = Main.class.getName();
+        }
+        try {
+            return builder.setProcesses(processes)
+                    .setMainClass(main)
+                    .optArgs(args)
+                    .optMasterAddress(masterAddress)
+                    .optMasterPort(masterPort)
+                    .optEnvironment(environment)
+                    .optJvmArgs(jvmArgs)
+                    .build();
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import java.io.IOException;
+import java.io.InputStream;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
+import java.util.Arrays;
+
+/**
+ * The entry point of a process started by {@link Launcher}: runs the main method of the class named
+ * by the first argument, and sees to it that the process does not outlive the launcher.
+ *
+ * <p>The launcher holds the other end of this process's stdin and never writes to it. The kernel
+ * closes it however the launcher ends, SIGKILL included; then this process halts. A rank's main
+ * finds {@link System#in} at its end.
+ */
+public final class RankMain {
+
+    /**
+     * The exit code of a rank whose launcher is gone, as for the signal that tells of a hang-up.
+     */
+    private static final int LAUNCHER_GONE = 129;
+
+    private RankMain() {}
+
+    /**
+     * Runs the main method of a class. An exception from it ends the process with code 1, whatever
+     * other threads still run, so that the launcher learns of it at once.
+     *
+     * @param args the name of the class and the arguments of its main method
+     * @throws ReflectiveOperationException if there is no such class or main method
+     */
+    public static void main(String[] args) throws ReflectiveOperationException {
+        InputStream lifeline = System.in;
+        System.setIn(InputStream.nullInputStream());
+        Thread watch = new Thread(() -> haltWithLauncher(lifeline), "launcher-watch");
+        watch.setDaemon(true);
+        watch.start();
+        String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);
+        try {
+            Method main = Class.forName(args[0]).getMethod("main", String[].class);
+            // The class itself need not be public, as java sees it.
+            main.setAccessible(true);
+            main.invoke(null, (Object) mainArgs);
+        } catch (InvocationTargetException e) {
+            e.getCause().printStackTrace();
+            System.exit(1);
+        }
+    }
+
+    /** Halts rather than exits: shutdown hooks could wait for ranks that are gone as well. */
+    private static void haltWithLauncher(InputStream lifeline) {
+        try {
+            while (lifeline.read() >= 0) {
+                // The launcher writes nothing; only the end matters.
+                continue;
+            }
+        } catch (IOException e) {
+            System.err.println("Lost the launcher: " + e.getMessage());
+        }
+        Runtime.getRuntime().halt(LAUNCHER_GONE);
+    }
+}

@@ -1,0 +1,138 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import java.io.IOException;
+import java.io.PrintStream;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * The processes of a running job. None outlives {@link #close}, or the JVM: a shutdown hook stops
+ * them when SIGTERM or SIGINT arrives, and the pipe on their stdin, whose other end the JVM holds,
+ * tells them when it is gone without having run its hooks.
+ */
+final class RankProcesses implements AutoCloseable {
+
+    /** How long to wait for output after a rank's end; only its own orphans can hold it back. */
+    private static final Duration LAST_OUTPUT = Duration.ofSeconds(5);
+
+    /** Takes the place of a rank that has exited: its output cannot be passed on. */
+    private static final int NO_OUTPUT = -1;
+
+    /** The exit code of a process that SIGPIPE ended. */
+    private static final int BROKEN_PIPE = 141;
+
+    private final Duration gracePeriod;
+    private final PrintStream out;
+    private final PrintStream err;
+    private final Thread shutdownHook = new Thread(this::stop, "stop-ranks");
+    private final List<Process> processes = new ArrayList<>();
+    private final List<Thread> outputs = new ArrayList<>();
+    private final BlockingQueue<Integer> exited = new LinkedBlockingQueue<>();
+    private boolean stopping;
+
+    RankProcesses(Duration gracePeriod, PrintStream out, PrintStream err) {
+        this.gracePeriod = gracePeriod;
+        this.out = out;
+        this.err = err;
+        try {
+            Runtime.getRuntime().addShutdownHook(shutdownHook);
+        } catch (IllegalStateException e) {
+            // The JVM is shutting down: there is no point in starting anything.
+            stopping = true;
+        }
+    }
+
+    /** Starts the next rank; does nothing once the job is being stopped. */
+    synchronized void start(ProcessBuilder builder) throws IOException {
+        if (stopping) {
+            return;
+        }
+        int rank = processes.size();
+        Process process = builder.start();
+        processes.add(process);
+        outputs.add(
+                PrefixedOutput.start(
+                        rank, process.getInputStream(), out, () -> exited.add(NO_OUTPUT)));
+        outputs.add(PrefixedOutput.start(rank, process.getErrorStream(), err, () -> {}));
+        process.onExit().thenRun(() -> exited.add(rank));
+    }
+
+    /**
+     * Waits for all ranks, for the first that fails, or until their output cannot be passed on;
+     * returns 0, its exit code, or that of a broken pipe.
+     */
+    int await() throws InterruptedException {
+        List<Process> ranks = started();
+        for (int running = ranks.size(); running > 0; running--) {
+            int rank = exited.take();
+            if (rank == NO_OUTPUT) {
+                err.println("[launch] cannot write to stdout; stopping all ranks");
+                return BROKEN_PIPE;
+            }
+            int code = ranks.get(rank).exitValue();
+            if (code != 0) {
+                reportFailure(rank, code, running - 1);
+                return code;
+            }
+        }
+        return 0;
+    }
+
+    private synchronized void reportFailure(int rank, int code, int others) {
+        if (!stopping) {
+            String signal = code > 128 ? " (signal " + (code - 128) + ")" : "";
+            err.printf("[launch] rank %d exited with code %d%s", rank, code, signal);
+            err.println(others > 0 ? "; stopping " + others + " other rank(s)" : "");
+        }
+    }
+
+    private synchronized List<Process> started() {
+        return List.copyOf(processes);
+    }
+
+    /** Stops what still runs and waits for its end. */
+    private void stop() {
+        synchronized (this) {
+            stopping = true;
+        }
+        List<Process> ranks = started();
+        try {
+            // Not Process.destroy(): it closes the streams as well, and with them would go the
+            // rank's last words and, by the end of its stdin, its time to leave in an orderly way.
+            ranks.forEach(process -> process.toHandle().destroy());
+            long deadline = System.nanoTime() + gracePeriod.toNanos();
+            for (Process process : ranks) {
+                process.waitFor(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
+            }
+            ranks.forEach(process -> process.toHandle().destroyForcibly());
+            for (Process process : ranks) {
+                process.waitFor();
+            }
+            for (Thread output : outputs) {
+                output.join(LAST_OUTPUT.toMillis());
+            }
+        } catch (InterruptedException e) {
+            ranks.forEach(Process::destroyForcibly);
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    @Override
+    public void close() {
+        stop();
+        try {
+            Runtime.getRuntime().removeShutdownHook(shutdownHook);
+        } catch (IllegalStateException e) {
+            // The JVM is shutting down, the hook with it: there is nothing to remove any more.
+            return;
+        }
+    }
+}

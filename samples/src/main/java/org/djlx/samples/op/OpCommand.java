@@ -1,0 +1,289 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.op;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDManager;
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Callable;
+import org.djlx.collectives.Backends;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.samples.ElementType;
+import org.djlx.samples.Main;
+import org.djlx.samples.Ranks;
+import org.djlx.samples.TextTable;
+import org.djlx.samples.launch.Launcher;
+import org.djlx.samples.op.OpKind.Takes;
+import org.djlx.samples.op.OpKind.Yields;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code op}: one operation on arrays from files. */
+@Command(
+        name = "op",
+        description = {
+            "Runs a collective or a fused operator on arrays from NumPy's .npz files, and writes"
+                    + " the results as .npz. In the name of a file, {rank} stands for the rank.",
+            "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
+                    + " that process's rank.",
+            "scatter, reduceScatter and allToAll pass an array for each rank, coalesced operations"
+                + " as many as there are, the others one. broadcast and scatter read on the root"
+                + " only. Results are named as numpy.savez does, arr_0 and so on; those of"
+                + " allGatherMatmul product_0 and so on, and gathered; that of matmulReduceScatter"
+                + " product.",
+            "Example: samples/run.sh op allGatherMatmul --ranks 2 --input a.npz --split 0 --b"
+                    + " b-{rank}.npz --output out-{rank}.npz"
+        })
+public final class OpCommand implements Callable<Integer> {
+
+    private static final int DEFAULT_RANKS = 4;
+
+    @Spec private CommandSpec spec;
+
+    @Parameters(paramLabel = "OPERATION", description = "One of ${COMPLETION-CANDIDATES}.")
+    private OpKind operation;
+
+    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 4 if not given.")
+    private Integer ranks;
+
+    @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
+    private boolean processes;
+
+    @Option(
+            names = "--backend",
+            defaultValue = "shm",
+            description = "For example shm, nccl or cuda_p2p; ${DEFAULT-VALUE} if not given.")
+    private String backend;
+
+    @Option(names = "--input", paramLabel = "FILE", description = "The inputs.")
+    private String input;
+
+    @Option(
+            names = "--array",
+            paramLabel = "NAME",
+            description =
+                    "Takes this array of the input, not all; may be repeated, for several in this"
+                            + " order.")
+    private List<String> arrays = new ArrayList<>();
+
+    @Option(
+            names = "--split",
+            paramLabel = "DIM",
+            description =
+                    "Splits the arrays of the one input along this dimension: each rank gets its"
+                            + " part.")
+    private Integer split;
+
+    @Option(
+            names = "--b",
+            paramLabel = "FILE",
+            description =
+                    "What the fused operators multiply with: one matrix or, for"
+                            + " allGatherMatmul, several.")
+    private String b;
+
+    @Option(
+            names = "--split-b",
+            paramLabel = "DIM",
+            description = "Splits B along this dimension, as --split does the input.")
+    private Integer splitB;
+
+    @Option(names = "--output", paramLabel = "FILE", description = "Where the results go.")
+    private String output;
+
+    @Option(
+            names = "--dtype",
+            description =
+                    "Converts the arrays read to one of ${COMPLETION-CANDIDATES}. A bfloat16 result"
+                            + " is written as float32, for NumPy has no such type.")
+    private ElementType dtype;
+
+    @Option(
+            names = "--reduce",
+            paramLabel = "OP",
+            description = "One of ${COMPLETION-CANDIDATES}; SUM if not given.")
+    private ReduceOp.Kind reduce;
+
+    @Option(names = "--factor", paramLabel = "X", description = "The factor of PREMUL_SUM.")
+    private Double factor;
+
+    @Option(
+            names = "--root",
+            paramLabel = "RANK",
+            description = "The root of reduce, broadcast, gather and scatter; 0 if not given.")
+    private Integer root;
+
+    @Option(
+            names = "--dim",
+            paramLabel = "DIM",
+            description =
+                    "The dimension along which a fused operator gathers or scatters; 0 if not"
+                            + " given.")
+    private Integer dim;
+
+    private OpCommand() {}
+
+    @Override
+    public Integer call() throws Exception {
+        checkOptions();
+        if (processes) {
+            checkCall(ranks == null ? DEFAULT_RANKS : ranks);
+            return launch();
+        }
+        Ranks here = Ranks.of(ranks, DEFAULT_RANKS);
+        checkCall(here.worldSize());
+        OpJob job = job();
+        here.here().forEach(rank -> job.files(rank).forEach(this::checkFile));
+        // All is read before ranks wait for each other: a bad file is no news of a lost rank.
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            Map<Integer, OpJob.Arrays> arrays = new HashMap<>();
+            for (int rank : here.here()) {
+                arrays.put(rank, job.read(manager, rank, here.worldSize()));
+            }
+            report(
+                    here.worldSize(),
+                    here.run(backend, group -> job.run(group, arrays.get(group.rank()))));
+        }
+        return 0;
+    }
+
+    private OpJob job() {
+        ScalarType type = dtype == null ? null : dtype.scalarType();
+        return new OpJob(
+                operation,
+                input == null ? null : new OpInput(input, arrays, split, type),
+                b == null ? null : new OpInput(b, List.of(), splitB, type),
+                output,
+                reduceOp(),
+                root(),
+                dim == null ? 0 : dim);
+    }
+
+    private ParameterException wrong(String format, Object... values) {
+        return new ParameterException(spec.commandLine(), String.format(format, values));
+    }
+
+    private void checkOptions() {
+        Ranks.check(spec, "--ranks", ranks, processes);
+        try {
+            Backends.get(backend);
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+        checkTaken("--input", input, operation.reads());
+        checkTaken("--output", output, operation.yields() != Yields.NOTHING);
+        checkTaken("--b", b, operation.takes(Takes.B));
+        checkTaken("--reduce", reduce, operation.takes(Takes.REDUCE));
+        checkTaken("--root", root, operation.takes(Takes.ROOT));
+        checkTaken("--dim", dim, operation.takes(Takes.DIM));
+        if (operation.reads() && input == null) {
+            throw wrong("%s needs --input", operation);
+        }
+        if (operation.takes(Takes.B) && b == null) {
+            throw wrong("%s needs --b", operation);
+        }
+        checkSplit("--split", split, "--input", input);
+        checkSplit("--split-b", splitB, "--b", b);
+        if ((reduce == ReduceOp.Kind.PREMUL_SUM) != (factor != null)) {
+            throw wrong("--factor goes with --reduce PREMUL_SUM, which needs it");
+        }
+    }
+
+    private void checkTaken(String option, Object value, boolean taken) {
+        if (value != null && !taken) {
+            throw wrong("%s takes no %s", operation, option);
+        }
+    }
+
+    private void checkSplit(String option, Integer dimension, String of, String file) {
+        if (dimension != null && (file == null || file.contains(OpInput.RANK))) {
+            throw wrong("%s is for one %s that all ranks share", option, of);
+        }
+    }
+
+    private void checkCall(int worldSize) {
+        if (root() < 0 || root() >= worldSize) {
+            throw wrong("--root %d is none of %s", root(), Ranks.count(worldSize));
+        }
+        if (output == null) {
+            return;
+        }
+        if (operation.yields() == Yields.EVERYWHERE
+                && worldSize > 1
+                && !output.contains(OpInput.RANK)) {
+            throw wrong("--output needs {rank} in its name: each of %d ranks writes", worldSize);
+        }
+        Path folder = Path.of(output).toAbsolutePath().getParent();
+        if (!Files.isDirectory(folder)) {
+            throw wrong("there is no folder %s for --output", folder);
+        }
+    }
+
+    private void checkFile(Path file) {
+        if (!Files.isRegularFile(file) || !Files.isReadable(file)) {
+            throw wrong("cannot read the file %s", file.toAbsolutePath());
+        }
+    }
+
+    private int root() {
+        return root == null ? 0 : root;
+    }
+
+    /** Starts this command once for each rank; files are read there. */
+    private int launch() throws IOException, InterruptedException {
+        List<String> args =
+                spec.root().commandLine().getParseResult().originalArgs().stream()
+                        .filter(arg -> !arg.equals("--processes"))
+                        .toList();
+        return Launcher.builder()
+                .setProcesses(ranks == null ? DEFAULT_RANKS : ranks)
+                .setMainClass(Main.class.getName())
+                .optArgs(args)
+                .build()
+                .launch();
+    }
+
+    private ReduceOp reduceOp() {
+        if (factor != null) {
+            return ReduceOp.premulSum(factor);
+        }
+        ReduceOp.Kind kind = reduce == null ? ReduceOp.Kind.SUM : reduce;
+        return ReduceOp.constants().stream()
+                .filter(constant -> constant.kind() == kind)
+                .findFirst()
+                .orElseThrow();
+    }
+
+    private void report(int worldSize, List<List<OpJob.Result>> results) {
+        PrintWriter out = spec.commandLine().getOut();
+        out.printf("%s done, %s, backend %s%n", operation, Ranks.count(worldSize), backend);
+        TextTable table = new TextTable("rank", "result", "shape", "type", "file");
+        List<OpJob.Result> all = results.stream().flatMap(List::stream).toList();
+        for (OpJob.Result result : all) {
+            table.add(
+                    result.rank(),
+                    result.name(),
+                    result.shape(),
+                    result.type(),
+                    result.file() == null ? "-" : result.file());
+        }
+        if (!all.isEmpty()) {
+            out.print(table);
+        }
+        out.flush();
+    }
+}

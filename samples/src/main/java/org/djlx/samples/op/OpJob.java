@@ -1,0 +1,130 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.op;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Locale;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.Torch;
+
+/**
+ * One operation from files to files.
+ *
+ * @param operation the operation
+ * @param input where its inputs come from; null if it has none
+ * @param b where the right operands come from; null if it has none
+ * @param output the name of the file for the results, as in {@link OpInput}; null for none
+ * @param reduceOp how to reduce
+ * @param root the root
+ * @param dim the dimension along which a fused operator gathers or scatters
+ */
+record OpJob(
+        OpKind operation,
+        OpInput input,
+        OpInput b,
+        String output,
+        ReduceOp reduceOp,
+        int root,
+        int dim) {
+
+    /** What one rank read, on the CPU. */
+    record Arrays(List<NDArray> inputs, List<NDArray> bs) {}
+
+    /** One result of one rank; the file is null if it was not written. */
+    record Result(int rank, String name, String shape, String type, Path file) {}
+
+    /** Returns the files that a rank reads. */
+    List<Path> files(int rank) {
+        List<Path> files = new ArrayList<>();
+        if (operation.readsOn(rank, root)) {
+            files.add(OpInput.file(input.pattern(), rank));
+        }
+        if (b != null) {
+            files.add(OpInput.file(b.pattern(), rank));
+        }
+        return files;
+    }
+
+    /**
+     * Reads what a rank passes.
+     *
+     * @param manager the manager that owns the arrays, on the CPU
+     * @throws IOException if a file cannot be read
+     * @throws IllegalArgumentException if it does not hold what is needed
+     */
+    Arrays read(NDManager manager, int rank, int worldSize) throws IOException {
+        List<NDArray> bs = b == null ? List.of() : b.read(manager, rank, worldSize);
+        if (!operation.readsOn(rank, root)) {
+            return new Arrays(List.of(), bs);
+        }
+        if (input.split() != null && operation.scattersParts()) {
+            return new Arrays(input.readParts(manager, rank, worldSize), bs);
+        }
+        List<NDArray> inputs = input.read(manager, rank, worldSize);
+        if (!operation.readsSome() || inputs.isEmpty()) {
+            input.requireCount(inputs, operation.inputs(worldSize), rank);
+        }
+        return new Arrays(inputs, bs);
+    }
+
+    /** Runs the operation as a rank of a group, and writes the results. */
+    List<Result> run(ProcessGroup group, Arrays arrays) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            List<NDArray> results =
+                    operation.run(
+                            new OpCall(
+                                    group,
+                                    manager,
+                                    onDevice(manager, arrays.inputs()),
+                                    onDevice(manager, arrays.bs()),
+                                    reduceOp,
+                                    root,
+                                    dim));
+            if (group.device().isGpu()) {
+                try (CudaDevice gpu = CudaDevice.open(group.device())) {
+                    gpu.synchronize();
+                }
+            }
+            Path file = null;
+            if (output != null && !results.isEmpty()) {
+                file = OpInput.file(output, group.rank());
+                NpzFile.write(file, results);
+            }
+            return described(group.rank(), results, file);
+        }
+    }
+
+    private static List<NDArray> onDevice(NDManager manager, List<NDArray> arrays) {
+        List<NDArray> copies = new ArrayList<>();
+        for (NDArray array : arrays) {
+            NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
+            Torch.copy(copy, array);
+            copies.add(copy);
+        }
+        return copies;
+    }
+
+    private static List<Result> described(int rank, List<NDArray> results, Path file) {
+        List<Result> described = new ArrayList<>();
+        for (NDArray result : results) {
+            String name = result.getName();
+            described.add(
+                    new Result(
+                            rank,
+                            name == null ? "arr_" + described.size() : name,
+                            result.getShape().toString(),
+                            Torch.scalarType(result).name().toLowerCase(Locale.ROOT),
+                            file));
+        }
+        return described;
+    }
+}

@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.BufferedReader;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Set;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** What happens to the ranks when the launcher, a process here, gets a signal. */
+@Timeout(120)
+class LauncherSignalTest {
+
+    private Process launcher;
+    private BufferedReader output;
+    private final List<String> lines = new ArrayList<>();
+
+    /** Runs {@code launch} in a JVM of its own and waits until both ranks are up. */
+    private Set<Long> launch(String... args) throws Exception {
+        // A JVM leaves signals alone that were ignored when it started, as in the background of a
+        // script.
+        List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
+        command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
+        command.addAll(List.of("-Xmx64m", "-cp", System.getProperty("java.class.path")));
+        command.addAll(List.of(Main.class.getName(), "launch", "--nproc", "2"));
+        command.addAll(List.of("--jvm-arg", "-Xmx64m", RankProbe.class.getName()));
+        command.addAll(List.of(args));
+        launcher = new ProcessBuilder(command).redirectErrorStream(true).start();
+        output = launcher.inputReader();
+        while (TestProcesses.pids(lines).size() < 2) {
+            String line = output.readLine();
+            assertTrue(line != null, () -> "Ended early: " + lines);
+            lines.add(line);
+        }
+        return TestProcesses.pids(lines);
+    }
+
+    @AfterEach
+    void killWhatAFailedTestLeft() {
+        launcher.destroyForcibly();
+        TestProcesses.pids(lines).stream()
+                .flatMap(pid -> ProcessHandle.of(pid).stream())
+                .forEach(ProcessHandle::destroyForcibly);
+    }
+
+    @ParameterizedTest
+    @CsvSource({"TERM, 143", "INT, 130"})
+    void aSignalStopsTheRanksInOrder(String signal, int exitCode) throws Exception {
+        Set<Long> ranks = launch("sleep", "orderly");
+        kill(signal);
+        output.lines().forEach(lines::add);
+        assertEquals(exitCode, launcher.waitFor());
+        TestProcesses.assertGone(ranks);
+        assertTrue(
+                lines.containsAll(List.of("[0] left in order", "[1] left in order")),
+                lines::toString);
+    }
+
+    @Test
+    void noRankOutlivesAKilledLauncher() throws Exception {
+        Set<Long> ranks = launch("sleep", "stubborn");
+        kill("KILL");
+        assertEquals(137, launcher.waitFor());
+        TestProcesses.assertGone(ranks);
+    }
+
+    private void kill(String signal) throws Exception {
+        // The shell's own command: a minimal system has no program of this name.
+        String command = "kill -" + signal + " " + launcher.pid();
+        assertEquals(0, new ProcessBuilder("sh", "-c", command).start().waitFor());
+    }
+}

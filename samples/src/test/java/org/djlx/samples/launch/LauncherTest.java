@@ -1,0 +1,207 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.ByteArrayOutputStream;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.stream.Collectors;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+@Timeout(120)
+class LauncherTest {
+
+    private final ByteArrayOutputStream out = new ByteArrayOutputStream();
+    private final ByteArrayOutputStream err = new ByteArrayOutputStream();
+
+    private Launcher.Builder probe(int processes, String... args) {
+        return Launcher.builder()
+                .setProcesses(processes)
+                .setMainClass(RankProbe.class.getName())
+                .optArgs(List.of(args))
+                .optJvmArgs(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"))
+                .optOutput(stream(out), stream(err));
+    }
+
+    private static PrintStream stream(ByteArrayOutputStream bytes) {
+        return new PrintStream(bytes, true, StandardCharsets.UTF_8);
+    }
+
+    private Set<String> outLines() {
+        return Arrays.stream(out.toString(StandardCharsets.UTF_8).split("\n"))
+                .collect(Collectors.toSet());
+    }
+
+    private String errText() {
+        return err.toString(StandardCharsets.UTF_8);
+    }
+
+    @Test
+    void givesEachRankTheEnvironmentOfTorchrun() throws Exception {
+        Launcher launcher =
+                probe(2, "environment")
+                        .optMasterAddress("localhost")
+                        .optMasterPort(29501)
+                        .optEnvironment(Map.of("COLOUR", "a=b", "OMP_NUM_THREADS", "3"))
+                        .build();
+        assertEquals(0, launcher.launch());
+        for (int rank = 0; rank < 2; rank++) {
+            for (String variable :
+                    List.of(
+                            "RANK=" + rank,
+                            "LOCAL_RANK=" + rank,
+                            "ROLE_RANK=" + rank,
+                            "GROUP_RANK=0",
+                            "WORLD_SIZE=2",
+                            "LOCAL_WORLD_SIZE=2",
+                            "ROLE_WORLD_SIZE=2",
+                            "MASTER_ADDR=localhost",
+                            "MASTER_PORT=29501",
+                            "OMP_NUM_THREADS=3",
+                            "COLOUR=a=b")) {
+                String line = "[" + rank + "] " + variable;
+                assertTrue(outLines().contains(line), () -> line + " not in " + outLines());
+            }
+        }
+    }
+
+    @Test
+    void findsOnePortForAllRanks() throws Exception {
+        assertEquals(0, probe(2, "environment").build().launch());
+        Set<String> ports =
+                outLines().stream()
+                        .filter(line -> line.contains("] MASTER_PORT="))
+                        .map(line -> line.substring(line.indexOf('=') + 1))
+                        .collect(Collectors.toSet());
+        assertEquals(1, ports.size(), ports::toString);
+        assertTrue(Integer.parseInt(ports.iterator().next()) > 0, ports::toString);
+    }
+
+    @Test
+    void passesArgumentsAndJvmOptionsOn() throws Exception {
+        assertEquals(0, probe(1, "arguments", "--a b", "", "@c").build().launch());
+        assertEquals(Set.of("[0] arguments|--a b||@c", "[0] heap 64"), outLines());
+    }
+
+    @Test
+    void prefixesEachLineAndKeepsTheStreamsApart() throws Exception {
+        assertEquals(0, probe(2, "write").build().launch());
+        assertEquals(
+                Set.of(
+                        "[0] out",
+                        "[0] ",
+                        "[0] last, no line feed \u00fc",
+                        "[1] out",
+                        "[1] ",
+                        "[1] last, no line feed \u00fc"),
+                outLines());
+        assertEquals(Set.of("[0] err", "[1] err"), errText().lines().collect(Collectors.toSet()));
+    }
+
+    @Test
+    void ranksFindStdinEmpty() throws Exception {
+        assertEquals(0, probe(2, "read").build().launch());
+        assertEquals(Set.of("[0] read 0", "[1] read 0"), outLines());
+    }
+
+    @Test
+    void theMainClassNeedNotBePublic() throws Exception {
+        String name = RankProbe.PackagePrivate.class.getName();
+        assertEquals(0, probe(1).setMainClass(name).build().launch(), this::errText);
+        assertEquals(Set.of("[0] package-private"), outLines());
+    }
+
+    @Test
+    void returnsTheCodeOfTheRankThatFails() throws Exception {
+        assertEquals(1, probe(2, "exit-code-is-rank").build().launch());
+        assertTrue(errText().contains("rank 1 exited with code 1"), this::errText);
+    }
+
+    @Test
+    void anExceptionEndsTheRankAlthoughOtherThreadsRun() throws Exception {
+        assertEquals(1, probe(1, "throw").build().launch());
+        assertTrue(errText().contains("[0] java.io.IOException: rank 0 failed"), this::errText);
+    }
+
+    @Test
+    void oneFailureStopsTheOthersWhichMayLeaveInOrder() throws Exception {
+        assertEquals(42, probe(3, "one-exits", "2", "orderly").build().launch());
+        assertTrue(errText().contains("rank 2 exited with code 42"), this::errText);
+        TestProcesses.assertGone(TestProcesses.pids(outLines()));
+        outLines().stream()
+                .filter(line -> line.contains("pid"))
+                .map(line -> line.substring(0, 4) + "left in order")
+                .forEach(
+                        line -> assertTrue(outLines().contains(line), () -> outLines().toString()));
+    }
+
+    @Test
+    void killsARankThatDoesNotStopInTime() throws Exception {
+        Launcher launcher =
+                probe(2, "one-exits", "1", "stubborn")
+                        .optGracePeriod(Duration.ofMillis(500))
+                        .build();
+        assertEquals(42, launcher.launch());
+        TestProcesses.assertGone(TestProcesses.pids(outLines()));
+    }
+
+    @Test
+    void outputThatNobodyReadsStopsTheRanks() throws Exception {
+        PrintStream gone = stream(out);
+        gone.close();
+        assertEquals(141, probe(2, "sleep").optOutput(gone, stream(err)).build().launch());
+        assertEquals("[launch] cannot write to stdout; stopping all ranks\n", errText());
+    }
+
+    @Test
+    void anInterruptStopsTheRanks() throws Exception {
+        Launcher launcher = probe(2, "sleep").build();
+        Thread launching =
+                new Thread(() -> assertThrows(InterruptedException.class, launcher::launch));
+        launching.start();
+        while (TestProcesses.pids(outLines()).size() < 2) {
+            Thread.sleep(20);
+        }
+        launching.interrupt();
+        launching.join();
+        TestProcesses.assertGone(TestProcesses.pids(outLines()));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"org.djlx.Missing", "org.djlx.samples.launch.LauncherTest", "a/b"})
+    void rejectsAClassWithoutMain(String name) {
+        Launcher.Builder builder = probe(1).setMainClass(name);
+        String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
+        assertTrue(message.contains(name), message);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
+    void rejectsTheVariablesThatItSetsItself(String name) {
+        Launcher.Builder builder = probe(1).optEnvironment(Map.of(name, "7"));
+        String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
+        assertTrue(message.contains(name), message);
+    }
+
+    @Test
+    void rejectsNumbersOutOfRange() {
+        assertThrows(IllegalArgumentException.class, probe(0)::build);
+        assertThrows(IllegalArgumentException.class, probe(1).optMasterPort(-1)::build);
+        assertThrows(IllegalArgumentException.class, probe(1).optMasterPort(65536)::build);
+        assertThrows(IllegalArgumentException.class, Launcher.builder().setProcesses(1)::build);
+    }
+}

@@ -1,0 +1,96 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.util.Map;
+import java.util.TreeMap;
+
+/** What the ranks of {@link Launcher}'s tests run. */
+public final class RankProbe {
+
+    private RankProbe() {}
+
+    /** The first argument says what to do. */
+    public static void main(String[] args) throws Exception {
+        String rank = System.getenv("RANK");
+        switch (args[0]) {
+            case "environment" -> printEnvironment();
+            case "arguments" -> {
+                System.out.println(String.join("|", args));
+                System.out.println("heap " + (Runtime.getRuntime().maxMemory() >> 20));
+            }
+            case "write" -> {
+                System.out.write(
+                        "out\n\nlast, no line feed \u00fc".getBytes(StandardCharsets.UTF_8));
+                System.err.println("err");
+                System.out.flush();
+            }
+            case "throw" -> {
+                keepRunning();
+                throw new IOException("rank " + rank + " failed");
+            }
+            case "read" -> System.out.println("read " + System.in.readAllBytes().length);
+            case "exit-code-is-rank" -> System.exit(Integer.parseInt(rank));
+            case "exit-code-from" -> System.exit(Integer.parseInt(System.getenv(args[2])));
+            case "one-exits" -> {
+                if (rank.equals(args[1])) {
+                    System.exit(42);
+                }
+                sleepForever(args);
+            }
+            case "sleep" -> sleepForever(args);
+            default -> throw new IllegalArgumentException(args[0]);
+        }
+    }
+
+    private static void printEnvironment() {
+        Map<String, String> variables = new TreeMap<>(System.getenv());
+        variables.forEach((name, value) -> System.out.println(name + "=" + value));
+    }
+
+    /** A program whose class is not public. */
+    static final class PackagePrivate {
+
+        private PackagePrivate() {}
+
+        public static void main(String[] args) {
+            System.out.println("package-private");
+        }
+    }
+
+    /** Starts a thread that alone keeps the JVM alive. */
+    private static void keepRunning() {
+        new Thread(() -> sleepForever(new String[0])).start();
+    }
+
+    /** Tells its process id when it is ready; with "stubborn" as last argument, SIGTERM fails. */
+    private static void sleepForever(String[] args) {
+        boolean stubborn = args.length > 0 && args[args.length - 1].equals("stubborn");
+        boolean orderly = args.length > 0 && args[args.length - 1].equals("orderly");
+        Runtime.getRuntime()
+                .addShutdownHook(
+                        new Thread(
+                                () -> {
+                                    if (orderly) {
+                                        sleep(500);
+                                        System.out.println("left in order");
+                                    } else if (stubborn) {
+                                        sleep(Long.MAX_VALUE);
+                                    }
+                                }));
+        System.out.println("pid " + ProcessHandle.current().pid());
+        sleep(Long.MAX_VALUE);
+    }
+
+    private static void sleep(long millis) {
+        try {
+            Thread.sleep(millis);
+        } catch (InterruptedException e) {
+            throw new IllegalStateException(e);
+        }
+    }
+}

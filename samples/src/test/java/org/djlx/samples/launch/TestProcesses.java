@@ -1,0 +1,57 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.util.Collection;
+import java.util.Set;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.Collectors;
+
+/** Tells whether processes are gone. */
+final class TestProcesses {
+
+    private static final Pattern PID = Pattern.compile("\\[\\d+] pid (\\d+)");
+
+    private TestProcesses() {}
+
+    /** The process ids in the output of {@link RankProbe}. */
+    static Set<Long> pids(Collection<String> lines) {
+        return lines.stream()
+                .map(PID::matcher)
+                .filter(Matcher::matches)
+                .map(line -> Long.valueOf(line.group(1)))
+                .collect(Collectors.toSet());
+    }
+
+    /** Waits until the processes are gone; the test's own timeout is the limit. */
+    static void assertGone(Collection<Long> pids) throws Exception {
+        for (long pid : pids) {
+            while (isRunning(pid)) {
+                Thread.sleep(20);
+            }
+        }
+    }
+
+    /** A zombie does not run: where nothing reaps orphans, as in a container, it stays for good. */
+    private static boolean isRunning(long pid) throws IOException {
+        try {
+            String stat = Files.readString(Path.of("/proc", Long.toString(pid), "stat"));
+            return stat.charAt(stat.lastIndexOf(')') + 2) != 'Z';
+        } catch (NoSuchFileException e) {
+            return false;
+        } catch (IOException e) {
+            // The process ended between open and read: ESRCH, for which there is no exception type.
+            if (Files.notExists(Path.of("/proc", Long.toString(pid)))) {
+                return false;
+            }
+            throw e;
+        }
+    }
+}

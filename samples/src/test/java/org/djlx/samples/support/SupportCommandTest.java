@@ -1,0 +1,74 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.support;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import org.djlx.collectives.OpType;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.Test;
+import picocli.CommandLine;
+
+class SupportCommandTest {
+
+    private static final String BEGIN = "<!-- support table -->";
+    private static final String END = "<!-- end of support table -->";
+
+    private static List<String> run(String... args) {
+        StringWriter out = new StringWriter();
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true));
+        assertEquals(0, root.execute(args));
+        return out.toString().lines().toList();
+    }
+
+    @Test
+    void everyOperationOfShmIsThere() {
+        List<String> lines = run("support");
+        for (OpType operation : OpType.builtIn()) {
+            assertTrue(
+                    lines.stream().anyMatch(line -> line.matches(operation + " .*shm .*")),
+                    () -> operation + " is missing:\n" + String.join("\n", lines));
+        }
+    }
+
+    @Test
+    void reduceOpsAreWhereTheyAreDefined() {
+        List<String> lines = run("support", "--markdown");
+        String yes = " yes |";
+        String no = " - |";
+        assertEquals(
+                "| allReduce AVG, PREMUL_SUM | shm |" + yes.repeat(4) + no.repeat(5) + no,
+                line(lines, "| allReduce AVG, PREMUL_SUM | shm"));
+        assertEquals(
+                "| allReduce BAND, BOR, BXOR | shm |" + no.repeat(4) + yes.repeat(5) + " int16 |",
+                line(lines, "| allReduce BAND, BOR, BXOR | shm"));
+        assertEquals("| send | shm |" + yes.repeat(9) + " all |", line(lines, "| send | shm"));
+    }
+
+    private static String line(List<String> lines, String start) {
+        return lines.stream().filter(line -> line.startsWith(start)).findFirst().orElseThrow();
+    }
+
+    @Test
+    void theReadmeShowsTheTable() throws IOException {
+        Path readme = Path.of("..", "README.md");
+        String text = Files.readString(readme);
+        assertTrue(text.contains(BEGIN) && text.contains(END), "the README has no support table");
+        int begin = text.indexOf(BEGIN) + BEGIN.length();
+        String table = text.substring(begin, text.indexOf(END, begin)).strip();
+        assertEquals(
+                SupportCommand.markdown().strip(),
+                table,
+                "to be replaced by the output of: samples/run.sh support --markdown");
+    }
+}

@@ -1,0 +1,74 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.topology;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.util.List;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.GpuLink;
+import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import picocli.CommandLine;
+
+class TopologyCommandTest {
+
+    private final StringWriter out = new StringWriter();
+    private final StringWriter err = new StringWriter();
+
+    private int run() {
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
+        return root.execute("topology");
+    }
+
+    @Test
+    void saysWhyThereIsNone() {
+        Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
+        assumeTrue(cause != null, "there are GPUs");
+        assertEquals(1, run());
+        assertEquals(
+                "error: no GPU can be used: " + cause.getMessage(),
+                err.toString().lines().findFirst().orElseThrow());
+        assertEquals("", out.toString());
+    }
+
+    @Test
+    @Tag("gpu")
+    void showsTheGpusOfThisHost() {
+        Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
+        assumeTrue(cause == null, () -> cause.getMessage());
+        assertEquals(0, run(), err::toString);
+        String last = "GPU" + (CudaDevice.count() - 1);
+        assertTrue(out.toString().lines().filter(l -> l.startsWith(last)).count() >= 2);
+        assertTrue(out.toString().contains("\nkind: "), out::toString);
+    }
+
+    @Test
+    void showsMatrixAndKind() {
+        GpuLink self = GpuLink.of(GpuLink.Kind.SELF);
+        GpuLink link = new GpuLink(GpuLink.Kind.NVSWITCH, 18);
+        GpuTopology topology = new GpuTopology(new GpuLink[][] {{self, link}, {link, self}});
+        assertEquals(
+                """
+                GPU0  one
+                GPU1  two
+
+                      GPU0  GPU1
+                GPU0  X     NV18
+                GPU1  NV18  X
+
+                kind: fully connected nvlink
+                """,
+                TopologyCommand.text(List.of("one", "two"), topology));
+    }
+}
