@@ -1,0 +1,94 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import ai.djl.engine.Engine;
+import com.sun.jna.Function;
+import com.sun.jna.ptr.IntByReference;
+import java.nio.charset.StandardCharsets;
+import java.util.LinkedHashMap;
+import java.util.Map;
+
+/** The versions of the native libraries that this process uses, for the records of measurements. */
+public final class NativeVersions {
+
+    private static final int DRIVER_VERSION_BYTES = 80;
+
+    private NativeVersions() {}
+
+    /**
+     * Asks the libraries. What is not there is left out; libtorch is loaded if it is not yet.
+     *
+     * @return the versions of {@code libtorch}, and where there are GPUs of NVIDIA's {@code
+     *     driver}, of {@code cuda} as the driver offers it, and of {@code nccl}
+     */
+    public static Map<String, String> query() {
+        Map<String, String> versions = new LinkedHashMap<>();
+        if (NativeLibrary.LIBTORCH.isAvailable()) {
+            versions.put("libtorch", libtorch());
+        }
+        if (NativeLibrary.NVML.isAvailable()) {
+            versions.put("driver", driver());
+        }
+        if (NativeLibrary.CUDA.isAvailable()) {
+            int version =
+                    number(LibraryProbes.open("CUDA", "", "libcuda.so.1"), "cuDriverGetVersion");
+            versions.put("cuda", version / 1000 + "." + version % 1000 / 10);
+        }
+        if (NativeLibrary.NCCL.isAvailable()) {
+            int version = number(LibraryProbes.open("NCCL", "", "libnccl.so.2"), "ncclGetVersion");
+            versions.put(
+                    "nccl", version / 10000 + "." + version % 10000 / 100 + "." + version % 100);
+        }
+        return versions;
+    }
+
+    /** Not DJL's word for it: it says what was configured, and that may be another version. */
+    private static String libtorch() {
+        Function version;
+        try {
+            version =
+                    com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"))
+                            .getFunction("aoti_torch_abi_version");
+        } catch (UnsatisfiedLinkError e) {
+            // libtorch before 2.9 does not tell.
+            return Engine.getEngine("PyTorch").getVersion() + " as DJL is configured";
+        }
+        return libtorchVersion((Long) version.invoke(Long.class, new Object[0]));
+    }
+
+    /** The major, minor and patch numbers are the upper three bytes. */
+    static String libtorchVersion(long abiVersion) {
+        return (abiVersion >>> 56)
+                + "."
+                + (abiVersion >>> 48 & 0xff)
+                + "."
+                + (abiVersion >>> 40 & 0xff);
+    }
+
+    private static String driver() {
+        com.sun.jna.NativeLibrary nvml = LibraryProbes.openNvml();
+        Nvml.check(Nvml.nvmlInit_v2(), "nvmlInit_v2");
+        try {
+            byte[] version = new byte[DRIVER_VERSION_BYTES];
+            Object[] args = {version, version.length};
+            Nvml.check(
+                    nvml.getFunction("nvmlSystemGetDriverVersion").invokeInt(args),
+                    "nvmlSystemGetDriverVersion");
+            return new String(version, StandardCharsets.US_ASCII).trim();
+        } finally {
+            Nvml.check(Nvml.nvmlShutdown(), "nvmlShutdown");
+        }
+    }
+
+    private static int number(com.sun.jna.NativeLibrary library, String function) {
+        IntByReference version = new IntByReference();
+        int result = library.getFunction(function).invokeInt(new Object[] {version});
+        if (result != 0) {
+            throw new CudaException(function, "error " + result, result, library.getName());
+        }
+        return version.getValue();
+    }
+}
