@@ -2,6 +2,9 @@
 # Measures, and keeps the figures in ci/results/.
 #   ci/bench.sh cpu [arguments of `samples/run.sh bench-compare`]
 #     all-reduce on this host's CPU, beside Gloo, and Open MPI where mpicc and mpirun are there
+#   ci/bench.sh gpu [arguments of `samples/run.sh bench-gpu`]
+#     all-reduce and the fused operators on this host's GPUs, beside NCCL. CLASSPATH names DJL's libtorch for GPUs and
+#     the CUDA presets. Where there is no git, --commit says what is measured
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -10,6 +13,11 @@ source "$root/ci/setup.sh"
 
 peer_jars=$root/djl-collectives/target/peer
 work=$root/ci/target
+
+# commit: prints the state of the code, with "-dirty" if it is not as it was committed; nothing where git does not know.
+commit() {
+  git -C "$root" describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true
+}
 
 # quoted WORD...: prints the words so that a shell reads them as they are.
 quoted() {
@@ -25,6 +33,7 @@ bench_cpu() {
   gloo=(env OMP_NUM_THREADS=1 "$JAVA_HOME/bin/java" -Xmx1g
     "-Dorg.bytedeco.javacpp.cachedir=$work/gloo-cache" "-Dbench.source=$root/ci/bench/GlooBench.java"
     -cp "$peer_jars/*" "$root/ci/bench/GlooBench.java")
+  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
   args+=(--peer "gloo=$(quoted "${gloo[@]}")")
   args+=(--version-of "gloo=$(basename "$peer_jars"/pytorch-*-linux-x86_64.jar -linux-x86_64.jar)")
   if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
@@ -38,13 +47,25 @@ bench_cpu() {
   "$root/samples/run.sh" bench-compare "${args[@]}" "$@"
 }
 
+# Without setup: all that is needed is Java where it has been built before.
+bench_gpu() {
+  local -a args=()
+  [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/gpu-bench.json")
+  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
+  "$root/samples/run.sh" bench-gpu "${args[@]}" "$@"
+}
+
 case ${1:-} in
   cpu)
     shift
     setup
     bench_cpu "$@"
     ;;
+  gpu)
+    shift
+    bench_gpu "$@"
+    ;;
   *)
-    die "usage: ci/bench.sh cpu [arguments of samples/run.sh bench-compare]"
+    die "usage: ci/bench.sh cpu|gpu [arguments of samples/run.sh bench-compare or bench-gpu]"
     ;;
 esac

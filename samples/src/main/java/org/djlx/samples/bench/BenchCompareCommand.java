@@ -4,19 +4,13 @@
  */
 package org.djlx.samples.bench;
 
-import com.google.gson.Gson;
-import com.google.gson.GsonBuilder;
 import java.io.IOException;
 import java.io.PrintWriter;
-import java.nio.file.Files;
 import java.nio.file.Path;
-import java.time.Instant;
-import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -80,6 +74,12 @@ public final class BenchCompareCommand implements Callable<Integer> {
 
     @Option(names = "--json", paramLabel = "FILE", description = "Where the result is stored.")
     private Path json;
+
+    @Option(
+            names = "--commit",
+            paramLabel = "COMMIT",
+            description = "The state of the code, to keep.")
+    private String commit;
 
     @Parameters(
             paramLabel = "SIZE[:WARMUP:ITERATIONS]",
@@ -189,16 +189,8 @@ public final class BenchCompareCommand implements Callable<Integer> {
             Map<String, Double> slowdowns,
             Map<String, Integer> idleMillis)
             throws IOException {
-        Map<String, Object> result = new LinkedHashMap<>();
-        result.put("benchmark", "float32 all_reduce, 2 ranks on one host");
-        result.put("date", Instant.now().truncatedTo(ChronoUnit.SECONDS).toString());
-        result.put("machine", cpuModel());
-        result.put("cores", Runtime.getRuntime().availableProcessors());
-        Map<String, String> all = new LinkedHashMap<>();
-        all.put("java", System.getProperty("java.vm.version"));
-        all.put("os", System.getProperty("os.name") + " " + System.getProperty("os.version"));
-        all.putAll(versions);
-        result.put("versions", all);
+        BenchReport result =
+                new BenchReport("float32 all_reduce, 2 ranks on one host", commit, versions);
         result.put("rounds", rounds);
         result.put("medians", comparison.medians());
         List<Ratio> ratios = comparison.ratios(PROCESSES);
@@ -207,19 +199,6 @@ public final class BenchCompareCommand implements Callable<Integer> {
         result.put("manyRanksSlowdown", slowdowns);
         result.put("idleSeconds", idle);
         result.put("idleCpuMillis", idleMillis);
-        Gson gson = new GsonBuilder().setPrettyPrinting().create();
-        if (json.toAbsolutePath().getParent() != null) {
-            Files.createDirectories(json.toAbsolutePath().getParent());
-        }
-        Files.writeString(json, gson.toJson(result) + "\n");
-    }
-
-    private static String cpuModel() throws IOException {
-        try (var lines = Files.lines(Path.of("/proc/cpuinfo"))) {
-            Optional<String> model =
-                    lines.filter(line -> line.startsWith("model name")).findFirst();
-            return model.map(line -> line.substring(line.indexOf(':') + 1).strip())
-                    .orElse(System.getProperty("os.arch"));
-        }
+        result.store(json);
     }
 }

@@ -4,31 +4,38 @@
  */
 package org.djlx.samples.bench;
 
-import ai.djl.ndarray.NDArray;
+import ai.djl.Device;
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
 import java.io.PrintWriter;
+import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
+import java.util.Locale;
 import java.util.concurrent.Callable;
-import java.util.function.Supplier;
+import java.util.function.Function;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.IntStream;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.ReduceOp;
-import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.Torch;
 import org.djlx.samples.Gpus;
+import org.djlx.samples.Ranks;
 import org.djlx.samples.TextTable;
+import org.djlx.samples.bench.GpuBenchCase.Operation;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
 /** {@code bench-gpu}: all-reduce and the fused operators on GPUs, beside NCCL. */
@@ -36,214 +43,283 @@ import picocli.CommandLine.Spec;
         name = "bench-gpu",
         description = {
             "Times all-reduce and the fused operators in bfloat16 on GPUs of this host, a thread a"
-                    + " rank, beside the same by NCCL and libtorch's matmul.",
-            "Each figure is a median of microseconds between events of the GPU, of the slowest"
-                    + " rank, calls by the host included; in columns 'host' what the call alone"
-                    + " takes the thread."
+                    + " rank, in turns with the same by NCCL and libtorch's matmul, after 200"
+                    + " calls, of which the first 20 are kept apart. Checks each result against"
+                    + " float64.",
+            "Each figure is a median in microseconds, of the slowest rank: between events of the"
+                    + " GPU, calls by the host included; in columns 'host' what a call takes the"
+                    + " thread. More ranks than GPUs share them; NCCL refuses that, and has no"
+                    + " column then."
         })
 public final class GpuBenchCommand implements Callable<Integer> {
 
-    private static final int RUNS = 20;
-    private static final int WARM_UP = 5;
-    // Until the compiler of the JVM is done: calls by the host are most of the time of small sizes.
-    private static final int JVM_WARM_UP = 5000;
-    private static final int MAX_IN_FLIGHT = 50;
-    private static final int[][] SHAPES = {
-        {4096, 8192, 8192}, {8192, 8192, 8192}, {8192, 28672, 8192}, {16384, 28672, 8192}
-    };
+    private static final int MAX_RANKS = 8;
+    private static final String NONE = "none";
+    private static final Pattern SHAPE = Pattern.compile("(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
 
     @Spec private CommandSpec spec;
 
     @Option(
             names = "--ranks",
             paramLabel = "N",
-            description = "Number of GPUs; all, at most 8, if not given.")
-    private int ranks;
+            description = "Number of ranks, at most 8; the number of GPUs if not given.")
+    private Integer ranks;
+
+    @Option(
+            names = "--bytes",
+            paramLabel = "SIZE",
+            split = ",",
+            defaultValue = "1K,4K,16K,64K,256K,1M,4M,16M,64M",
+            description = "All-reduces to measure, or none; ${DEFAULT-VALUE} if not given.")
+    private List<String> bytes;
+
+    @Option(
+            names = "--shapes",
+            paramLabel = "MxNxK",
+            split = ",",
+            defaultValue =
+                    "tiny,512x8192x8192,512x1024x8192,4096x8192x8192,8192x8192x8192,"
+                            + "8192x28672x8192,16384x28672x8192",
+            description =
+                    "Unsharded shapes of the fused operators, or none; tiny is 16 for each rank."
+                            + " ${DEFAULT-VALUE} if not given.")
+    private List<String> shapes;
+
+    @Option(
+            names = "--rounds",
+            defaultValue = "10",
+            description = "Turns of 10 calls each; ${DEFAULT-VALUE} if not given.")
+    private int rounds;
+
+    @Option(
+            names = "--json",
+            paramLabel = "FILE",
+            description = "Where the result is stored, after each row again.")
+    private Path json;
+
+    @Option(
+            names = "--commit",
+            paramLabel = "COMMIT",
+            description = "The state of the code, to keep.")
+    private String commit;
 
     private GpuBenchCommand() {}
 
     @Override
-    public Integer call() {
-        Gpus.require(Math.max(1, ranks), NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        int worldSize = ranks > 0 ? ranks : Math.min(8, CudaDevice.count());
-        TextTable reductions =
-                new TextTable("all-reduce, bytes", "nccl", "host", "cuda_p2p", "host", "ratio");
-        TextTable fused =
-                new TextTable(
-                        "operator", "M, N, K", "matmul", "plain", "pipelined", "host", "ratio");
-        List<ProcessGroup> nccl = ProcessGroups.local("nccl", worldSize, options().ncclOptions());
-        List<ProcessGroup> p2p = ProcessGroups.local("cuda_p2p", worldSize, options());
+    public Integer call() throws IOException {
+        Ranks.check(spec, "--ranks", ranks, false);
+        if (ranks != null && ranks > MAX_RANKS) {
+            throw new ParameterException(
+                    spec.commandLine(), "--ranks must be at most " + MAX_RANKS + ", not " + ranks);
+        }
+        if (rounds < 1) {
+            throw new ParameterException(
+                    spec.commandLine(), "--rounds must be at least 1, not " + rounds);
+        }
+        // The shapes are read before anything else can fail.
+        cases(1);
+        Gpus.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        int gpus = CudaDevice.count();
+        int worldSize = ranks == null ? Math.min(MAX_RANKS, gpus) : ranks;
+        return measure(worldSize, Math.min(gpus, worldSize), cases(worldSize));
+    }
+
+    private int measure(int worldSize, int gpus, List<GpuBenchCase> cases) throws IOException {
+        boolean shared = gpus < worldSize;
+        BenchReport report =
+                new BenchReport(
+                        "all_reduce and fused operators, bfloat16, a thread a rank",
+                        commit,
+                        NativeVersions.query());
+        report.put("gpus", names(gpus));
+        report.put("ranks", worldSize);
+        report.put("rounds", rounds);
+        Engine.getEngine("PyTorch").setRandomSeed(42);
+        CudaP2pOptions options = options(shared);
+        List<ProcessGroup> nccl =
+                shared ? List.of() : ProcessGroups.local("nccl", worldSize, options.ncclOptions());
+        List<ProcessGroup> ours = ProcessGroups.local("cuda_p2p", worldSize, options);
+        List<GpuBenchRow> rows = new ArrayList<>();
         try {
-            warmUp(nccl);
-            warmUp(p2p);
-            for (long bytes = 1 << 10; bytes <= 64 << 20; bytes *= 4) {
-                Times plain = run(nccl, WARM_UP, allReduce(bytes));
-                Times ours = run(p2p, WARM_UP, allReduce(bytes));
-                reductions.add(
-                        bytes,
-                        micros(plain.gpu),
-                        micros(plain.host),
-                        micros(ours.gpu),
-                        micros(ours.host),
-                        ratio(plain, ours));
-            }
-            for (int[] shape : SHAPES) {
-                fused(fused, p2p, shape, true);
-                fused(fused, p2p, shape, false);
+            for (GpuBenchCase wanted : cases) {
+                rows.add(measure(ours, nccl, wanted, gpus));
+                report.put("rows", rows);
+                if (json != null) {
+                    // After each: hours on the machine are not lost with the last row.
+                    report.store(json);
+                }
+                spec.commandLine().getErr().println(wanted);
             }
         } finally {
-            p2p.forEach(ProcessGroup::destroy);
+            ours.forEach(ProcessGroup::destroy);
             nccl.forEach(ProcessGroup::destroy);
         }
         PrintWriter out = spec.commandLine().getOut();
-        out.printf("%d GPUs, bfloat16, microseconds%n%n%s%n%s", worldSize, reductions, fused);
+        out.printf(
+                "%d ranks on %d GPUs, bfloat16, microseconds%n%n%s", worldSize, gpus, table(rows));
         out.flush();
-        return 0;
+        return rows.stream().allMatch(GpuBenchRow::correct) ? 0 : 1;
     }
 
-    private static void warmUp(List<ProcessGroup> groups) {
-        int side = 16 * groups.size();
-        run(groups, JVM_WARM_UP, allReduce(1 << 10));
-        run(groups, JVM_WARM_UP, operator(side, side, side, groups.size(), true));
-        run(groups, JVM_WARM_UP, operator(side, side, side, groups.size(), false));
-    }
-
-    private static CudaP2pOptions options() {
-        return CudaP2pOptions.builder().optBufferSize(2L << 30).build();
-    }
-
-    private static String micros(double value) {
-        return String.format("%.1f", value);
-    }
-
-    private static String ratio(Times plain, Times ours) {
-        return String.format("%.2f", plain.gpu / ours.gpu);
-    }
-
-    private static Body allReduce(long bytes) {
-        return (group, manager) -> {
-            NDArray tensor = random(manager, 1, (int) (bytes / 2));
-            return () -> {
-                group.allReduce(tensor, ReduceOp.AVG).blockCurrentStream();
-                return null;
-            };
-        };
-    }
-
-    private static Body operator(int m, int n, int k, int worldSize, boolean gather) {
-        return (group, manager) -> {
-            if (gather) {
-                NDArray a = random(manager, m / worldSize, k);
-                List<NDArray> b = List.of(random(manager, k, n / worldSize));
-                return () -> FusedOps.allGatherMatmul(a, b, 0, group, false).outputs().get(0);
-            }
-            NDArray a = random(manager, m, k / worldSize);
-            NDArray b = random(manager, k / worldSize, n);
-            return () -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
-        };
-    }
-
-    private static void fused(
-            TextTable table, List<ProcessGroup> groups, int[] shape, boolean gather) {
-        int worldSize = groups.size();
-        int m = shape[0];
-        int n = shape[1];
-        int k = shape[2];
-        Body matmul =
-                (group, manager) -> {
-                    NDArray a = random(manager, m, gather ? k : k / worldSize);
-                    NDArray b =
-                            random(manager, gather ? k : k / worldSize, gather ? n / worldSize : n);
-                    return () -> a.matMul(b);
-                };
-        Body operator = operator(m, n, k, worldSize, gather);
-        Times alone = run(groups, WARM_UP, matmul);
-        Times plain;
-        try (FusedOps.Scope forced = FusedOps.forceFallback()) {
-            plain = run(groups, WARM_UP, operator);
-            forced.toString();
-        }
-        Times pipelined = run(groups, WARM_UP, operator);
-        table.add(
-                gather ? "allGatherMatmul" : "matmulReduceScatter",
-                m + ", " + n + ", " + k,
-                micros(alone.gpu),
-                micros(plain.gpu),
-                micros(pipelined.gpu),
-                micros(pipelined.host),
-                ratio(plain, pipelined));
-    }
-
-    private static NDArray random(NDManager manager, int rows, int columns) {
-        try (NDArray floats = manager.randomNormal(new Shape(rows, columns))) {
-            return Torch.cast(floats, ScalarType.BFLOAT16);
-        }
-    }
-
-    /** Prepares what is timed. */
-    @FunctionalInterface
-    private interface Body {
-        Supplier<NDArray> prepare(ProcessGroup group, NDManager manager);
-    }
-
-    /** Medians in microseconds. */
-    private record Times(double gpu, double host) {
-
-        static Times slowest(Times a, Times b) {
-            return new Times(Math.max(a.gpu, b.gpu), Math.max(a.host, b.host));
-        }
-    }
-
-    private static Times run(List<ProcessGroup> groups, int warmUp, Body body) {
-        return ProcessGroups.run(groups, group -> time(group, warmUp, body)).stream()
-                .reduce(Times::slowest)
+    private GpuBenchRow measure(
+            List<ProcessGroup> ours, List<ProcessGroup> nccl, GpuBenchCase wanted, int gpus) {
+        Meeting meeting = new Meeting(ours.size());
+        boolean shared = gpus < ours.size();
+        return ProcessGroups.run(
+                        ours,
+                        group -> {
+                            ProcessGroup other = nccl.isEmpty() ? null : nccl.get(group.rank());
+                            try (CudaDevice device = CudaDevice.open(group.device());
+                                    NDManager manager =
+                                            NDManager.newBaseManager(group.device(), "PyTorch")) {
+                                return onStream(
+                                        device,
+                                        shared,
+                                        stream -> {
+                                            try (Marks marks = new CudaMarks(device, stream)) {
+                                                GpuBenchCase.Rank rank =
+                                                        new GpuBenchCase.Rank(
+                                                                group, other, manager, meeting,
+                                                                marks);
+                                                return wanted.measure(rank, gpus, rounds);
+                                            }
+                                        });
+                            } catch (RuntimeException | Error e) {
+                                meeting.leave();
+                                throw e;
+                            }
+                        })
+                .stream()
+                .reduce(GpuBenchCase::slowest)
                 .orElseThrow();
     }
 
-    private static Times time(ProcessGroup group, int warmUp, Body body) {
-        double[] gpu = new double[RUNS];
-        double[] host = new double[RUNS];
-        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
-                CudaDevice device = CudaDevice.open(group.device())) {
-            CudaStream stream = CudaStream.wrap(device, Torch.currentCudaStream(group.device()));
-            Supplier<NDArray> call = body.prepare(group, manager);
-            List<CudaEvent> events = new ArrayList<>();
-            group.barrier().await();
-            for (int run = -warmUp; run < RUNS; run++) {
-                if (run < 0 && run % MAX_IN_FLIGHT == 0) {
-                    device.synchronize();
-                }
-                if (run == 0) {
-                    events.add(event(device, stream));
-                }
-                long start = System.nanoTime();
-                NDArray result = call.get();
-                long nanos = System.nanoTime() - start;
-                if (run >= 0) {
-                    host[run] = nanos / 1000.0;
-                    events.add(event(device, stream));
-                }
-                if (result != null) {
-                    result.close();
-                }
-            }
-            device.synchronize();
-            for (int run = 0; run < RUNS; run++) {
-                gpu[run] = 1000.0 * events.get(run + 1).elapsedMillisSince(events.get(run));
-            }
-            events.forEach(CudaEvent::close);
+    /** On the current stream or, as ranks that share a GPU wait for each other, on one's own. */
+    private static <T> T onStream(CudaDevice device, boolean own, Function<CudaStream, T> body) {
+        if (!own) {
+            return body.apply(CudaStream.wrap(device, Torch.currentCudaStream(device.device())));
         }
-        return new Times(median(gpu), median(host));
+        try (CudaStream stream = CudaStream.create(device)) {
+            CudaStreamGuard guard = Torch.cudaStreamGuard(device.device(), stream.handle());
+            try {
+                return body.apply(stream);
+            } finally {
+                guard.close();
+                device.synchronize();
+            }
+        }
     }
 
-    private static CudaEvent event(CudaDevice device, CudaStream stream) {
-        CudaEvent event = CudaEvent.createTiming(device);
-        event.record(stream);
-        return event;
+    private static CudaP2pOptions options(boolean shared) {
+        CudaP2pOptions.Builder options = CudaP2pOptions.builder().optBufferSize(2L << 30);
+        if (shared) {
+            // NCCL cannot take over the large sizes, and NVML knows no link of a GPU with itself.
+            options.optSharedGpus(true)
+                    .optTwoShotBytes(64 << 20)
+                    .optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
+        }
+        return options.build();
     }
 
-    private static double median(double[] values) {
-        Arrays.sort(values);
-        return values[values.length / 2];
+    private static List<String> names(int gpus) {
+        return IntStream.range(0, gpus)
+                .mapToObj(
+                        i -> {
+                            try (CudaDevice device = CudaDevice.open(Device.gpu(i))) {
+                                return device.name();
+                            }
+                        })
+                .toList();
+    }
+
+    private List<GpuBenchCase> cases(int worldSize) {
+        List<GpuBenchCase> cases = new ArrayList<>();
+        try {
+            // The tiny ones come first, so that their first calls are those of a new JVM.
+            for (String shape : shapes) {
+                if (!shape.equals(NONE)) {
+                    cases.add(fused(Operation.allGatherMatmul, shape, worldSize));
+                    cases.add(fused(Operation.matmulReduceScatter, shape, worldSize));
+                }
+            }
+            for (String size : bytes) {
+                if (!size.equals(NONE)) {
+                    cases.add(GpuBenchCase.allReduce(Math.max(2, BenchCase.parse(size).size())));
+                }
+            }
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+        return cases;
+    }
+
+    private static GpuBenchCase fused(Operation operation, String shape, int worldSize) {
+        if (shape.equals("tiny")) {
+            int side = 16 * worldSize;
+            return GpuBenchCase.fused(operation, side, side, side);
+        }
+        Matcher matcher = SHAPE.matcher(shape);
+        if (!matcher.matches()) {
+            throw new IllegalArgumentException(
+                    "'" + shape + "' is no shape, such as 512x8192x8192: M, N and K");
+        }
+        int[] mnk =
+                IntStream.rangeClosed(1, 3).map(i -> Integer.parseInt(matcher.group(i))).toArray();
+        for (int size : mnk) {
+            if (size == 0 || size % worldSize != 0) {
+                throw new IllegalArgumentException(
+                        "the sizes of "
+                                + shape
+                                + " are not divisible by "
+                                + Ranks.count(worldSize));
+            }
+        }
+        return GpuBenchCase.fused(operation, mnk[0], mnk[1], mnk[2]);
+    }
+
+    /** Returns a line for each row. */
+    static TextTable table(List<GpuBenchRow> rows) {
+        TextTable table =
+                new TextTable(
+                        "operation",
+                        "size",
+                        "matmul",
+                        "nccl",
+                        "host",
+                        "ours",
+                        "host",
+                        "first 20",
+                        "driver",
+                        "native",
+                        "ratio",
+                        "error",
+                        "");
+        for (GpuBenchRow row : rows) {
+            CallTimes ours = row.columns().get(GpuBenchRow.OURS);
+            CallTimes nccl = row.columns().get(GpuBenchRow.NCCL);
+            CallTimes matmul = row.columns().get(GpuBenchRow.MATMUL);
+            table.add(
+                    row.operation(),
+                    row.size(),
+                    matmul == null ? "-" : number(matmul.gpuMicros()),
+                    nccl == null ? "-" : number(nccl.gpuMicros()),
+                    nccl == null ? "-" : number(nccl.hostMicros()),
+                    number(ours.gpuMicros()),
+                    number(ours.hostMicros()),
+                    number(ours.firstHostMicros()),
+                    number(ours.driverCalls()),
+                    number(ours.otherNativeCalls()),
+                    nccl == null
+                            ? "-"
+                            : String.format(
+                                    Locale.ROOT, "%.2f", nccl.gpuMicros() / ours.gpuMicros()),
+                    String.format(Locale.ROOT, "%.1e", row.error()),
+                    row.correct() ? "" : "WRONG");
+        }
+        return table;
+    }
+
+    private static String number(double value) {
+        return String.format(Locale.ROOT, "%.1f", value);
     }
 }

@@ -103,7 +103,13 @@ class BenchTest {
                 "bench-compare --many 0",
                 "bench-compare --idle -1",
                 "bench-compare 3",
-                "bench-compare --peer gloo"
+                "bench-compare --peer gloo",
+                "bench-gpu --ranks 0",
+                "bench-gpu --ranks 9",
+                "bench-gpu --rounds 0",
+                "bench-gpu --shapes 512x512",
+                "bench-gpu --shapes 0x512x512",
+                "bench-gpu --bytes 1X"
             })
     void rejectsBadArguments(String args) {
         assertEquals(2, run(args.split(" ")), out::toString);
@@ -123,6 +129,7 @@ class BenchTest {
                         "--peer=openmpi=echo '" + PEER_ROW + "' #",
                         "--version-of=openmpi=4.1",
                         "--json=" + json,
+                        "--commit=c0ffee",
                         "4K:1:1"),
                 err::toString);
         String peer = "(?s).*openmpi +\\Q" + PEER_ROW.strip() + "\\E.*";
@@ -135,6 +142,7 @@ class BenchTest {
                 Set.of("threads 4096", "processes 4096"),
                 result.getAsJsonObject("manyRanksSlowdown").keySet());
         assertEquals(1, result.getAsJsonArray("processesToPeers").size());
+        assertEquals("c0ffee", result.get("commit").getAsString());
         assertEquals("4.1", result.getAsJsonObject("versions").get("openmpi").getAsString());
     }
 
