@@ -4,6 +4,9 @@
  */
 package org.djlx.samples;
 
+import ai.djl.Device;
+import java.util.List;
+import java.util.stream.IntStream;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
 
@@ -31,6 +34,24 @@ public final class Gpus {
                             + " for "
                             + Ranks.count(count)
                             + " on this host");
+        }
+    }
+
+    /**
+     * Returns the names of the GPUs.
+     *
+     * @return the product's name of each that this process can use; none where none can be
+     */
+    public static List<String> names() {
+        if (!NativeLibrary.CUDA_PRESETS.isAvailable()) {
+            return List.of();
+        }
+        return IntStream.range(0, CudaDevice.count()).mapToObj(Gpus::name).toList();
+    }
+
+    private static String name(int gpu) {
+        try (CudaDevice device = CudaDevice.open(Device.gpu(gpu))) {
+            return device.name();
         }
     }
 

@@ -4,7 +4,6 @@
  */
 package org.djlx.samples.bench;
 
-import ai.djl.Device;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDManager;
 import java.io.IOException;
@@ -131,7 +130,7 @@ public final class GpuBenchCommand implements Callable<Integer> {
                         "all_reduce and fused operators, bfloat16, a thread a rank",
                         commit,
                         NativeVersions.query());
-        report.put("gpus", names(gpus));
+        report.put("gpus", Gpus.names().subList(0, gpus));
         report.put("ranks", worldSize);
         report.put("rounds", rounds);
         Engine.getEngine("PyTorch").setRandomSeed(42);
@@ -219,17 +218,6 @@ public final class GpuBenchCommand implements Callable<Integer> {
                     .optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
         }
         return options.build();
-    }
-
-    private static List<String> names(int gpus) {
-        return IntStream.range(0, gpus)
-                .mapToObj(
-                        i -> {
-                            try (CudaDevice device = CudaDevice.open(Device.gpu(i))) {
-                                return device.name();
-                            }
-                        })
-                .toList();
     }
 
     private List<GpuBenchCase> cases(int worldSize) {
