@@ -41,6 +41,7 @@ public final class Launcher {
 
     private final int processes;
     private final String masterAddress;
+    private static final String HOME = "djlx.home";
     private final int masterPort;
     private final Map<String, String> environment;
     private final List<String> command;
@@ -110,6 +111,11 @@ public final class Launcher {
         command.addAll(builder.jvmArgs);
         command.add("-cp");
         command.add(System.getProperty("java.class.path"));
+        String home = System.getProperty(HOME);
+        if (home != null) {
+            // By it samples find the files that are their defaults.
+            command.add("-D" + HOME + "=" + home);
+        }
         command.add(RankMain.class.getName());
         command.add(builder.mainClass);
         command.addAll(builder.args);

@@ -168,6 +168,21 @@ class LauncherTest {
     }
 
     @Test
+    void handsTheFolderOfTheProjectOn() throws Exception {
+        String before = System.setProperty("djlx.home", "/some where");
+        try {
+            assertEquals(0, probe(1, "property", "djlx.home").build().launch());
+            assertEquals(Set.of("[0] djlx.home=/some where"), outLines());
+        } finally {
+            if (before == null) {
+                System.clearProperty("djlx.home");
+            } else {
+                System.setProperty("djlx.home", before);
+            }
+        }
+    }
+
+    @Test
     void anInterruptStopsTheRanks() throws Exception {
         Launcher launcher = probe(2, "sleep").build();
         Thread launching =

@@ -42,6 +42,7 @@ public final class RankProbe {
                 }
                 sleepForever(args);
             }
+            case "property" -> System.out.println(args[1] + "=" + System.getProperty(args[1]));
             case "sleep" -> sleepForever(args);
             default -> throw new IllegalArgumentException(args[0]);
         }
