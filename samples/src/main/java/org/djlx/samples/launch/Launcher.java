@@ -21,10 +21,13 @@ import org.djlx.collectives.TcpStore;
  * torchrun gives its workers.
  *
  * <p>The JVMs run the same java executable on the same class path as the caller. Each line that a
- * rank writes is passed on, prefixed with {@code [rank] }. When a rank exits with a code other than
- * 0, the others are stopped: SIGTERM, and SIGKILL once the grace period is over. The same happens
- * when the calling JVM shuts down. If it is killed, the ranks notice and exit on their own (see
- * {@link RankMain}); no process is left in any case.
+ * rank writes is passed on, prefixed with {@code [rank] }; a carriage return ends a line too, and
+ * one longer than 64 KiB comes in pieces. When a rank exits with a code other than 0, the others
+ * are stopped: SIGTERM, and SIGKILL once the grace period is over. The same happens when the
+ * calling JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link
+ * RankMain}). Each rank runs in a session of its own, by {@code setsid} of util-linux; what it has
+ * started and left there is killed when the ranks are gone. So no process is left in any case, but
+ * for those that took a session of their own.
  *
  * <pre>{@code
  * int exitCode = Launcher.builder().setProcesses(4).setMainClass("com.example.Train").build().launch();
@@ -38,10 +41,10 @@ public final class Launcher {
     public static final String DEFAULT_MASTER_ADDRESS = "127.0.0.1";
 
     private static final String OMP_NUM_THREADS = "OMP_NUM_THREADS";
+    private static final String HOME = "djlx.home";
 
     private final int processes;
     private final String masterAddress;
-    private static final String HOME = "djlx.home";
     private final int masterPort;
     private final Map<String, String> environment;
     private final List<String> command;
@@ -81,7 +84,7 @@ public final class Launcher {
      * @return 0 if every rank returned 0, otherwise the exit code of the rank that failed first;
      *     128 plus the signal's number if a signal ended it. 141, that of SIGPIPE, if what ranks
      *     write to stdout can no longer be passed on; the ranks have been stopped then
-     * @throws IOException if a process cannot be started
+     * @throws IOException if a process cannot be started, or there is no {@code setsid}
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     public int launch() throws IOException, InterruptedException {
@@ -108,18 +111,18 @@ public final class Launcher {
     private static List<String> command(Builder builder) {
         List<String> command = new ArrayList<>();
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-        command.addAll(builder.jvmArgs);
-        command.add("-cp");
-        command.add(System.getProperty("java.class.path"));
         String home = System.getProperty(HOME);
         if (home != null) {
             // By it samples find the files that are their defaults.
             command.add("-D" + HOME + "=" + home);
         }
+        command.addAll(builder.jvmArgs);
+        command.add("-cp");
+        command.add(System.getProperty("java.class.path"));
         command.add(RankMain.class.getName());
         command.add(builder.mainClass);
         command.addAll(builder.args);
-        return List.copyOf(command);
+        return List.copyOf(Sessions.command(command));
     }
 
     /** What torchrun sets for a job on one host that is never restarted. */

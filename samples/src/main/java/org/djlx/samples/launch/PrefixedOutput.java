@@ -8,25 +8,42 @@ import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.PrintStream;
-import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+import java.util.List;
 
 /**
- * Passes on what a rank writes, line by line, so that lines of different ranks never mix. Works on
+ * Passes on what a rank writes, line by line, each in one write, so that lines never mix. Works on
  * bytes: what a rank writes need not be text in this JVM's encoding.
+ *
+ * <p>A carriage return ends a line too: progress that a program shows by writing a line again and
+ * again becomes a line each time. A line longer than {@link #MAX_LINE} is passed on in pieces.
  */
 final class PrefixedOutput implements Runnable {
+
+    /** The longest line, in bytes, and with it how much of a rank's output is held in memory. */
+    static final int MAX_LINE = 64 << 10;
+
+    /** A stream from which nothing comes for so long, with all who should write gone, is empty. */
+    private static final long QUIET_NANOS = 1_000_000_000L;
 
     private final byte[] prefix;
     private final InputStream in;
     private final PrintStream out;
     private final Runnable onFailure;
+    private final Thread thread;
+    private final ByteArrayOutputStream line = new ByteArrayOutputStream(); // guarded by this
+    private boolean returned; // guarded by this: the last byte was a carriage return
+    private boolean left; // guarded by this
+    private volatile long readingSince; // in nanoseconds; 0 while it does not read
 
     private PrefixedOutput(int rank, InputStream in, PrintStream out, Runnable onFailure) {
         this.prefix = ("[" + rank + "] ").getBytes(StandardCharsets.US_ASCII);
         this.in = in;
         this.out = out;
         this.onFailure = onFailure;
+        thread = new Thread(this, "output-of-rank-" + rank);
+        thread.setDaemon(true);
     }
 
     /**
@@ -34,42 +51,111 @@ final class PrefixedOutput implements Runnable {
      *
      * @param onFailure what is called after each line that cannot
      */
-    static Thread start(int rank, InputStream in, PrintStream out, Runnable onFailure) {
+    static PrefixedOutput start(int rank, InputStream in, PrintStream out, Runnable onFailure) {
         PrefixedOutput output = new PrefixedOutput(rank, in, out, onFailure);
-        Thread thread = new Thread(output, "output-of-rank-" + rank);
-        thread.setDaemon(true);
-        thread.start();
-        return thread;
+        output.thread.start();
+        return output;
+    }
+
+    /**
+     * Waits until all that was written has been passed on. The writers are gone: but a process that
+     * has left a rank's session may still hold a stream, which is left once it is empty.
+     */
+    static void finish(List<PrefixedOutput> outputs) throws InterruptedException {
+        long start = System.nanoTime();
+        for (PrefixedOutput output : outputs) {
+            while (output.thread.isAlive() && !output.isQuiet(start)) {
+                output.thread.join(20);
+            }
+            output.leave();
+        }
+    }
+
+    private boolean isQuiet(long start) {
+        long since = readingSince;
+        long now = System.nanoTime();
+        return since != 0 && now - since > QUIET_NANOS && now - start > QUIET_NANOS;
     }
 
     @Override
     public void run() {
-        ByteArrayOutputStream line = new ByteArrayOutputStream();
+        byte[] bytes = new byte[8 << 10];
         try (in) {
-            for (int b = in.read(); b >= 0; b = in.read()) {
-                if (b == '\n') {
-                    print(line);
-                } else {
-                    line.write(b);
-                }
-            }
-            if (line.size() > 0) {
-                print(line);
+            for (int count = read(bytes); count >= 0 && pass(bytes, count); count = read(bytes)) {
+                continue;
             }
         } catch (IOException e) {
-            throw new UncheckedIOException(e);
+            print(
+                    ("[launch] cannot read the output of a rank: " + e.getMessage())
+                            .getBytes(StandardCharsets.UTF_8));
         }
     }
 
-    private void print(ByteArrayOutputStream line) {
-        synchronized (out) {
-            out.write(prefix, 0, prefix.length);
-            out.write(line.toByteArray(), 0, line.size());
-            out.write('\n');
-            if (out.checkError()) {
-                onFailure.run();
+    private int read(byte[] bytes) throws IOException {
+        readingSince = System.nanoTime() | 1;
+        int count = in.read(bytes, 0, bytes.length);
+        readingSince = 0;
+        return count;
+    }
+
+    /** Returns whether there is anybody to pass it on to. */
+    private synchronized boolean pass(byte[] bytes, int count) {
+        for (int i = 0; i < count && !left; i++) {
+            byte b = bytes[i];
+            if (b == '\n') {
+                // Behind a carriage return it ends no other line; an empty one was not printed.
+                if (!returned || line.size() > 0) {
+                    printLine();
+                }
+            } else if (b == '\r') {
+                if (line.size() > 0) {
+                    printLine();
+                    returned = true;
+                }
+                continue;
+            } else {
+                line.write(b);
+                if (line.size() == MAX_LINE) {
+                    printLine();
+                }
             }
+            returned = false;
         }
+        return !left;
+    }
+
+    private synchronized void leave() {
+        if (!left && line.size() > 0) {
+            printLine();
+        }
+        left = true;
+    }
+
+    private void printLine() {
+        byte[] text = new byte[prefix.length + line.size()];
+        System.arraycopy(prefix, 0, text, 0, prefix.length);
+        System.arraycopy(line.toByteArray(), 0, text, prefix.length, line.size());
         line.reset();
+        print(text);
+    }
+
+    private void print(byte[] text) {
+        if (!print(out, text)) {
+            onFailure.run();
+        }
+    }
+
+    /**
+     * Writes a line at once.
+     *
+     * @return whether it could be written
+     */
+    static boolean print(PrintStream out, byte[] text) {
+        byte[] whole = Arrays.copyOf(text, text.length + 1);
+        whole[text.length] = '\n';
+        synchronized (out) {
+            out.write(whole, 0, whole.length);
+            return !out.checkError();
+        }
     }
 }

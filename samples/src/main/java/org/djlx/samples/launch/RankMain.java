@@ -6,6 +6,7 @@ package org.djlx.samples.launch;
 
 import java.io.IOException;
 import java.io.InputStream;
+import java.io.UncheckedIOException;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.util.Arrays;
@@ -15,8 +16,8 @@ import java.util.Arrays;
  * by the first argument, and sees to it that the process does not outlive the launcher.
  *
  * <p>The launcher holds the other end of this process's stdin and never writes to it. The kernel
- * closes it however the launcher ends, SIGKILL included; then this process halts. A rank's main
- * finds {@link System#in} at its end.
+ * closes it however the launcher ends, SIGKILL included; then this process kills what it has
+ * started and halts. A rank's main finds {@link System#in} at its end.
  */
 public final class RankMain {
 
@@ -61,6 +62,11 @@ public final class RankMain {
             }
         } catch (IOException e) {
             System.err.println("Lost the launcher: " + e.getMessage());
+        }
+        try {
+            Sessions.end(ProcessHandle.current().pid());
+        } catch (InterruptedException | UncheckedIOException e) {
+            System.err.println("Cannot end what this rank has started: " + e.getMessage());
         }
         Runtime.getRuntime().halt(LAUNCHER_GONE);
     }

@@ -6,6 +6,7 @@ package org.djlx.samples.launch;
 
 import java.io.IOException;
 import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -14,14 +15,11 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
 /**
- * The processes of a running job. None outlives {@link #close}, or the JVM: a shutdown hook stops
- * them when SIGTERM or SIGINT arrives, and the pipe on their stdin, whose other end the JVM holds,
- * tells them when it is gone without having run its hooks.
+ * The processes of a running job. None outlives {@link #close}, or the JVM, nor does what it has
+ * started: a shutdown hook stops them when SIGTERM or SIGINT arrives, and the pipe on their stdin,
+ * whose other end the JVM holds, tells them when it is gone without having run its hooks.
  */
 final class RankProcesses implements AutoCloseable {
-
-    /** How long to wait for output after a rank's end; only its own orphans can hold it back. */
-    private static final Duration LAST_OUTPUT = Duration.ofSeconds(5);
 
     /** Takes the place of a rank that has exited: its output cannot be passed on. */
     private static final int NO_OUTPUT = -1;
@@ -34,7 +32,7 @@ final class RankProcesses implements AutoCloseable {
     private final PrintStream err;
     private final Thread shutdownHook = new Thread(this::stop, "stop-ranks");
     private final List<Process> processes = new ArrayList<>();
-    private final List<Thread> outputs = new ArrayList<>();
+    private final List<PrefixedOutput> outputs = new ArrayList<>();
     private final BlockingQueue<Integer> exited = new LinkedBlockingQueue<>();
     private boolean stopping;
 
@@ -74,7 +72,7 @@ final class RankProcesses implements AutoCloseable {
         for (int running = ranks.size(); running > 0; running--) {
             int rank = exited.take();
             if (rank == NO_OUTPUT) {
-                err.println("[launch] cannot write to stdout; stopping all ranks");
+                say("cannot write to stdout; stopping all ranks");
                 return BROKEN_PIPE;
             }
             int code = ranks.get(rank).exitValue();
@@ -89,9 +87,13 @@ final class RankProcesses implements AutoCloseable {
     private synchronized void reportFailure(int rank, int code, int others) {
         if (!stopping) {
             String signal = code > 128 ? " (signal " + (code - 128) + ")" : "";
-            err.printf("[launch] rank %d exited with code %d%s", rank, code, signal);
-            err.println(others > 0 ? "; stopping " + others + " other rank(s)" : "");
+            String rest = others > 0 ? "; stopping " + others + " other rank(s)" : "";
+            say("rank " + rank + " exited with code " + code + signal + rest);
         }
+    }
+
+    private void say(String message) {
+        PrefixedOutput.print(err, ("[launch] " + message).getBytes(StandardCharsets.UTF_8));
     }
 
     private synchronized List<Process> started() {
@@ -116,9 +118,11 @@ final class RankProcesses implements AutoCloseable {
             for (Process process : ranks) {
                 process.waitFor();
             }
-            for (Thread output : outputs) {
-                output.join(LAST_OUTPUT.toMillis());
+            // What a rank has left is not asked: it was the rank's to end it in order.
+            for (Process process : ranks) {
+                Sessions.end(process.pid());
             }
+            PrefixedOutput.finish(outputs);
         } catch (InterruptedException e) {
             ranks.forEach(Process::destroyForcibly);
             Thread.currentThread().interrupt();

@@ -18,6 +18,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** What happens to the ranks when the launcher, a process here, gets a signal. */
 @Timeout(120)
@@ -27,8 +28,8 @@ class LauncherSignalTest {
     private BufferedReader output;
     private final List<String> lines = new ArrayList<>();
 
-    /** Runs {@code launch} in a JVM of its own and waits until both ranks are up. */
-    private Set<Long> launch(String... args) throws Exception {
+    /** Runs {@code launch} in a JVM of its own and waits until all processes are up. */
+    private Set<Long> launch(int processes, String... args) throws Exception {
         // A JVM leaves signals alone that were ignored when it started, as in the background of a
         // script.
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
@@ -39,7 +40,7 @@ class LauncherSignalTest {
         command.addAll(List.of(args));
         launcher = new ProcessBuilder(command).redirectErrorStream(true).start();
         output = launcher.inputReader();
-        while (TestProcesses.pids(lines).size() < 2) {
+        while (TestProcesses.pids(lines).size() < processes) {
             String line = output.readLine();
             assertTrue(line != null, () -> "Ended early: " + lines);
             lines.add(line);
@@ -58,7 +59,7 @@ class LauncherSignalTest {
     @ParameterizedTest
     @CsvSource({"TERM, 143", "INT, 130"})
     void aSignalStopsTheRanksInOrder(String signal, int exitCode) throws Exception {
-        Set<Long> ranks = launch("sleep", "orderly");
+        Set<Long> ranks = launch(2, "sleep", "orderly");
         kill(signal);
         output.lines().forEach(lines::add);
         assertEquals(exitCode, launcher.waitFor());
@@ -70,10 +71,19 @@ class LauncherSignalTest {
 
     @Test
     void noRankOutlivesAKilledLauncher() throws Exception {
-        Set<Long> ranks = launch("sleep", "stubborn");
+        Set<Long> ranks = launch(2, "sleep", "stubborn");
         kill("KILL");
         assertEquals(137, launcher.waitFor());
         TestProcesses.assertGone(ranks);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"KILL", "TERM"})
+    void noChildOfARankOutlivesTheLauncher(String signal) throws Exception {
+        Set<Long> family = launch(4, "sleep-beside-child");
+        kill(signal);
+        launcher.waitFor();
+        TestProcesses.assertGone(family);
     }
 
     private void kill(String signal) throws Exception {

@@ -5,14 +5,18 @@
 package org.djlx.samples.launch;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.ByteArrayOutputStream;
+import java.io.OutputStream;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -168,6 +172,16 @@ class LauncherTest {
     }
 
     @Test
+    void noChildOfARankIsLeft() throws Exception {
+        assertEquals(0, probe(2, "leave-child").build().launch());
+        Set<Long> children = TestProcesses.pids(outLines());
+        assertEquals(2, children.size(), () -> outLines().toString());
+        for (long child : children) {
+            assertFalse(TestProcesses.isRunning(child), () -> child + " is still there");
+        }
+    }
+
+    @Test
     void handsTheFolderOfTheProjectOn() throws Exception {
         String before = System.setProperty("djlx.home", "/some where");
         try {
@@ -180,6 +194,31 @@ class LauncherTest {
                 System.setProperty("djlx.home", before);
             }
         }
+    }
+
+    /** Written in pieces, it would be mixed with what ranks write. */
+    @Test
+    void aMessageOfTheLauncherIsOneWrite() throws Exception {
+        List<String> writes = Collections.synchronizedList(new ArrayList<>());
+        OutputStream pieces =
+                new OutputStream() {
+                    @Override
+                    public void write(int b) {
+                        writes.add(Character.toString(b));
+                    }
+
+                    @Override
+                    public void write(byte[] bytes, int offset, int length) {
+                        writes.add(new String(bytes, offset, length, StandardCharsets.UTF_8));
+                    }
+                };
+        PrintStream whole = new PrintStream(pieces, true, StandardCharsets.UTF_8);
+        Launcher launcher = probe(2, "exit-code-is-rank").optOutput(stream(out), whole).build();
+        assertEquals(1, launcher.launch());
+        assertEquals(1, writes.size(), writes::toString);
+        assertTrue(
+                writes.get(0).matches("\\[launch] rank 1 exited with code 1.*\n"),
+                writes::toString);
     }
 
     @Test

@@ -42,10 +42,21 @@ public final class RankProbe {
                 }
                 sleepForever(args);
             }
-            case "property" -> System.out.println(args[1] + "=" + System.getProperty(args[1]));
             case "sleep" -> sleepForever(args);
+            case "property" -> System.out.println(args[1] + "=" + System.getProperty(args[1]));
+            case "leave-child" -> startChild();
+            case "sleep-beside-child" -> {
+                startChild();
+                sleepForever(args);
+            }
             default -> throw new IllegalArgumentException(args[0]);
         }
+    }
+
+    /** Starts a process that holds this one's output and would run for hours. */
+    private static void startChild() throws IOException {
+        Process child = new ProcessBuilder("sleep", "10000").inheritIO().start();
+        System.out.println("pid " + child.pid());
     }
 
     private static void printEnvironment() {

@@ -40,7 +40,7 @@ final class TestProcesses {
     }
 
     /** A zombie does not run: where nothing reaps orphans, as in a container, it stays for good. */
-    private static boolean isRunning(long pid) throws IOException {
+    static boolean isRunning(long pid) throws IOException {
         try {
             String stat = Files.readString(Path.of("/proc", Long.toString(pid), "stat"));
             return stat.charAt(stat.lastIndexOf(')') + 2) != 'Z';

@@ -1,0 +1,80 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.DirectoryStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * The sessions of the system, in which the kernel keeps together a process and all that descend
+ * from it, also once their parents are gone. Each rank has one of its own; only a process that asks
+ * for a session leaves it, as a daemon does.
+ */
+final class Sessions {
+
+    private static final Path PROC = Path.of("/proc");
+    private static final long LIMIT_NANOS = 5_000_000_000L;
+    private static final int SESSION = 3; // of the fields behind the name: state, parent, group
+
+    private Sessions() {}
+
+    /** Returns the command that runs another one as the first process of a session, with its id. */
+    static List<String> command(List<String> command) {
+        List<String> words = new ArrayList<>();
+        words.add("setsid");
+        words.addAll(command);
+        return words;
+    }
+
+    /**
+     * Kills the processes of a session but this one, and waits until they are gone; not for long,
+     * as the kernel may hold one back.
+     *
+     * @param id the process that the session began with; it need not be there any more
+     */
+    static void end(long id) throws InterruptedException {
+        long start = System.nanoTime();
+        List<ProcessHandle> left = members(id);
+        while (!left.isEmpty() && System.nanoTime() - start < LIMIT_NANOS) {
+            left.forEach(ProcessHandle::destroyForcibly);
+            Thread.sleep(1);
+            // Those that it has started meanwhile too.
+            left = members(id);
+        }
+    }
+
+    private static List<ProcessHandle> members(long id) {
+        List<ProcessHandle> members = new ArrayList<>();
+        try (DirectoryStream<Path> processes = Files.newDirectoryStream(PROC, "[0-9]*")) {
+            for (Path process : processes) {
+                long pid = Long.parseLong(process.getFileName().toString());
+                if (pid != ProcessHandle.current().pid() && isMember(process, id)) {
+                    ProcessHandle.of(pid).ifPresent(members::add);
+                }
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException("cannot look for processes in " + PROC, e);
+        }
+        return members;
+    }
+
+    private static boolean isMember(Path process, long id) {
+        String stat;
+        try {
+            stat = Files.readString(process.resolve("stat"), StandardCharsets.ISO_8859_1);
+        } catch (IOException e) {
+            return false; // It has ended since it was listed.
+        }
+        // The name, in brackets, may hold anything.
+        String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
+        return !fields[0].equals("Z") && Long.parseLong(fields[SESSION]) == id;
+    }
+}
