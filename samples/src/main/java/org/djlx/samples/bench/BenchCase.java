@@ -37,7 +37,15 @@ record BenchCase(long size, int warmUp, int iterations) {
             throw new IllegalArgumentException(
                     "'" + word + "' is neither SIZE, such as 64K, nor SIZE:WARMUP:ITERATIONS");
         }
-        long size = Long.parseLong(matcher.group(1)) << 10 * " KMG".indexOf(unit(matcher));
+        long size;
+        try {
+            size =
+                    Math.multiplyExact(
+                            Long.parseLong(matcher.group(1)),
+                            1L << 10 * " KMG".indexOf(unit(matcher)));
+        } catch (ArithmeticException e) {
+            throw new IllegalArgumentException("'" + word + "' is larger than any memory", e);
+        }
         if (matcher.group(3) == null) {
             return new BenchCase(size, times(WARM_UP_BYTES, size), times(BYTES, size));
         }

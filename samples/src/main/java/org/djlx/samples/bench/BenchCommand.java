@@ -4,8 +4,10 @@
  */
 package org.djlx.samples.bench;
 
+import com.sun.management.OperatingSystemMXBean;
 import java.io.IOException;
 import java.io.PrintWriter;
+import java.lang.management.ManagementFactory;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -92,11 +94,17 @@ public final class BenchCommand implements Callable<Integer> {
     }
 
     private List<BenchCase> cases(int worldSize) {
-        return cases(spec, sizes, (long) op.parts(worldSize) * type.scalarType().itemSize());
+        long least = (long) op.parts(worldSize) * type.scalarType().itemSize();
+        return cases(spec, sizes, least, (op.inPlace() ? 1 : 2) * worldSize);
     }
 
-    /** Parses what to measure; no size may be less than the least. */
-    static List<BenchCase> cases(CommandSpec spec, List<String> words, long least) {
+    /**
+     * Parses what to measure.
+     *
+     * @param least no size may be less
+     * @param tensors how many of them there are at once, for which this host must have the memory
+     */
+    static List<BenchCase> cases(CommandSpec spec, List<String> words, long least, int tensors) {
         try {
             List<BenchCase> cases =
                     words.isEmpty()
@@ -110,11 +118,27 @@ public final class BenchCommand implements Callable<Integer> {
                                     + " bytes is too small: there must be at least "
                                     + least);
                 }
+                // Where memory is used up, the system ends processes, and not always this one.
+                if (wanted.size() > memory() / tensors) {
+                    throw new IllegalArgumentException(
+                            "a size of "
+                                    + wanted.size()
+                                    + " bytes is too large: "
+                                    + tensors
+                                    + " tensors of it are more than this host's memory, "
+                                    + memory()
+                                    + " bytes");
+                }
             }
             return cases;
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
+    }
+
+    private static long memory() {
+        return ((OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean())
+                .getTotalMemorySize();
     }
 
     private int launch(int worldSize) throws IOException, InterruptedException {

@@ -99,7 +99,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
             throw new ParameterException(
                     spec.commandLine(), "--idle must not be negative: " + idle);
         }
-        List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES);
+        List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES, Math.max(2, many));
         PrintWriter out = spec.commandLine().getOut();
         BenchComparison comparison = compare(cases);
         out.printf("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);

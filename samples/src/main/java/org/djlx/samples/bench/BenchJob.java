@@ -22,6 +22,9 @@ import org.djlx.nativeops.Torch;
 /** One rank of a measurement. Every iteration is timed on its own; the slowest rank counts. */
 final class BenchJob implements AutoCloseable {
 
+    /** Values are made on the Java heap, so not of a whole tensor at once. */
+    private static final long SLICE = 4 << 20;
+
     private final ProcessGroup group;
     private final BenchOp op;
     private final ScalarType type;
@@ -104,12 +107,19 @@ final class BenchJob implements AutoCloseable {
     }
 
     private long wrong(NDArray output, long part) {
-        LongToIntFunction expected = i -> op.expected(group.rank(), group.worldSize(), part, i);
-        try (NDArray wanted = tensor(output.size(), expected);
-                NDArray differ = output.neq(wanted);
-                NDArray count = differ.countNonzero()) {
-            return count.getLong();
+        long wrong = 0;
+        for (long from = 0; from < output.size(); from += SLICE) {
+            long start = from;
+            LongToIntFunction expected =
+                    i -> op.expected(group.rank(), group.worldSize(), part, start + i);
+            try (NDArray slice = slice(output, from);
+                    NDArray wanted = tensor(slice.size(), expected);
+                    NDArray differ = slice.neq(wanted);
+                    NDArray count = differ.countNonzero()) {
+                wrong += count.getLong();
+            }
         }
+        return wrong;
     }
 
     private NDArray tensor(long count, LongToIntFunction value) {
@@ -119,14 +129,22 @@ final class BenchJob implements AutoCloseable {
     }
 
     private void fill(NDArray tensor, LongToIntFunction value) {
-        try (NDArray values = create(tensor.getShape().size(), value)) {
-            Torch.copy(tensor, values);
+        for (long from = 0; from < tensor.size(); from += SLICE) {
+            long start = from;
+            try (NDArray slice = slice(tensor, from);
+                    NDArray values = create((int) slice.size(), i -> value.applyAsInt(start + i))) {
+                Torch.copy(slice, values);
+            }
         }
     }
 
+    private static NDArray slice(NDArray tensor, long from) {
+        return tensor.get(from + ":" + Math.min(from + SLICE, tensor.size()));
+    }
+
     /** Returns integers: converted, they wrap around as sums in a smaller type do. */
-    private NDArray create(long count, LongToIntFunction value) {
-        int[] values = new int[Math.toIntExact(count)];
+    private NDArray create(int count, LongToIntFunction value) {
+        int[] values = new int[count];
         for (int i = 0; i < values.length; i++) {
             values[i] = value.applyAsInt(i);
         }

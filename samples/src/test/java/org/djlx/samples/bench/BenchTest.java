@@ -116,6 +116,24 @@ class BenchTest {
         assertTrue(err.toString().startsWith("error: "), err::toString);
     }
 
+    /** Of the smaller one there are more elements than an int can count. */
+    @ParameterizedTest
+    @ValueSource(strings = {"1000000G", "999999999999G"})
+    void aSizeBeyondTheMemoryIsRejected(String size) {
+        assertEquals(2, run("bench", size));
+        assertTrue(err.toString().contains("memory"), err::toString);
+        assertEquals("", out.toString());
+    }
+
+    /** Values are made, and compared, slice by slice. */
+    @Test
+    void aSizeOfSeveralSlicesIsChecked() {
+        assertEquals(
+                0, run("bench", "--op=all_gather", "--dtype=int8", "9000001:0:1"), err::toString);
+        assertEquals(0, rows().get(0).wrong());
+        assertEquals(9000000, rows().get(0).size());
+    }
+
     @Test
     void comparesWithOtherPrograms(@TempDir Path dir) throws Exception {
         Path json = dir.resolve("results").resolve("cpu.json");
