@@ -45,7 +45,7 @@ public final class SupportCommand implements Runnable {
 
     @Spec private CommandSpec spec;
 
-    @Option(names = "--markdown", description = "Prints the table for the README.")
+    @Option(names = "--markdown", description = "Prints the table for docs/support.md.")
     private boolean markdown;
 
     private SupportCommand() {}

@@ -60,10 +60,9 @@ class SupportCommandTest {
     }
 
     @Test
-    void theReadmeShowsTheTable() throws IOException {
-        Path readme = Path.of("..", "README.md");
-        String text = Files.readString(readme);
-        assertTrue(text.contains(BEGIN) && text.contains(END), "the README has no support table");
+    void theDocumentsShowTheTable() throws IOException {
+        String text = Files.readString(Path.of("..", "docs", "support.md"));
+        assertTrue(text.contains(BEGIN) && text.contains(END), "there is no support table");
         int begin = text.indexOf(BEGIN) + BEGIN.length();
         String table = text.substring(begin, text.indexOf(END, begin)).strip();
         assertEquals(
