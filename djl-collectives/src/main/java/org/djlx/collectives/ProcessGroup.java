@@ -29,6 +29,19 @@ import org.djlx.nativeops.Torch;
  * PyTorch arrays on the device of the group's backend and need not be contiguous. Autograd does not
  * see the operations.
  *
+ * <pre>{@code
+ * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns at once
+ * work.await(); // throws what went wrong, naming operation, group and ranks
+ * }</pre>
+ *
+ * <p>Groups of some of the ranks number them anew; roots are ranks of the group that is called:
+ *
+ * <pre>{@code
+ * ProcessGroup half = group.split(group.rank() % 2, group.rank());
+ * half.broadcast(weights, 0).await(); // from the first rank of the half
+ * half.destroy();
+ * }</pre>
+ *
  * <p>{@linkplain #send Messages} between two ranks are apart from that: only those two call, and
  * messages wait neither for the group's other operations nor those for them.
  *

@@ -17,6 +17,21 @@ import java.util.concurrent.atomic.AtomicInteger;
  *
  * <p>Ranks are processes ({@link #init(String)}) or threads of one JVM ({@link #local(int)}),
  * behind the same {@link ProcessGroup}.
+ *
+ * <pre>{@code
+ * List<ProcessGroup> groups = ProcessGroups.local(4);
+ * List<Float> sums =
+ *         ProcessGroups.run(
+ *                 groups,
+ *                 group -> {
+ *                     try (NDManager manager = NDManager.newBaseManager(group.device())) {
+ *                         NDArray ranks = manager.create(new float[] {group.rank()});
+ *                         group.allReduce(ranks, ReduceOp.SUM).await();
+ *                         return ranks.getFloat();
+ *                     }
+ *                 });
+ * groups.forEach(ProcessGroup::destroy);
+ * }</pre>
  */
 public final class ProcessGroups {
 

@@ -16,6 +16,14 @@ import org.djlx.collectives.Work;
  * PyTorch's {@code torch.ops.symm_mem.fused_all_gather_matmul} and {@code
  * fused_matmul_reduce_scatter}.
  *
+ * <p>An MLP, with tokens divided among the ranks, W1 split by columns and W2 by rows:
+ *
+ * <pre>{@code
+ * GatheredMatmul up = FusedOps.allGatherMatmul(x, List.of(w1), 0, group);
+ * NDArray hidden = Activation.gelu(up.outputs().get(0));
+ * NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
+ * }</pre>
+ *
  * <p>If the group has P2P buffers that are large enough, the communication goes on while the matmul
  * runs (the pipelined path). Otherwise the plain path is taken: the collective, then the matmul, or
  * the other way round. The result is the same up to the rounding of the matmul, whose order of

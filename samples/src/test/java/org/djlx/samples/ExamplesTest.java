@@ -1,0 +1,163 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Activation;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.regex.MatchResult;
+import java.util.regex.Pattern;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.GatheredMatmul;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
+
+/**
+ * The code of the examples in the documents: they are copies of what runs here, but for spaces and
+ * comments.
+ */
+@Timeout(120)
+class ExamplesTest {
+
+    private static final Path ROOT = Path.of("..");
+    private static final Pattern JAVADOC =
+            Pattern.compile("<pre>\\{@code\\n(.*?)\\* \\}</pre>", Pattern.DOTALL);
+    private static final Pattern MARKDOWN = Pattern.compile("```java\\n(.*?)```", Pattern.DOTALL);
+
+    static Stream<String> documents() throws IOException {
+        Path collectives = Path.of("djl-collectives/src/main/java/org/djlx/collectives");
+        List<String> examples =
+                Stream.of(
+                                find(collectives.resolve("ProcessGroup.java"), JAVADOC, 2),
+                                find(collectives.resolve("ProcessGroups.java"), JAVADOC, 1),
+                                find(
+                                        Path.of(
+                                                "fused-ops/src/main/java/org/djlx/fusedops/FusedOps.java"),
+                                        JAVADOC,
+                                        1),
+                                find(Path.of("README.md"), MARKDOWN, 2))
+                        .flatMap(List::stream)
+                        .toList();
+        return examples.stream();
+    }
+
+    private static List<String> find(Path file, Pattern pattern, int count) throws IOException {
+        String text = Files.readString(ROOT.resolve(file));
+        List<String> found =
+                pattern.matcher(text).results().map((MatchResult m) -> m.group(1)).toList();
+        assertTrue(found.size() >= count, () -> file + " has " + found.size() + " examples");
+        return found;
+    }
+
+    @ParameterizedTest
+    @MethodSource("documents")
+    void anExampleIsCodeThatRuns(String example) throws IOException {
+        String here = Files.readString(Path.of("src/test/java/org/djlx/samples/ExamplesTest.java"));
+        // An example may leave out what lies between two paragraphs.
+        for (String paragraph : example.split("\\n( \\*)?\\n")) {
+            String code = squeeze(paragraph.replaceAll("(?m)^ \\* ?", ""));
+            assertFalse(code.isEmpty(), example);
+            assertTrue(squeeze(here).contains(code), () -> "no such code here:\n" + paragraph);
+        }
+    }
+
+    private static String squeeze(String code) {
+        return code.replaceAll("//.*", "").replaceAll("\\s", "");
+    }
+
+    @Test
+    void ranksThatAreThreads() {
+        List<ProcessGroup> groups = ProcessGroups.local(4);
+        List<Float> sums =
+                ProcessGroups.run(
+                        groups,
+                        group -> {
+                            try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                                NDArray ranks = manager.create(new float[] {group.rank()});
+                                group.allReduce(ranks, ReduceOp.SUM).await();
+                                return ranks.getFloat();
+                            }
+                        });
+        groups.forEach(ProcessGroup::destroy);
+        assertEquals(List.of(6f, 6f, 6f, 6f), sums);
+    }
+
+    @Test
+    void operations() {
+        List<ProcessGroup> groups = ProcessGroups.local(4);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray gradient = manager.full(new Shape(3), (float) group.rank());
+                        NDArray weights = manager.full(new Shape(3), (float) group.rank());
+                        operations(group, gradient, weights);
+                        assertEquals(manager.full(new Shape(3), 1.5f), gradient);
+                        assertEquals(
+                                manager.full(new Shape(3), (float) (group.rank() % 2)), weights);
+                    }
+                    return null;
+                });
+    }
+
+    private static void operations(ProcessGroup group, NDArray gradient, NDArray weights) {
+        Work work = group.allReduce(gradient, ReduceOp.AVG);
+        work.await();
+
+        ProcessGroup half = group.split(group.rank() % 2, group.rank());
+        half.broadcast(weights, 0).await();
+        half.destroy();
+
+        group.destroy();
+    }
+
+    @Test
+    void fusedOperators() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray x = manager.ones(new Shape(3, 4));
+                        NDArray w1 = manager.ones(new Shape(4, 5)).mul(10);
+                        NDArray w2 = manager.ones(new Shape(5, 4));
+                        NDArray y = fusedOperators(group, x, w1, w2);
+                        // Of 40, gelu is 40 to float's precision.
+                        assertEquals(manager.full(new Shape(3, 4), 400f), y);
+                    }
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static NDArray fusedOperators(ProcessGroup group, NDArray x, NDArray w1, NDArray w2) {
+        GatheredMatmul up = FusedOps.allGatherMatmul(x, List.of(w1), 0, group);
+        NDArray hidden = Activation.gelu(up.outputs().get(0));
+        NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
+        return y;
+    }
+
+    /** Runs in a process that torchrun, or launch, has started. */
+    static ProcessGroup initialise() {
+        ProcessGroup group = ProcessGroups.init("shm");
+        return group;
+    }
+}
