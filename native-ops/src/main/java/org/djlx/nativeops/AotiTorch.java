@@ -32,6 +32,7 @@ final class AotiTorch {
 
     /** Throws if a function reported an error; the interface hands out a status, no message. */
     static void check(int status, String operation) {
+        NativeCalls.countOther();
         if (status != 0) {
             throw new EngineException(
                     operation

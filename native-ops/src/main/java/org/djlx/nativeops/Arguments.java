@@ -38,6 +38,7 @@ final class Arguments {
         if (handle(result, name) == STRINGS) {
             throw new IllegalArgumentException(name + " is an array of strings");
         }
+        NativeCalls.countOther();
         int layout = JniUtils.getLayout(result);
         if (layout != STRIDED) {
             throw new IllegalArgumentException(

@@ -7,6 +7,7 @@ package org.djlx.nativeops;
 import ai.djl.Device;
 import java.nio.charset.StandardCharsets;
 import java.util.function.IntSupplier;
+import java.util.function.Supplier;
 import org.bytedeco.cuda.cudart.CUctx_st;
 import org.bytedeco.cuda.global.cudart;
 
@@ -15,8 +16,8 @@ import org.bytedeco.cuda.global.cudart;
  *
  * <p>The context is kept from {@link #open} until this object and everything made with it (streams,
  * events, memory, modules, graphs) is closed. Methods of this package leave the calling thread's
- * current context as it was, {@link #makeCurrent()} excepted; none needs one to be current. Safe
- * for use by several threads.
+ * current context as it was, {@link #makeCurrent()} excepted; none needs one to be current, but
+ * many calls are faster {@link #within} it. Safe for use by several threads.
  *
  * <p><b>Errors</b> of the driver are {@link CudaException}s; using what is closed is an {@link
  * IllegalStateException}.
@@ -186,6 +187,20 @@ public final class CudaDevice implements AutoCloseable {
         CudaDriver.check(cudart.cuCtxSetCurrent(context), "cuCtxSetCurrent");
     }
 
+    /**
+     * Runs code with the context current for the calling thread, so that the calls in it need not
+     * see to that each; restores the thread's own. The code must not make another context current
+     * without restoring this one.
+     *
+     * @param body the code
+     * @param <T> what it returns
+     * @return what it returned
+     */
+    public <T> T within(Supplier<T> body) {
+        requireOpen();
+        return CudaDriver.within(context, body);
+    }
+
     /** Waits until the GPU has done all work that this process gave it. */
     public void synchronize() {
         requireOpen();
@@ -200,6 +215,11 @@ public final class CudaDevice implements AutoCloseable {
     /** As {@link #call}, but returns the result. */
     int in(IntSupplier call) {
         return CudaDriver.in(context, call);
+    }
+
+    /** Calls another library with this context current; returns its result. */
+    int inContext(IntSupplier call) {
+        return CudaDriver.inContext(context, call);
     }
 
     /** Checks that two things that are to work together belong to one GPU. */

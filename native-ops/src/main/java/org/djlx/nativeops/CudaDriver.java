@@ -5,6 +5,7 @@
 package org.djlx.nativeops;
 
 import java.util.function.IntSupplier;
+import java.util.function.Supplier;
 import org.bytedeco.cuda.cudart.CUctx_st;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.BytePointer;
@@ -28,14 +29,69 @@ final class CudaDriver {
         }
     }
 
-    /** Makes a call with a context current, and restores the thread's own; returns its result. */
+    /**
+     * Makes a call with a context current, and restores the thread's own; returns its result.
+     * Within {@link #within} nothing is to be done for that.
+     */
     static int in(CUctx_st context, IntSupplier call) {
-        check(cudart.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+        CallingThread.get().driverCalls++;
+        return inContext(context, call);
+    }
+
+    /** As {@link #in}, for a call of another library. */
+    static int inContext(CUctx_st context, IntSupplier call) {
+        CallingThread thread = CallingThread.get();
+        if (thread.context == context.address() || isCurrent(thread, context)) {
+            return call.getAsInt();
+        }
+        push(thread, context);
         try {
             return call.getAsInt();
         } finally {
-            check(cudart.cuCtxPopCurrent((CUctx_st) null), "cuCtxPopCurrent");
+            pop(thread);
         }
+    }
+
+    /** Runs code with a context current, and restores the thread's own; returns its result. */
+    static <T> T within(CUctx_st context, Supplier<T> body) {
+        CallingThread thread = CallingThread.get();
+        long before = thread.context;
+        if (before == context.address()) {
+            return body.get();
+        }
+        boolean pushed = !isCurrent(thread, context);
+        if (pushed) {
+            push(thread, context);
+        }
+        thread.context = context.address();
+        try {
+            return body.get();
+        } finally {
+            thread.context = before;
+            if (pushed) {
+                pop(thread);
+            }
+        }
+    }
+
+    private static boolean isCurrent(CallingThread thread, CUctx_st context) {
+        thread.driverCalls++;
+        if (thread.current == null) {
+            thread.current = new CUctx_st();
+        }
+        CUctx_st current = (CUctx_st) thread.current;
+        check(cudart.cuCtxGetCurrent(current), "cuCtxGetCurrent");
+        return current.address() == context.address();
+    }
+
+    private static void push(CallingThread thread, CUctx_st context) {
+        thread.driverCalls++;
+        check(cudart.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+    }
+
+    private static void pop(CallingThread thread) {
+        thread.driverCalls++;
+        check(cudart.cuCtxPopCurrent((CUctx_st) null), "cuCtxPopCurrent");
     }
 
     /** Returns a pointer to an address that JavaCPP neither owns nor frees. */
@@ -67,9 +123,15 @@ final class CudaDriver {
         }
     }
 
-    private static final class Address extends Pointer {
+    /** An address that JavaCPP neither owns nor frees, and that can be changed. */
+    static final class Address extends Pointer {
         Address(long address) {
             this.address = address;
+        }
+
+        Address to(long other) {
+            this.address = other;
+            return this;
         }
     }
 }

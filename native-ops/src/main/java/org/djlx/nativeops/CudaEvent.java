@@ -15,8 +15,8 @@ import org.bytedeco.cuda.global.cudart;
  */
 public final class CudaEvent extends CudaResource {
 
-    private static final int ORDER_ONLY =
-            cudart.CU_EVENT_DISABLE_TIMING | cudart.CU_EVENT_BLOCKING_SYNC;
+    // Without CU_EVENT_BLOCKING_SYNC, for which the GPU interrupts the host each time.
+    private static final int ORDER_ONLY = cudart.CU_EVENT_DISABLE_TIMING;
     private static final int TIMING = cudart.CU_EVENT_BLOCKING_SYNC;
 
     private final CUevent_st event = new CUevent_st();
@@ -73,7 +73,10 @@ public final class CudaEvent extends CudaResource {
         return true;
     }
 
-    /** Waits until the GPU has passed the mark. The thread sleeps meanwhile. */
+    /**
+     * Waits until the GPU has passed the mark. The thread sleeps meanwhile if the event is
+     * {@linkplain #createTiming for timing}, and may spin otherwise.
+     */
     public void synchronize() {
         call("cuEventSynchronize", () -> cudart.cuEventSynchronize(event));
     }

@@ -236,7 +236,8 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Waits until all work is done. The thread may spin; {@link CudaEvent#synchronize()} sleeps.
+     * Waits until all work is done. The thread may spin; {@link CudaEvent#synchronize()} of an
+     * event for timing sleeps.
      *
      * @throws CudaException also with the error of work done before, such as {@code
      *     CUDA_ERROR_ILLEGAL_ADDRESS}, after which the context is of no more use

@@ -5,20 +5,36 @@
 package org.djlx.nativeops;
 
 /**
- * How often a thread has called native libraries; what an operation costs is the difference between
- * after and before it.
+ * How often a thread has called native code through this package, for finding out what an operation
+ * costs the host.
  *
  * @param driver calls of the CUDA driver
- * @param other calls of libtorch, NCCL and cuBLASLt
+ * @param other calls of libtorch, cuBLASLt and NCCL
  */
 public record NativeCalls(long driver, long other) {
 
     /**
-     * Returns what the calling thread has called so far.
+     * Returns what the calling thread has called since it started.
      *
-     * @return the numbers; nothing counts yet, so they are 0
+     * @return the numbers of calls
      */
     public static NativeCalls ofThread() {
-        return new NativeCalls(0, 0);
+        CallingThread thread = CallingThread.get();
+        return new NativeCalls(thread.driverCalls, thread.otherCalls);
+    }
+
+    /** Notes a call of the calling thread that does not go to the driver. */
+    static void countOther() {
+        CallingThread.get().otherCalls++;
+    }
+
+    /**
+     * Returns the calls since an earlier time.
+     *
+     * @param earlier what {@link #ofThread} returned then, on the same thread
+     * @return the difference
+     */
+    public NativeCalls since(NativeCalls earlier) {
+        return new NativeCalls(driver - earlier.driver, other - earlier.other);
     }
 }

@@ -442,6 +442,7 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     static void check(int code, String call, long comm) {
+        NativeCalls.countOther();
         if (code != Nccl.SUCCESS) {
             throw new NcclException(call, describe(code, comm));
         }

@@ -4,6 +4,7 @@
  */
 package org.djlx.nativeops;
 
+import ai.djl.ndarray.NDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.function.Supplier;
 
@@ -45,5 +46,16 @@ public final class NoGradient {
         } finally {
             JniUtils.setGradMode(true);
         }
+    }
+
+    /**
+     * Tells whether autograd would record what is done with an array: whether the calling thread's
+     * mode is on and the array requires a gradient.
+     *
+     * @param array an array
+     * @return whether it would
+     */
+    public static boolean isRecorded(NDArray array) {
+        return JniUtils.isGradMode() && array.hasGradient();
     }
 }
