@@ -30,7 +30,7 @@ final class CudaPresetsProbe {
                             + " org.bytedeco:javacpp, each also with the classifier linux-x86_64,"
                             + " in the version for the CUDA that libtorch uses",
                     e);
-        } catch (LinkageError | IOException e) {
+        } catch (LinkageError e) {
             throw LoadedLibraries.linkError(
                     "JavaCPP's CUDA presets do not load ("
                             + e.getMessage()
@@ -47,23 +47,36 @@ final class CudaPresetsProbe {
 
         private static final String MEMORY_LIMIT = "org.bytedeco.javacpp.maxphysicalbytes";
 
-        static void load() throws IOException {
+        static void load() {
             // Unless told, JavaCPP lets the process have four times the Java heap, and throws
             // OutOfMemoryError beyond. libtorch, whose memory that is, has its own limits.
             if (System.getProperty(MEMORY_LIMIT) == null) {
                 System.setProperty(MEMORY_LIMIT, "0");
             }
-            // JavaCPP copies its libraries into a cache when first used. Where two processes do so
-            // at once, one can map a file that the other is writing, and die with SIGBUS.
+            locked(
+                    () -> {
+                        Loader.load(cudart.class);
+                        // From JavaCPP's own library, which is in a jar of its own.
+                        new BytePointer(1L).close();
+                    });
+        }
+    }
+
+    /**
+     * Runs what loads a library of JavaCPP, which it copies into a cache when first used. Where two
+     * processes do so at once, one can map a file that the other is writing, and die with SIGBUS.
+     */
+    static synchronized void locked(Runnable load) {
+        try {
             Path lock = Loader.getCacheDir().toPath().resolve("org.djlx.nativeops.lock");
             try (FileChannel file =
                     FileChannel.open(lock, StandardOpenOption.CREATE, StandardOpenOption.WRITE)) {
                 // Held until the file is closed.
                 file.lock();
-                Loader.load(cudart.class);
-                // From JavaCPP's own library, which is in a jar of its own.
-                new BytePointer(1L).close();
+                load.run();
             }
+        } catch (IOException e) {
+            throw LoadedLibraries.linkError("JavaCPP's cache cannot be locked: " + e, e);
         }
     }
 }

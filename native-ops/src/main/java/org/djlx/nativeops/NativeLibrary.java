@@ -19,6 +19,8 @@ public enum NativeLibrary {
      * has it.
      */
     CUDA_PRESETS(CudaPresetsProbe::run),
+    /** cuBLASLt, of the same version, through the same presets. */
+    CUBLASLT(CublasLtProbe::run),
     /** NCCL 2. */
     NCCL(LibraryProbes::nccl),
     /** NVRTC, CUDA's run-time compiler, of CUDA 12 or 13. */

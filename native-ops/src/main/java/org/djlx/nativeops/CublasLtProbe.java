@@ -1,0 +1,39 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import org.bytedeco.cuda.global.cublas;
+import org.bytedeco.javacpp.Loader;
+
+/** Loads the part of JavaCPP's CUDA presets that is for cuBLASLt. */
+final class CublasLtProbe {
+
+    private CublasLtProbe() {}
+
+    static void run() {
+        Throwable noPresets = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
+        if (noPresets != null) {
+            throw LoadedLibraries.linkError(noPresets.getMessage(), noPresets);
+        }
+        try {
+            Presets.load();
+        } catch (LinkageError e) {
+            throw LoadedLibraries.linkError(
+                    "JavaCPP's presets for cuBLAS do not load ("
+                            + e.getMessage()
+                            + "); they need libcublas and libcublasLt of CUDA's major version,"
+                            + " which libtorch brings, or in a folder of LD_LIBRARY_PATH",
+                    e);
+        }
+    }
+
+    /** A class of its own, so that nothing of the presets is touched before it is wanted. */
+    private static final class Presets {
+
+        static void load() {
+            CudaPresetsProbe.locked(() -> Loader.load(cublas.class));
+        }
+    }
+}
