@@ -8,7 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import org.junit.jupiter.api.Test;
 
@@ -25,12 +25,17 @@ class KernelSourceTest {
 
     @Test
     void foldersShareHeaders() {
-        for (String operator : List.of("all_reduce", "reduce")) {
-            KernelSource source =
-                    KernelSource.ofResource(NativeLibrary.class, operator + "/" + operator + ".cu");
-            assertEquals(operator + ".cu", source.name());
-            assertEquals(Set.of("element.cuh"), source.headers().keySet());
-        }
+        Set<String> element = Set.of("element.cuh");
+        Set<String> both = Set.of("element.cuh", "signal.cuh");
+        Map.of("reduce", element, "all_reduce", both, "wait_signals", both)
+                .forEach(
+                        (operator, headers) -> {
+                            KernelSource source =
+                                    KernelSource.ofResource(
+                                            NativeLibrary.class, operator + "/" + operator + ".cu");
+                            assertEquals(operator + ".cu", source.name());
+                            assertEquals(headers, source.headers().keySet());
+                        });
     }
 
     @Test

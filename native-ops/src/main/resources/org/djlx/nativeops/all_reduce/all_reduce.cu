@@ -19,6 +19,7 @@
 // Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
 // the host who was missing and ends; what it has written into the tensor is worthless.
 #include "element.cuh"
+#include "signal.cuh"
 
 const int MAX_RANKS = 8;
 const int MAX_BLOCKS = 64;
@@ -29,12 +30,6 @@ struct Control {
   u32 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
   u32 epoch;      // launches that have ended
   u32 ended;      // blocks of this launch that have ended
-};
-
-// Pinned memory of the host, which reads and writes it while kernels run.
-struct Status {
-  volatile u32 stop;     // written by the host
-  volatile u32 missing;  // 1 + a rank that did not arrive; 0 if all did
 };
 
 struct Peers {
@@ -50,36 +45,6 @@ struct Launch {
   u64 rank;
   u64 ranks;
 };
-
-__device__ u64 now() {
-  u64 time;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
-  return time;
-}
-
-__device__ void raise(u32* flag, u32 epoch) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(epoch) : "memory");
-}
-
-__device__ bool raised(const u32* flag, u32 epoch) {
-  u32 value;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-  return (int)(value - epoch) >= 0;
-}
-
-__device__ bool wait(const u32* flag, u32 epoch, const Launch& launch, u32 peer) {
-  if (raised(flag, epoch)) return true;
-  u64 begin = now();
-  for (u32 i = 1;; i++) {
-    if (raised(flag, epoch)) return true;
-    // The host's memory is slow to read.
-    if (i % 1024 == 0 && (launch.status->stop != 0 || now() - begin > launch.timeout)) {
-      launch.status->missing = 1 + peer;
-      __threadfence_system();
-      return false;
-    }
-  }
-}
 
 __device__ Control* control(const Launch& launch, u32 rank) { return (Control*)launch.peers.region[rank]; }
 
@@ -102,7 +67,7 @@ __device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
   if (peer < launch.ranks && (mask >> peer & 1)) {
     __threadfence_system();
     raise(&control(launch, peer)->flags[phase][blockIdx.x][launch.rank], epoch);
-    good = wait(&control(launch, launch.rank)->flags[phase][blockIdx.x][peer], epoch, launch, peer);
+    good = wait(&control(launch, launch.rank)->flags[phase][blockIdx.x][peer], epoch, launch.status, launch.timeout, peer);
   }
   return __syncthreads_and(good);
 }
