@@ -6,14 +6,22 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
+import java.util.function.Supplier;
 import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.trace.GroupTrace;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** What all handles on a group share on one rank: its backend, its counters, its sub-groups. */
 final class GroupState {
+
+    private static final Logger logger = LoggerFactory.getLogger(GroupState.class);
 
     private final GroupContext context; // null if this rank is not a member
     private final Backend backend;
@@ -28,6 +36,7 @@ final class GroupState {
     // Guarded by issueLock.
     private final List<ProcessGroup> subGroups = new ArrayList<>();
     private final Set<String> givenNames = new HashSet<>();
+    private final Map<Class<?>, AutoCloseable> attachments = new HashMap<>(); // guarded by itself
     private long sequence;
     private long messages;
     private int subGroupCount;
@@ -158,6 +167,36 @@ final class GroupState {
         }
     }
 
+    AutoCloseable attachment(Class<?> type, Supplier<? extends AutoCloseable> maker) {
+        synchronized (attachments) {
+            checkUsable();
+            return attachments.computeIfAbsent(type, absent -> maker.get());
+        }
+    }
+
+    /** Frees what libraries have kept, when nothing of the group runs any more. */
+    private void closeAttachments() {
+        List<AutoCloseable> kept;
+        synchronized (attachments) {
+            kept = List.copyOf(attachments.values());
+            attachments.clear();
+        }
+        if (kept.isEmpty()) {
+            return;
+        }
+        Disposal.run(
+                "what is attached to group '" + name + "'",
+                () -> {
+                    for (AutoCloseable attachment : kept) {
+                        try {
+                            attachment.close();
+                        } catch (Exception e) {
+                            logger.warn("{} of group '{}' cannot be freed", attachment, name, e);
+                        }
+                    }
+                });
+    }
+
     void destroy() {
         List<ProcessGroup> dependent;
         if (!destroyed && unusable == null) {
@@ -173,6 +212,7 @@ final class GroupState {
         dependent.forEach(ProcessGroup::destroy);
         trace.close();
         backend.close();
+        closeAttachments();
         onDestroy.run();
     }
 }

@@ -39,7 +39,6 @@ public final class P2pAllocator {
     private final long begin;
     private final long end;
     private final TreeMap<Long, Long> free = new TreeMap<>(); // sizes by offset; guarded by this
-    private long base; // address of the P2P memory; 0 until it is asked for; guarded by this
 
     P2pAllocator(P2pBuffers buffers, int rank) {
         this.buffers = buffers;
@@ -74,7 +73,7 @@ public final class P2pAllocator {
             place.detach(); // It keeps the group's memory for as long as the array lives.
             NativeMemory memory =
                     new NativeMemory(
-                            base() + offset,
+                            buffers.address(rank, offset),
                             byteSize,
                             Torch.device(place),
                             () -> {
@@ -90,17 +89,6 @@ public final class P2pAllocator {
                 give(offset, taken);
             }
         }
-    }
-
-    /** Returns the address of this rank's P2P memory. */
-    private synchronized long base() {
-        if (base == 0) {
-            try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-                NDArray first = buffers.p2pBuffer(manager, rank, new Shape(1), ScalarType.UINT8, 0);
-                base = Torch.dataPointer(first);
-            }
-        }
-        return base;
     }
 
     private synchronized long take(long byteSize) {
@@ -161,7 +149,7 @@ public final class P2pAllocator {
             return OptionalLong.empty();
         }
         // Addresses of GPUs and hosts do not coincide.
-        long offset = info.address() - base();
+        long offset = info.address() - buffers.address(rank, 0);
         boolean inside = offset >= begin && offset + info.byteSize() <= end;
         return inside ? OptionalLong.of(offset) : OptionalLong.empty();
     }

@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 
 /**
  * Symmetric memory of a group: memory on each rank, as much on all, that every rank can read and
@@ -40,6 +41,7 @@ public abstract class P2pBuffers {
     private final long bufferSize;
     private final long heapSize;
     private final int channels;
+    private final long[] addresses; // of each rank's memory; 0 until asked for; guarded by this
     private P2pAllocator allocator; // null until it is asked for; guarded by this
 
     /**
@@ -57,6 +59,25 @@ public abstract class P2pBuffers {
         this.bufferSize = bufferSize;
         this.heapSize = heapSize;
         this.channels = channels;
+        this.addresses = new long[worldSize];
+    }
+
+    /**
+     * Returns this rank.
+     *
+     * @return the rank
+     */
+    public final int rank() {
+        return rank;
+    }
+
+    /**
+     * Returns the number of ranks.
+     *
+     * @return the world size
+     */
+    public final int worldSize() {
+        return worldSize;
     }
 
     /**
@@ -115,6 +136,47 @@ public abstract class P2pBuffers {
             NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
         checkRange(rank, offset, Math.multiplyExact(shape.size(), type.itemSize()));
         return view(manager, rank, shape, type, offset);
+    }
+
+    /**
+     * Returns where a part of a rank's P2P memory is, as the device of this rank addresses it; for
+     * {@link P2pStream}s and kernels of your own. Not to be used once the group is destroyed.
+     *
+     * @param rank whose memory; that of another can be written, but not on all backends read
+     * @param offset the part's offset in bytes from the start of the buffer
+     * @return the address
+     */
+    public final synchronized long address(int rank, long offset) {
+        checkRange(rank, offset, 0);
+        if (addresses[rank] == 0) {
+            try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                NDArray first = view(manager, rank, new Shape(1), ScalarType.UINT8, 0);
+                addresses[rank] = Torch.dataPointer(first);
+            }
+        }
+        return addresses[rank] + offset;
+    }
+
+    /**
+     * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the
+     * thread itself.
+     *
+     * @param operation the operation under way
+     * @return the stream, to be closed by the caller
+     */
+    public P2pStream currentStream(Operation operation) {
+        return HostP2pStream.current(this, operation);
+    }
+
+    /**
+     * Returns a stream that runs beside the current one; on the CPU, unless a backend has its own,
+     * a thread of a pool, which copies to {@link #address}.
+     *
+     * @param operation the operation under way
+     * @return the stream, to be closed by the caller
+     */
+    public P2pStream sideStream(Operation operation) {
+        return HostP2pStream.side(this, operation);
     }
 
     /**
@@ -205,10 +267,12 @@ public abstract class P2pBuffers {
     public abstract void waitSignal(Operation operation, int rank, int channel, int epoch);
 
     /**
-     * Waits until all ranks have begun the operation and checks that they agree on what it is.
+     * Waits until all ranks have begun the operation and checks that they agree on what it is,
+     * where the host must know that before it goes on. Where the calls of all ranks are compared
+     * behind the operation, as {@code cuda_p2p} does, it returns at once.
      *
      * @param operation the operation under way
-     * @throws CollectiveException if they do not, naming what each called
+     * @throws CollectiveException if they do not agree, naming what each called
      */
     public abstract void awaitAgreement(Operation operation);
 

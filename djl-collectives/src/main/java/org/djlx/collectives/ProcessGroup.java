@@ -12,6 +12,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
+import java.util.function.Supplier;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.trace.FlightRecorder;
 import org.djlx.nativeops.TensorInfo;
@@ -191,6 +192,21 @@ public final class ProcessGroup implements AutoCloseable {
     public Optional<P2pBuffers> p2pBuffers() {
         state.checkUsable();
         return backend.p2pBuffers();
+    }
+
+    /**
+     * Returns what a library keeps for this group on this rank, such as plans of its operations:
+     * made when it is first asked for, and closed when the group has been destroyed and nothing of
+     * it runs any more. Views of the group have the same.
+     *
+     * @param type the class of what is kept, of which there is one
+     * @param maker makes it; must not use the group
+     * @param <T> the class
+     * @return what is kept
+     * @throws IllegalStateException if the group has been destroyed
+     */
+    public <T extends AutoCloseable> T attachment(Class<T> type, Supplier<T> maker) {
+        return type.cast(state.attachment(type, maker));
     }
 
     /**

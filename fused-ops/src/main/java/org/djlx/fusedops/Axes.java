@@ -11,7 +11,9 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
+import org.djlx.nativeops.MatrixLayout;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /** Rearranges the dimensions of arrays; what it returns are views wherever possible. */
@@ -70,6 +72,23 @@ final class Axes {
     /** A shape with a dimension in front. */
     static Shape stacked(long count, Shape shape) {
         return new Shape(count).addAll(shape);
+    }
+
+    /** The layout of a matrix. */
+    static MatrixLayout layout(TensorInfo matrix) {
+        long[] sizes = matrix.sizes();
+        long[] strides = matrix.strides();
+        return new MatrixLayout(sizes[0], sizes[1], strides[0], strides[1]);
+    }
+
+    /** Tells whether a matrix need not be copied to be multiplied. */
+    static boolean isUsable(MatrixLayout layout) {
+        return layout.isRowMajor() || layout.transposed().isRowMajor();
+    }
+
+    /** Brings the first dimension to its place; the array is replaced by a view, if need be. */
+    static NDArray restore(NDArray front, int dimension) {
+        return detached(front, array -> move(array, 0, dimension));
     }
 
     /** Replaces an array by a view of it; the storage lives on with the view. */

@@ -5,11 +5,13 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.TensorInfo;
 
 /**
  * Tensor-parallel matmuls fused with the collective before or after them; the counterparts of
@@ -38,6 +40,10 @@ import org.djlx.collectives.Work;
  * are missing, end like those of any operation of a {@link ProcessGroup}.
  */
 public final class FusedOps {
+
+    // The operators in a PlanKey.
+    private static final int GATHER = 1;
+    private static final int SCATTER = 2;
 
     private static final AtomicInteger FORCED = new AtomicInteger();
 
@@ -80,7 +86,40 @@ public final class FusedOps {
             int gatherDim,
             ProcessGroup group,
             boolean returnGathered) {
-        return new AllGatherMatmul(aShard, bs, gatherDim, group, returnGathered).run();
+        OperandChecks checks = new OperandChecks(AllGatherMatmulPlan.TYPE.toString());
+        checks.checkNotNull("the group", group);
+        if (bs == null || bs.isEmpty()) {
+            throw checks.wrong("there is no B to multiply with");
+        }
+        TensorInfo[] infos = new TensorInfo[1 + bs.size()];
+        List<NDArray> arrays = new ArrayList<>(infos.length);
+        infos[0] = checks.operand("aShard", aShard);
+        arrays.add(aShard);
+        for (int i = 0; i < bs.size(); i++) {
+            infos[1 + i] = checks.operand(bs.size() == 1 ? "B" : "B number " + i, bs.get(i));
+            arrays.add(bs.get(i));
+        }
+        int option = (isFallbackForced() ? 1 : 0) + (returnGathered ? 2 : 0);
+        PlanKey key = new PlanKey(GATHER, gatherDim, option, arrays, infos);
+        GroupPlans plans = GroupPlans.of(group);
+        AllGatherMatmulPlan.Issued issued;
+        synchronized (plans) {
+            issued =
+                    plans.plan(
+                                    key,
+                                    AllGatherMatmulPlan.class,
+                                    () ->
+                                            new AllGatherMatmulPlan(
+                                                    group,
+                                                    aShard,
+                                                    bs,
+                                                    infos,
+                                                    gatherDim,
+                                                    returnGathered))
+                            .run(aShard, bs, infos);
+        }
+        complete(group, issued.work(), () -> issued.result().close());
+        return issued.result();
     }
 
     /**
@@ -100,7 +139,26 @@ public final class FusedOps {
      */
     public static NDArray matmulReduceScatter(
             NDArray a, NDArray b, ReduceOp op, int scatterDim, ProcessGroup group) {
-        return new MatmulReduceScatter(a, b, op, scatterDim, group).run();
+        OperandChecks checks = new OperandChecks(MatmulReduceScatterPlan.TYPE.toString());
+        checks.checkNotNull("the group", group);
+        TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
+        checks.checkSum(op);
+        int option = (isFallbackForced() ? 1 : 0) + (op == ReduceOp.AVG ? 2 : 0);
+        PlanKey key = new PlanKey(SCATTER, scatterDim, option, List.of(a, b), infos);
+        GroupPlans plans = GroupPlans.of(group);
+        MatmulReduceScatterPlan.Issued issued;
+        synchronized (plans) {
+            issued =
+                    plans.plan(
+                                    key,
+                                    MatmulReduceScatterPlan.class,
+                                    () ->
+                                            new MatmulReduceScatterPlan(
+                                                    group, a, b, infos, op, scatterDim))
+                            .run(a, b, infos);
+        }
+        complete(group, issued.work(), () -> issued.result().close());
+        return issued.result();
     }
 
     /**
@@ -129,6 +187,22 @@ public final class FusedOps {
             work.blockCurrentStream();
         } else {
             work.await();
+        }
+    }
+
+    /** As {@link #complete(ProcessGroup, Work)}; if the operation failed, nobody gets a result. */
+    private static void complete(ProcessGroup group, Work work, Runnable closeResult) {
+        if (work == null) {
+            return; // It has been waited for.
+        }
+        boolean done = false;
+        try {
+            complete(group, work);
+            done = true;
+        } finally {
+            if (!done) {
+                closeResult.run();
+            }
         }
     }
 

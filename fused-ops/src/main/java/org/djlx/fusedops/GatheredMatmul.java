@@ -36,4 +36,11 @@ public final class GatheredMatmul {
     public List<NDArray> outputs() {
         return outputs;
     }
+
+    void close() {
+        outputs.forEach(NDArray::close);
+        if (gathered != null) {
+            gathered.close();
+        }
+    }
 }

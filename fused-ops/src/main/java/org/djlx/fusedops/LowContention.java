@@ -6,19 +6,19 @@ package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
-import java.util.ArrayList;
-import java.util.List;
 import java.util.OptionalLong;
 import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
 import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.fusedops.internal.Pipeline;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Schedule;
+import org.djlx.fusedops.internal.Slots;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
@@ -58,13 +58,12 @@ public final class LowContention {
      * @see ProcessGroup#allGatherIntoTensor
      */
     public static Work allGather(ProcessGroup group, NDArray output, NDArray input) {
-        new Arguments(ALL_GATHER.toString()).checkNotNull("the group", group);
+        new OperandChecks(ALL_GATHER.toString()).checkNotNull("the group", group);
         TensorInfo in = group.checkAllGather(output, input);
-        Shape shape = new Shape(in.count());
         OptionalLong offset = heapOffset(group, output);
         FallbackReason reason =
                 fallbackReason(
-                        group, () -> offset.isPresent() || Pipeline.fits(group, shape, in.type()));
+                        group, () -> offset.isPresent() || fits(group, in.count(), in.type()));
         UsageCounter.count(reason);
         if (reason != null) {
             return group.allGatherIntoTensor(output, input);
@@ -75,29 +74,34 @@ public final class LowContention {
                         in.sizes(),
                         null,
                         (int) offset.stream().map(o -> o / HEAP_UNIT + 1).findAny().orElse(0));
+        long byteSize = in.byteSize();
         return execute(
                 group,
                 ALL_GATHER,
                 agreed,
                 output,
                 input,
-                (arrays, pipeline) -> {
-                    NDArray shard = arrays.input().reshape(shape);
+                (operation, arrays) -> {
+                    Schedule schedule = GroupPlans.of(group).schedule();
+                    long shard = arrays.inputAddress();
                     if (offset.isPresent()) {
-                        pipeline.gatherInPlace(arrays.output(), shard, in.type());
-                    } else {
-                        NDArray blocks = arrays.output().reshape(group.worldSize(), in.count());
-                        long place = Torch.dataPointer(shard);
-                        pipeline.gatherAndConsume(
-                                shard,
-                                in.type(),
-                                (stream, rank, part) -> {
-                                    NDArray block = blocks.get(rank);
-                                    if (Torch.dataPointer(block) != place) {
-                                        stream.copy(block, part);
-                                    }
-                                });
+                        long place = offset.getAsLong();
+                        schedule.gatherInPlace(operation, place, shard, byteSize, arrays.all());
+                        return;
                     }
+                    long whole = arrays.outputAddress();
+                    schedule.gatherAndConsume(
+                            operation,
+                            new Slots(group.p2pBuffers().orElseThrow(), byteSize),
+                            shard,
+                            byteSize,
+                            (stream, rank, part) -> {
+                                long place = whole + rank * byteSize;
+                                if (place != shard || part != shard) {
+                                    stream.copy(place, part, byteSize);
+                                }
+                            },
+                            arrays.all());
                 });
     }
 
@@ -118,14 +122,12 @@ public final class LowContention {
      */
     public static Work reduceScatter(
             ProcessGroup group, NDArray output, NDArray input, ReduceOp op) {
-        Arguments arguments = new Arguments(REDUCE_SCATTER.toString());
+        OperandChecks arguments = new OperandChecks(REDUCE_SCATTER.toString());
         arguments.checkNotNull("the group", group);
         arguments.checkSum(op);
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
-        Shape shape = new Shape(out.count());
-        FallbackReason reason =
-                fallbackReason(group, () -> Pipeline.fits(group, shape, out.type()));
+        FallbackReason reason = fallbackReason(group, () -> fits(group, out.count(), out.type()));
         UsageCounter.count(reason);
         if (reason != null) {
             return group.reduceScatterTensor(output, input, op);
@@ -136,14 +138,22 @@ public final class LowContention {
                 new Agreed(out.type(), out.sizes(), op, 0),
                 output,
                 input,
-                (arrays, pipeline) -> {
-                    NDArray blocks = arrays.input().reshape(group.worldSize(), out.count());
-                    List<NDArray> parts = new ArrayList<>();
-                    for (int rank = 0; rank < group.worldSize(); rank++) {
-                        parts.add(blocks.get(rank));
-                    }
-                    pipeline.scatterAndReduce(
-                            arrays.output().reshape(shape), parts, out.type(), op);
+                (operation, arrays) -> {
+                    Compute compute = GroupPlans.of(group).compute();
+                    compute.begin();
+                    Compute.Reduction reduction =
+                            compute.reduction(
+                                    out.type(), out.count(), group.worldSize(), op == ReduceOp.AVG);
+                    GroupPlans.of(group)
+                            .schedule()
+                            .scatterAndReduce(
+                                    operation,
+                                    new Slots(group.p2pBuffers().orElseThrow(), out.byteSize()),
+                                    arrays.inputAddress(),
+                                    out.byteSize(),
+                                    (first, distance) ->
+                                            reduction.run(arrays.outputAddress(), first, distance),
+                                    arrays.all());
                 });
     }
 
@@ -168,8 +178,25 @@ public final class LowContention {
         return fits.getAsBoolean() ? null : FallbackReason.BUFFER_TOO_SMALL;
     }
 
+    private static boolean fits(ProcessGroup group, long count, ScalarType type) {
+        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), count, type);
+    }
+
     /** Both contiguous. */
-    private record Arrays(NDArray output, NDArray input) {}
+    private record Arrays(NDArray output, NDArray input) {
+
+        long outputAddress() {
+            return Torch.dataPointer(output);
+        }
+
+        long inputAddress() {
+            return Torch.dataPointer(input);
+        }
+
+        NDArray[] all() {
+            return new NDArray[] {output, input};
+        }
+    }
 
     private static Work execute(
             ProcessGroup group,
@@ -177,7 +204,7 @@ public final class LowContention {
             Agreed agreed,
             NDArray output,
             NDArray input,
-            BiConsumer<Arrays, Pipeline> body) {
+            BiConsumer<Operation, Arrays> body) {
         NDManager temporary = NDManager.newBaseManager(group.device(), "PyTorch");
         boolean issued = false;
         try {
@@ -189,15 +216,7 @@ public final class LowContention {
                             type,
                             agreed,
                             operation ->
-                                    NoGradient.run(
-                                            () ->
-                                                    run(
-                                                            out,
-                                                            in,
-                                                            new Pipeline(
-                                                                    group, operation, temporary),
-                                                            temporary,
-                                                            body)));
+                                    NoGradient.run(() -> run(operation, out, in, temporary, body)));
             issued = true;
             work.getFuture().whenComplete((result, failure) -> temporary.close());
             return work;
@@ -209,15 +228,15 @@ public final class LowContention {
     }
 
     private static void run(
+            Operation operation,
             NDArray out,
             NDArray in,
-            Pipeline pipeline,
             NDManager temporary,
-            BiConsumer<Arrays, Pipeline> body) {
+            BiConsumer<Operation, Arrays> body) {
         ScalarType type = Torch.scalarType(out);
         boolean strided = !Torch.isContiguous(out);
         NDArray straight = strided ? Torch.empty(temporary, out.getShape(), type) : out;
-        body.accept(new Arrays(straight, Axes.contiguous(temporary, in, type)), pipeline);
+        body.accept(operation, new Arrays(straight, Axes.contiguous(temporary, in, type)));
         if (strided) {
             Torch.copy(out, straight);
         }

@@ -22,6 +22,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
@@ -249,21 +250,35 @@ class FusedOpsErrorsTest {
                 });
     }
 
+    /** An operator would cut the graph, and a model behind it never learn: it says so. */
     @Test
-    void gradientsAreNotRecorded() {
+    void anInputThatRequiresAGradientIsRefused() {
         LocalRanks.run(
                 2,
                 group -> {
                     try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
                         NDArray a = manager.ones(new Shape(2, 2));
-                        a.setRequiresGradient(true);
                         NDArray b = manager.ones(new Shape(2, 2));
                         b.setRequiresGradient(true);
+                        assertRejected(
+                                () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group),
+                                "allGatherMatmul: B requires a gradient");
+                        assertRejected(
+                                () -> FusedOps.matmulReduceScatter(b, a, ReduceOp.SUM, 0, group),
+                                "matmulReduceScatter: A requires a gradient");
+                        NDArray fixed = b.stopGradient();
                         NDArray out =
-                                FusedOps.allGatherMatmul(a, List.of(b), 0, group).outputs().get(0);
+                                FusedOps.allGatherMatmul(a, List.of(fixed), 0, group)
+                                        .outputs()
+                                        .get(0);
                         assertFalse(out.hasGradient());
-                        NDArray sum = FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
-                        assertArrayEquals(new double[] {4, 4}, TestArrays.values(sum));
+                        NoGradient.run(
+                                () -> {
+                                    NDArray sum =
+                                            FusedOps.matmulReduceScatter(
+                                                    a, b, ReduceOp.SUM, 0, group);
+                                    assertArrayEquals(new double[] {4, 4}, TestArrays.values(sum));
+                                });
                     }
                 });
     }

@@ -6,6 +6,7 @@ package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -14,6 +15,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.CountDownLatch;
 import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
@@ -56,8 +58,12 @@ class FusedOpsGpuTest {
     }
 
     private void run(long bufferSize, Consumer<ProcessGroup> body) {
+        run(options(bufferSize), body);
+    }
+
+    private void run(CudaP2pOptions options, Consumer<ProcessGroup> body) {
         LocalRanks.run(
-                ProcessGroups.local("cuda_p2p", worldSize, options(bufferSize)),
+                ProcessGroups.local("cuda_p2p", worldSize, options),
                 group -> P2pRanks.run(group, () -> body.accept(group)));
     }
 
@@ -100,12 +106,12 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** What a rank has sent before it is known that ranks differ does not disturb what follows. */
+    /** If the ranks agree before anything is sent, the group goes on. */
     @Test
-    void differentCallsFailOnAllRanksAndLeaveTheGroupUsable() {
+    void differentCallsFailOnAllRanksAndLeaveAVerifiedGroupUsable() {
         List<FusedCase> grid = FusedOpsTest.gatherGrid();
         run(
-                8 << 20,
+                P2pRanks.verifiedOptions().optBufferSize(8 << 20).optHeapSize(HEAP).build(),
                 group -> {
                     try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
                         NDArray b = manager.ones(new Shape(3, 3));
@@ -130,6 +136,39 @@ class FusedOpsGpuTest {
                         }
                     }
                 });
+    }
+
+    /** Otherwise the calls are compared behind, and the group breaks; also if one falls back. */
+    @Test
+    void differentCallsBreakTheGroupOnAllRanks() {
+        for (boolean fits : new boolean[] {true, false}) {
+            if (!fits) {
+                P2pRanks.requireNccl();
+            }
+            run(
+                    8 << 20,
+                    group -> {
+                        try (NDManager manager =
+                                NDManager.newBaseManager(group.device(), "PyTorch")) {
+                            boolean odd = group.rank() == worldSize - 1;
+                            int rows = odd ? fits ? 400 : 3_000_000 : 2;
+                            NDArray a = manager.ones(new Shape(rows, 3));
+                            NDArray b = manager.ones(new Shape(3, 3));
+                            String message =
+                                    assertThrows(
+                                                    CollectiveException.class,
+                                                    () -> {
+                                                        FusedOps.allGatherMatmul(
+                                                                a, List.of(b), 0, group);
+                                                        group.barrier().await(group.timeout());
+                                                    })
+                                            .getMessage();
+                            assertTrue(message.contains("(float32, (2, 3))"), message);
+                            String other = fits ? "(400, 3)" : "(3000000, 3)";
+                            assertTrue(message.contains(other), message);
+                        }
+                    });
+        }
     }
 
     /** With B of ones, the product of a row is its sum. */
@@ -162,6 +201,7 @@ class FusedOpsGpuTest {
     /** What its launches wait for in vain ends at the timeout, and that breaks the group. */
     @Test
     void graphThatOneRankReplaysAlone() {
+        CountDownLatch replayed = new CountDownLatch(1);
         run(
                 8 << 20,
                 group -> {
@@ -195,6 +235,11 @@ class FusedOpsGpuTest {
                                     graph.launch(stream);
                                 }
                                 stream.synchronize();
+                                if (group.rank() == 0) {
+                                    replayed.countDown();
+                                }
+                                Replays.await(
+                                        replayed); // What others call would be taken for a replay.
                                 assertThrows(
                                         CollectiveException.class,
                                         () -> {

@@ -64,6 +64,9 @@ class FusedOpsTest {
             cases.add(new FusedCase(type, new Shape(2, 3, 2, 5), List.of(3), -2, false, 8));
             cases.add(new FusedCase(type, new Shape(3, 4, 5), List.of(6, 2), 1, true, 9));
             cases.add(new FusedCase(type, new Shape(33, 65), List.of(31), -2, true, 10));
+            // Small shards whose slots have no gaps are gathered before one matmul.
+            cases.add(new FusedCase(type, new Shape(16, 32), List.of(8, 3), 0, false, 11));
+            cases.add(new FusedCase(type, new Shape(2, 16, 32), List.of(5), 1, true, 12));
         }
         return cases;
     }
@@ -119,6 +122,9 @@ class FusedOpsTest {
             cases.add(new FusedCase(type, new Shape(3, 4 * w, 5), List.of(6), -2, true, 8));
             cases.add(new FusedCase(type, new Shape(7, 9), List.of(2 * w), -1, true, 9));
             cases.add(new FusedCase(type, new Shape(33 * w, 65), List.of(31), 0, true, 10));
+            // Small parts whose slots have no gaps are scattered behind one matmul.
+            cases.add(new FusedCase(type, new Shape(16 * w, 7), List.of(32), 0, false, 11));
+            cases.add(new FusedCase(type, new Shape(3, 16 * w, 7), List.of(64), 1, true, 12));
         }
         return cases;
     }

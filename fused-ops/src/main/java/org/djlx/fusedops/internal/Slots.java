@@ -4,9 +4,6 @@
  */
 package org.djlx.fusedops.internal;
 
-import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.nativeops.ScalarType;
 
@@ -18,54 +15,54 @@ import org.djlx.nativeops.ScalarType;
  *   buffer of a rank:  | half 0: slot 0 | slot 1 | …      | half 1: slot 0 | slot 1 | …      |
  * </pre>
  */
-final class Slots {
+public final class Slots {
 
-    // Vector and matrix instructions like aligned rows, and a cache line has one writer.
-    private static final long ALIGNMENT = 256;
+    /** Vector and matrix instructions like aligned rows, and a cache line has one writer. */
+    static final long ALIGNMENT = 256;
 
-    private final P2pBuffers buffers;
-    private final NDManager manager;
-    private final int rank;
-    private final Shape shape;
-    private final ScalarType type;
     private final long half;
+    private final long slot;
 
-    Slots(
-            P2pBuffers buffers,
-            NDManager manager,
-            int rank,
-            Shape shape,
-            ScalarType type,
-            int epoch) {
-        this.buffers = buffers;
-        this.manager = manager;
-        this.rank = rank;
-        this.shape = shape;
-        this.type = type;
-        this.half = (epoch & 1) * halfSize(buffers.bufferSize());
+    /**
+     * Divides the buffers.
+     *
+     * @param buffers the buffers, in which the slots {@link #fit}
+     * @param byteSize the size of what a rank sends to another
+     */
+    public Slots(P2pBuffers buffers, long byteSize) {
+        half = halfSize(buffers.bufferSize());
+        slot = align(byteSize);
     }
 
     private static long halfSize(long byteSize) {
         return byteSize / 2 / ALIGNMENT * ALIGNMENT;
     }
 
-    private static long slotSize(Shape shape, ScalarType type) {
-        long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
-        return (byteSize + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    private static long align(long byteSize) {
+        return Math.addExact(byteSize, ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
 
-    /** Tells whether a buffer is large enough for a slot of some shape for each rank. */
-    static boolean fit(long byteSize, int worldSize, Shape shape, ScalarType type) {
-        return slotSize(shape, type) <= halfSize(byteSize) / worldSize;
+    /**
+     * Tells whether buffers are large enough for a slot for each rank.
+     *
+     * @param buffers the buffers
+     * @param worldSize the number of ranks
+     * @param count how many elements a rank sends to another
+     * @param type their type
+     * @return whether they are
+     */
+    public static boolean fit(P2pBuffers buffers, int worldSize, long count, ScalarType type) {
+        long byteSize = Math.multiplyExact(count, type.itemSize());
+        return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;
     }
 
     /** Where on any rank the slot is into which a rank writes. */
-    long offset(int source) {
-        return half + source * slotSize(shape, type);
+    long offset(int epoch, int source) {
+        return (epoch & 1) * half + source * slot;
     }
 
-    /** This rank's slot into which a rank writes. */
-    NDArray slot(int source) {
-        return buffers.p2pBuffer(manager, rank, shape, type, offset(source));
+    /** From one rank's slot to the next, in bytes. */
+    long distance() {
+        return slot;
     }
 }

@@ -26,7 +26,10 @@ final class RegionLayout {
 
     // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
     private static final long CONTROL = 8192;
-    private static final long LINE = 64;
+
+    /** From a signal of one rank to that of the next on the same channel, in bytes. */
+    static final long LINE = 64;
+
     private static final long PAGE = 4096;
 
     private final long oneShotBytes;

@@ -9,25 +9,29 @@ import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.GpuWork;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.TensorHold;
 
 /** An operation on the stream that was the caller's current one. */
 final class StreamWork extends GpuWork {
 
-    private final P2pLine line;
-    private final List<NDArray> held;
+    private final P2pQueue queue;
+    private final CudaStream stream;
+    private final List<TensorHold> held; // what it works on, whose owner may close it meanwhile
 
     /**
      * Creates the work.
      *
-     * @param line where it runs
+     * @param queue where it runs
+     * @param stream the caller's current stream
      * @param operation the operation
      * @param result its outputs
-     * @param held arrays to close when it has ended
      */
-    StreamWork(P2pLine line, Operation operation, List<NDArray> result, List<NDArray> held) {
-        super(operation, result, line.events(), line.currentStreams(), line.isBlockingWait());
-        this.line = line;
-        this.held = held;
+    StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
+        super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
+        this.queue = queue;
+        this.stream = stream;
+        this.held = result.stream().map(TensorHold::new).toList();
     }
 
     /** Ends the work, of which nothing was enqueued that could still run. */
@@ -38,17 +42,22 @@ final class StreamWork extends GpuWork {
     }
 
     @Override
-    public P2pLine lane() {
-        return line;
+    public P2pQueue queue() {
+        return queue;
+    }
+
+    @Override
+    protected boolean isOn(CudaStream other) {
+        return other == stream;
     }
 
     @Override
     protected void release() {
-        held.forEach(NDArray::close);
+        held.forEach(TensorHold::close);
     }
 
     @Override
     protected CollectiveException failureAtEnd() {
-        return line.failureOf(operation());
+        return queue.failureOf(operation());
     }
 }

@@ -18,6 +18,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CurrentStreams;
 
 /**
  * An operation on a GPU. It has ended when the event behind it has happened, which the {@link
@@ -80,6 +81,16 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
 
     /** Throws if the calling thread must not wait for the work. */
     protected void requireWaitable() {}
+
+    /**
+     * Tells whether the work was enqueued on a stream, where nothing that follows need wait for it.
+     *
+     * @param stream the stream
+     * @return whether it was
+     */
+    protected boolean isOn(CudaStream stream) {
+        return false;
+    }
 
     /** Gives events back; called when the work has ended. */
     protected synchronized void recycleEvents() {
@@ -243,13 +254,16 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     @Override
     public final void blockCurrentStream() {
         requireWaitable();
-        CudaEvent behind = awaitEnqueued();
-        if (behind != null) {
-            try {
-                // May block if the GPU is stuck: not under the lock, which the watchdog takes.
-                currentStreams.get().waitEvent(behind);
-            } finally {
-                leave();
+        CudaStream current = currentStreams.get();
+        if (!isOn(current)) {
+            CudaEvent behind = awaitEnqueued();
+            if (behind != null) {
+                try {
+                    // May block if the GPU is stuck: not under the lock, which the watchdog takes.
+                    current.waitEvent(behind);
+                } finally {
+                    leave();
+                }
             }
         }
         if (failure != null) {

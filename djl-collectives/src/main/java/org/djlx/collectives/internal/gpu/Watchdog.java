@@ -5,16 +5,20 @@
 package org.djlx.collectives.internal.gpu;
 
 import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.Deque;
+import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
-import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -52,9 +56,9 @@ public final class Watchdog implements AutoCloseable {
         /**
          * Returns where the work runs.
          *
-         * @return the line
+         * @return the queue
          */
-        Line lane();
+        Queue queue();
 
         /**
          * Decides that the work has failed.
@@ -73,7 +77,7 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /** What works run on, and fail with. */
-    public interface Line {
+    public interface Queue {
 
         /**
          * Tells what is wrong, if anything.
@@ -92,6 +96,15 @@ public final class Watchdog implements AutoCloseable {
         }
 
         /**
+         * Tells who has not called what the first work on this queue waits for.
+         *
+         * @return the ranks, as far as they are known
+         */
+        default List<Integer> missing() {
+            return List.of();
+        }
+
+        /**
          * Makes all further calls fail.
          *
          * @param reason why
@@ -107,37 +120,42 @@ public final class Watchdog implements AutoCloseable {
     public interface Group {
 
         /**
-         * Returns what fails with a line: that line, and what is of no use without it.
+         * Returns what fails with a queue: that queue, and what is of no use without it.
          *
-         * @param line the line
-         * @return the lines
+         * @param queue the queue
+         * @return the queues
          */
-        Collection<? extends Line> failingWith(Line line);
+        Collection<? extends Queue> failingWith(Queue queue);
 
         /**
-         * Returns all lines.
+         * Returns all queues.
          *
-         * @return the lines
+         * @return the queues
          */
-        Collection<? extends Line> lines();
+        Collection<? extends Queue> queues();
 
         /**
-         * Tells which peer is known to have died, if any.
+         * Tells what is known to keep operations from ever ending well, if anything: a peer that
+         * has died, or that has called something else.
          *
-         * @return what is known of it, or empty
+         * @return the problem, or empty
          */
-        Optional<String> deadPeer();
+        Optional<CollectiveException> problem();
     }
 
     private static final Logger logger = LoggerFactory.getLogger(Watchdog.class);
-    private static final long INTERVAL_MILLIS = 5;
+    private static final long INTERVAL_MILLIS = 5; // between looks while works are under way
+    private static final long VIGIL_MILLIS = 100; // otherwise, if there is a vigil
     // Aborting frees GPU memory, which can wait for what other groups have under way.
     private static final Duration ABORT_PATIENCE = Duration.ofSeconds(10);
 
     private final Group group;
-    private final Set<Watched> works = new LinkedHashSet<>();
+    // The works of each queue in their order, in which they end. Queues are few, and stay.
+    private final Map<Queue, Deque<Watched>> works = new LinkedHashMap<>(); // guarded by this
+    private int count; // of all works; guarded by this
+    private Queue vigil; // watched also without a work, or null; guarded by this
     private final Thread thread;
-    private boolean closed;
+    private boolean closed; // guarded by this
 
     /**
      * Creates a watchdog.
@@ -153,15 +171,28 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Watches over a work until it has ended.
+     * Watches over a work until it has ended. The works of a queue end in the order in which they
+     * are added: only the first that has not is looked at.
      *
      * @param work the work
      */
     public synchronized void add(Watched work) {
-        works.add(work);
-        if (works.size() == 1) {
+        works.computeIfAbsent(work.queue(), queue -> new ArrayDeque<>()).add(work);
+        count++;
+        if (count == 1) {
             notifyAll();
         }
+    }
+
+    /**
+     * Watches over a queue also while there is no work, at leisure: what graphs replay there,
+     * nobody is told of.
+     *
+     * @param queue the queue
+     */
+    public synchronized void keepVigil(Queue queue) {
+        vigil = queue;
+        notifyAll();
     }
 
     /**
@@ -171,7 +202,10 @@ public final class Watchdog implements AutoCloseable {
      * @return false if it was not there any more
      */
     public synchronized boolean remove(Watched work) {
-        return works.remove(work);
+        Deque<Watched> queue = works.get(work.queue());
+        boolean found = queue != null && queue.removeLastOccurrence(work);
+        count -= found ? 1 : 0;
+        return found;
     }
 
     /**
@@ -183,15 +217,15 @@ public final class Watchdog implements AutoCloseable {
         return running().stream().allMatch(this::poll);
     }
 
-    /** Tells whether a work has ended; it has, with all on its line, if the GPU cannot tell. */
+    /** Tells whether a work has ended; it has, with all on its queue, if the GPU cannot tell. */
     private boolean poll(Watched work) {
         try {
             return work.poll();
         } catch (RuntimeException e) {
             CollectiveException reason =
                     new CollectiveException(work.operation() + " failed: " + e.getMessage(), e);
-            fail(group.failingWith(work.lane()), reason);
-            if (work.seal(reason)) { // Its line was broken before.
+            fail(group.failingWith(work.queue()), reason);
+            if (work.seal(reason)) { // Its queue was broken before.
                 work.complete(false);
             }
             return true;
@@ -199,13 +233,18 @@ public final class Watchdog implements AutoCloseable {
     }
 
     private synchronized List<Watched> running() {
-        return new ArrayList<>(works);
+        return works.values().stream().flatMap(Deque::stream).toList();
+    }
+
+    /** The first work of each queue that has any. */
+    private synchronized List<Watched> heads() {
+        return works.values().stream().filter(queue -> !queue.isEmpty()).map(Deque::peek).toList();
     }
 
     private void watch() {
         try {
             while (awaitWork()) {
-                check();
+                checkSafely();
                 Thread.sleep(INTERVAL_MILLIS);
             }
         } catch (InterruptedException e) {
@@ -213,9 +252,21 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
+    /** Whatever goes wrong here must not leave works that nobody watches over. */
+    private void checkSafely() {
+        try {
+            check();
+        } catch (RuntimeException | Error e) {
+            fail(group.queues(), new CollectiveException("the watchdog failed: " + e, e));
+        }
+    }
+
     private synchronized boolean awaitWork() throws InterruptedException {
-        while (works.isEmpty() && !closed) {
+        while (count == 0 && vigil == null && !closed) {
             wait();
+        }
+        if (count == 0 && !closed) {
+            wait(VIGIL_MILLIS);
         }
         return !closed;
     }
@@ -225,42 +276,84 @@ public final class Watchdog implements AutoCloseable {
     }
 
     private void check() {
-        List<Watched> running = running();
-        // A work that has ended may have done so in a way that shows on its line only.
-        Set<Line> lines = running.stream().map(Watched::lane).collect(Collectors.toSet());
-        List<Watched> done = running.stream().filter(this::poll).toList();
-        synchronized (this) {
-            done.forEach(works::remove);
+        // A work that has ended may have done so in a way that shows on its queue only.
+        Set<Queue> queues = queuesToWatch();
+        List<Watched> running = new ArrayList<>();
+        for (Watched head : heads()) {
+            Watched first = firstRunning(head);
+            if (first != null) {
+                running.add(first);
+            }
         }
-        running.removeAll(Set.copyOf(done));
         if (isClosed()) {
             return; // By what a work completed: nothing may be asked any more.
         }
         for (Watched work : running) {
             if (work.isLate() && !poll(work)) {
-                fail(group.failingWith(work.lane()), late(work));
+                fail(group.failingWith(work.queue()), late(work));
             }
         }
         if (isClosed()) {
             return;
         }
-        for (Line line : lines) {
-            line.error()
+        for (Queue queue : queues) {
+            queue.error()
                     .map(CollectiveException::new)
-                    .ifPresent(reason -> fail(group.failingWith(line), reason));
+                    .ifPresent(reason -> fail(group.failingWith(queue), reason));
         }
-        if (!running.isEmpty() && !isClosed()) {
-            group.deadPeer()
-                    .map(text -> new CollectiveException(text + "; the group is broken"))
-                    .ifPresent(reason -> fail(group.lines(), reason));
+        if ((!running.isEmpty() || isVigil()) && !isClosed()) {
+            group.problem().ifPresent(reason -> fail(group.queues(), reason));
         }
+    }
+
+    private synchronized boolean isVigil() {
+        return vigil != null;
+    }
+
+    private synchronized Set<Queue> queuesToWatch() {
+        Set<Queue> queues = new LinkedHashSet<>();
+        works.forEach(
+                (queue, pending) -> {
+                    if (!pending.isEmpty()) {
+                        queues.add(queue);
+                    }
+                });
+        if (vigil != null) {
+            queues.add(vigil);
+        }
+        return queues;
+    }
+
+    /** Completes what has ended on a queue; returns the first work that has not, or null. */
+    private Watched firstRunning(Watched head) {
+        Watched work = head;
+        while (work != null && !isClosed() && poll(work)) {
+            synchronized (this) {
+                Deque<Watched> queue = works.get(work.queue());
+                if (queue == null) {
+                    return null; // It has failed, and all on it.
+                }
+                if (queue.peek() == work) {
+                    queue.remove();
+                    count--;
+                }
+                work = queue.peek();
+            }
+        }
+        return work;
     }
 
     private static CollectiveException late(Watched work) {
         Operation operation = work.operation();
+        List<Integer> missing = work.queue().missing();
         return new CollectiveTimeoutException(
-                operation + " timed out after " + operation.timeout() + work.lane().hint(),
-                List.of());
+                operation
+                        + " timed out after "
+                        + operation.timeout()
+                        + (missing.isEmpty()
+                                ? work.queue().hint()
+                                : ": " + GroupErrors.ranks(missing) + " did not arrive"),
+                missing);
     }
 
     /**
@@ -269,16 +362,22 @@ public final class Watchdog implements AutoCloseable {
      * @param failing what breaks
      * @param reason why
      */
-    public void fail(Collection<? extends Line> failing, CollectiveException reason) {
-        List<Line> broken = new ArrayList<>(failing);
-        broken.removeIf(line -> !line.breakWith(reason));
+    public void fail(Collection<? extends Queue> failing, CollectiveException reason) {
+        List<Queue> broken = new ArrayList<>(failing);
+        broken.removeIf(queue -> !queue.breakWith(reason));
         if (broken.isEmpty()) {
             return;
         }
         List<Watched> running;
         synchronized (this) {
-            running = works.stream().filter(work -> broken.contains(work.lane())).toList();
-            running.forEach(works::remove);
+            running = new ArrayList<>();
+            for (Queue queue : broken) {
+                Deque<Watched> failed = works.remove(queue);
+                if (failed != null) {
+                    running.addAll(failed);
+                    count -= failed.size();
+                }
+            }
         }
         // Decided before the abort, after which they look as if they had ended well.
         List<Watched> failed = running.stream().filter(work -> seal(work, reason)).toList();
@@ -297,19 +396,19 @@ public final class Watchdog implements AutoCloseable {
         return work.seal(reason);
     }
 
-    private static void abort(Line line) {
+    private static void abort(Queue queue) {
         try {
-            line.abort();
+            queue.abort();
         } catch (RuntimeException e) {
             logger.warn("what runs on a GPU cannot be ended", e);
         }
     }
 
     /** Aborts all at once: what one has enqueued may wait for another. */
-    private static boolean abort(List<Line> lines) {
+    private static boolean abort(List<Queue> queues) {
         List<Thread> aborters =
-                lines.stream()
-                        .map(line -> LongCalls.start("collectives-abort", () -> abort(line)))
+                queues.stream()
+                        .map(queue -> LongCalls.start("collectives-abort", () -> abort(queue)))
                         .toList();
         return LongCalls.join(aborters, ABORT_PATIENCE);
     }

@@ -172,21 +172,35 @@ public final class GroupErrors {
      */
     public static CollectiveMismatchException disagreement(
             Operation operation, String group, List<long[]> signatures) {
-        Map<String, List<Integer>> callers = new TreeMap<>();
+        Map<Integer, String> calls = new TreeMap<>();
         for (int rank = 0; rank < signatures.size(); rank++) {
-            String call = Operation.describe(signatures.get(rank));
-            callers.computeIfAbsent(call, k -> new ArrayList<>()).add(rank);
+            calls.put(rank, Operation.describe(signatures.get(rank)));
         }
+        return disagreement("operation #" + operation.sequence(), group, calls);
+    }
+
+    /**
+     * The ranks called different operations.
+     *
+     * @param call which of their calls it was
+     * @param group the group's name
+     * @param calls what each rank called, by its number, as far as that is known
+     * @return the exception
+     */
+    public static CollectiveMismatchException disagreement(
+            String call, String group, Map<Integer, String> calls) {
+        Map<String, List<Integer>> callers = new TreeMap<>();
+        calls.forEach(
+                (rank, text) -> callers.computeIfAbsent(text, k -> new ArrayList<>()).add(rank));
         StringBuilder text = new StringBuilder();
         callers.forEach(
-                (call, ranks) ->
+                (called, ranks) ->
                         text.append(text.length() == 0 ? "" : "; ")
                                 .append(ranks(ranks))
                                 .append(" called ")
-                                .append(call));
+                                .append(called));
         return new CollectiveMismatchException(
-                "operation #"
-                        + operation.sequence()
+                call
                         + " of group '"
                         + group
                         + "' is not the same on all ranks: "

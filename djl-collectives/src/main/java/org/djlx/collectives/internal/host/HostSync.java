@@ -6,6 +6,7 @@ package org.djlx.collectives.internal.host;
 
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 
@@ -19,14 +20,18 @@ public final class HostSync implements AutoCloseable {
 
     private final SharedSegment segment;
     private final Rendezvous rendezvous;
+    private final CallLog log; // guarded by itself
+    private final String group;
     private final int rank;
     private final int worldSize;
 
-    private HostSync(SharedSegment segment, Rendezvous rendezvous, int rank, int worldSize) {
+    private HostSync(GroupContext context, SharedSegment segment, Rendezvous rendezvous) {
         this.segment = segment;
         this.rendezvous = rendezvous;
-        this.rank = rank;
-        this.worldSize = worldSize;
+        group = context.name();
+        rank = context.rank();
+        worldSize = context.worldSize();
+        log = new CallLog(segment.memory(), ControlBlock.byteSize(worldSize), rank, worldSize);
     }
 
     /**
@@ -37,14 +42,15 @@ public final class HostSync implements AutoCloseable {
      * @throws CollectiveException on all ranks, if they are not on one machine
      */
     public static HostSync join(GroupContext context) {
-        SharedSegment segment =
-                SharedSegment.map(context, ControlBlock.byteSize(context.worldSize()), List.of());
+        int byteSize =
+                ControlBlock.byteSize(context.worldSize()) + CallLog.byteSize(context.worldSize());
+        SharedSegment segment = SharedSegment.map(context, byteSize, List.of());
         int rank = context.rank();
         ControlBlock control = new ControlBlock(segment.memory(), context.worldSize());
         Rendezvous rendezvous = new Rendezvous(control, context.name(), rank, context.worldSize());
         long pid = ProcessHandle.current().pid();
         control.setActive(rank, pid, Liveness.startTime(pid));
-        HostSync host = new HostSync(segment, rendezvous, rank, context.worldSize());
+        HostSync host = new HostSync(context, segment, rendezvous);
         try {
             host.agree(context.joining());
         } catch (RuntimeException e) {
@@ -63,6 +69,63 @@ public final class HostSync implements AutoCloseable {
     public void agree(Operation operation) {
         rendezvous.begin(operation);
         rendezvous.awaitAgreement(operation);
+    }
+
+    /**
+     * Tells the others what this rank calls, to be compared with what they call when they do; does
+     * not wait for them, unless one is {@value CallLog#SLOTS} calls behind.
+     *
+     * @param operation the operation
+     * @param captured whether it goes into a graph instead of running
+     * @throws CollectiveMismatchException if this call or one before differs from another rank's
+     * @throws CollectiveException if a rank that is that far behind is gone or does not go on in
+     *     time
+     */
+    public void publish(Operation operation, boolean captured) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            if (!log.hasRoomFor(peer)) {
+                // Here a host waits for another: what it has published must be compared before it
+                // is overwritten. It has enqueued so much on its GPU that the driver would soon let
+                // it wait anyway.
+                rendezvous.await(operation, log::hasRoomFor);
+            }
+        }
+        CollectiveMismatchException difference;
+        synchronized (log) {
+            difference = difference(log.publish(operation.signature(), captured));
+        }
+        rendezvous.ringOthers();
+        if (difference != null) {
+            throw difference;
+        }
+    }
+
+    private CollectiveMismatchException difference(int number) {
+        return number == 0
+                ? null
+                : GroupErrors.disagreement("call " + number, group, log.calls(number));
+    }
+
+    /**
+     * Compares what this rank and others have published.
+     *
+     * @return what each called, if something differs; otherwise null
+     */
+    public CollectiveMismatchException difference() {
+        synchronized (log) {
+            return difference(log.compare());
+        }
+    }
+
+    /**
+     * Tells who has {@linkplain #publish published} the fewest calls.
+     *
+     * @return the ranks; none if this one has not published more
+     */
+    public List<Integer> behind() {
+        synchronized (log) {
+            return log.behind();
+        }
     }
 
     /**

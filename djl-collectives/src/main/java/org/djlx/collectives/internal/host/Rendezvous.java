@@ -283,7 +283,8 @@ public final class Rendezvous {
         }
     }
 
-    private void ringOthers() {
+    /** Wakes those of the others that sleep, after a change that they may wait for. */
+    public void ringOthers() {
         for (int peer = 0; peer < worldSize; peer++) {
             if (peer != rank) {
                 control.ring(peer);
@@ -300,7 +301,13 @@ public final class Rendezvous {
         return spins;
     }
 
-    private void await(Operation operation, IntPredicate arrived) {
+    /**
+     * Waits until something holds of every rank.
+     *
+     * @param operation what it is waited for, for its timeout and for messages
+     * @param arrived tells whether it holds of a rank, which rings when that may have changed
+     */
+    public void await(Operation operation, IntPredicate arrived) {
         int next = 0;
         for (int i = 0; i < spins; i++) {
             next = firstMissing(next, arrived);

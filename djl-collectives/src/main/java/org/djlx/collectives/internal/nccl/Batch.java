@@ -24,7 +24,7 @@ public final class Batch {
     private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
 
     // In the order of the calls. NCCL starts a step as a whole, and runs it in an order of its own.
-    private final Map<Lane, Map<Integer, List<NcclWork>>> steps = new LinkedHashMap<>();
+    private final Map<NcclQueue, Map<Integer, List<NcclWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;
     private int together; // the part of the depth that asks for one step
@@ -88,41 +88,41 @@ public final class Batch {
     }
 
     /** Adds an operation, which the end of the batch launches. */
-    void add(Lane lane, NcclWork work) {
+    void add(NcclQueue queue, NcclWork work) {
         if (together == 0) {
             step++;
         }
         int key = work.isMessage() ? 0 : step; // Messages wait for each other in any order.
-        steps.computeIfAbsent(lane, absent -> new LinkedHashMap<>())
+        steps.computeIfAbsent(queue, absent -> new LinkedHashMap<>())
                 .computeIfAbsent(key, absent -> new ArrayList<>())
                 .add(work);
     }
 
     private void launch() {
         if (failure != null) {
-            steps.keySet().forEach(lane -> lane.fail(reason(failure)));
+            steps.keySet().forEach(queue -> queue.fail(reason(failure)));
             return;
         }
-        Map<Lane, Deque<List<NcclWork>>> own = new LinkedHashMap<>();
+        Map<NcclQueue, Deque<List<NcclWork>>> own = new LinkedHashMap<>();
         steps.forEach(
-                (lane, units) -> {
-                    if (lane.own(units.values())) {
-                        own.put(lane, new ArrayDeque<>(units.values()));
+                (queue, units) -> {
+                    if (queue.own(units.values())) {
+                        own.put(queue, new ArrayDeque<>(units.values()));
                     }
                 });
-        Set<Lane> lanes = Set.copyOf(own.keySet());
+        Set<NcclQueue> queues = Set.copyOf(own.keySet());
         try {
             while (!own.isEmpty()) {
-                NcclGroup.run(() -> own.forEach((lane, units) -> lane.launch(units.peek())));
-                own.forEach((lane, units) -> lane.launched(units.poll()));
+                NcclGroup.run(() -> own.forEach((queue, units) -> queue.launch(units.peek())));
+                own.forEach((queue, units) -> queue.launched(units.poll()));
                 own.values().removeIf(Collection::isEmpty);
             }
         } catch (RuntimeException | Error e) {
             CollectiveException reason = reason(e);
-            lanes.forEach(lane -> lane.fail(reason));
+            queues.forEach(queue -> queue.fail(reason));
             throw reason;
         } finally {
-            lanes.forEach(Lane::release);
+            queues.forEach(NcclQueue::release);
         }
     }
 

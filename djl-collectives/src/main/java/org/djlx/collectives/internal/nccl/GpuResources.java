@@ -9,14 +9,14 @@ import ai.djl.ndarray.NDManager;
 import java.util.List;
 import java.util.function.Consumer;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.internal.gpu.CurrentStreams;
 import org.djlx.collectives.internal.gpu.EventPool;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.CurrentStreams;
 import org.djlx.nativeops.Torch;
 
-/** What the {@link Lane}s of one backend share on their GPU. */
+/** What the {@link NcclQueue}s of one backend share on their GPU. */
 final class GpuResources implements AutoCloseable {
 
     private final Device device;

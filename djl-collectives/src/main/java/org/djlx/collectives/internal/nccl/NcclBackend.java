@@ -26,6 +26,7 @@ import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.gpu.Watchdog;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NcclCommunicator;
 import org.djlx.nativeops.ScalarType;
@@ -102,10 +103,11 @@ public final class NcclBackend extends Backend {
     private final NcclOptions options;
     private final GpuResources resources;
     private final Watchdog watchdog;
-    private final Lane lane; // of collectives
-    private final Channels channels;
+    private final NcclQueue queue; // of collectives
+    private final MessageQueues messageQueues;
     private final Set<NcclBackend> family; // whose communicators share what an abort ends
     private volatile Peers peers = Peers.none();
+    private volatile Companion companion = new Companion() {};
     private NDArray barrierWord; // guarded by this
     private boolean closed; // guarded by this
 
@@ -117,16 +119,45 @@ public final class NcclBackend extends Backend {
         String name = NAME + "-" + context.name() + "-rank-" + context.rank();
         resources = new GpuResources(device, options, name);
         watchdog = new Watchdog(name, new Members());
-        Lane.Listener listener = new Failures();
+        NcclQueue.Listener listener = new Failures();
         Verification verification = options.isVerify() ? new Verification(context) : null;
-        lane =
-                new Lane(
+        queue =
+                new NcclQueue(
                         "group '" + context.name() + "'",
                         resources,
                         this::connect,
                         verification == null ? null : verification::collective,
                         listener);
-        channels = new Channels(context, resources, options, listener, this::met);
+        messageQueues = new MessageQueues(context, resources, options, listener, this::met);
+    }
+
+    /** What runs operations of the same group in another way. */
+    public interface Companion {
+
+        /**
+         * Tells what is known there to keep operations from ever ending well.
+         *
+         * @return the problem, or empty
+         */
+        default Optional<CollectiveException> problem() {
+            return Optional.empty();
+        }
+
+        /**
+         * Tells that the group is broken, just before what NCCL runs is aborted. Must not wait.
+         *
+         * @param reason why
+         */
+        default void broken(CollectiveException reason) {}
+    }
+
+    /**
+     * Names what runs operations of the same group in another way.
+     *
+     * @param other what does, before it runs any
+     */
+    public void accompany(Companion other) {
+        companion = other;
     }
 
     private synchronized void met(int rank, byte[] process) {
@@ -170,7 +201,7 @@ public final class NcclBackend extends Backend {
                     options.timeout().plus(CONNECT_PATIENCE),
                     () -> peers.dead(),
                     () -> {
-                        lane.connect();
+                        queue.connect();
                         return true;
                     });
             return this;
@@ -202,7 +233,7 @@ public final class NcclBackend extends Backend {
         int key = members.indexOf(context.rank());
         int own = child == null ? -1 : color;
         NcclCommunicator part =
-                lane.split(own, key, options.config(), options.timeout(), () -> peers.dead());
+                queue.split(own, key, options.config(), options.timeout(), () -> peers.dead());
         if (child == null) {
             return Optional.empty();
         }
@@ -212,7 +243,7 @@ public final class NcclBackend extends Backend {
                         : ConcurrentHashMap.newKeySet();
         NcclBackend backend = new NcclBackend(child, options, resources.device(), relatives);
         relatives.add(backend);
-        backend.lane.adopt(part);
+        backend.queue.adopt(part);
         backend.peers = peers.subset(members);
         return Optional.of(backend);
     }
@@ -296,13 +327,13 @@ public final class NcclBackend extends Backend {
     @Override
     public Work send(Operation operation, NDArray tensor, int destination, int tag) {
         Call call = Calls.send(input(tensor), tag);
-        return issue(channels.to(destination), operation, call, List.of(tensor), destination);
+        return issue(messageQueues.to(destination), operation, call, List.of(tensor), destination);
     }
 
     @Override
     public Work recv(Operation operation, NDArray tensor, int source, int tag) {
         Call call = Calls.recv(output(tensor), tag);
-        return issue(channels.from(source), operation, call, List.of(tensor), source);
+        return issue(messageQueues.from(source), operation, call, List.of(tensor), source);
     }
 
     /**
@@ -312,6 +343,15 @@ public final class NcclBackend extends Backend {
      */
     public boolean isBatching() {
         return Batch.current() != null;
+    }
+
+    /**
+     * Tells whether what the calling thread enqueues on its current stream goes into a graph.
+     *
+     * @return whether it does
+     */
+    public boolean isCapturing() {
+        return resources.current().get().isCapturing();
     }
 
     @Override
@@ -359,11 +399,12 @@ public final class NcclBackend extends Backend {
     }
 
     private Work issue(Operation operation, Call call, List<NDArray> result) {
-        return issue(lane, operation, call, result, -1);
+        return issue(queue, operation, call, result, -1);
     }
 
-    private Work issue(Lane where, Operation operation, Call call, List<NDArray> result, int peer) {
-        if (resources.current().get().isCapturing()) {
+    private Work issue(
+            NcclQueue where, Operation operation, Call call, List<NDArray> result, int peer) {
+        if (isCapturing()) {
             call.release();
             throw new IllegalStateException(
                     operation
@@ -373,16 +414,14 @@ public final class NcclBackend extends Backend {
         NcclWork work = new NcclWork(where, operation, call, result, peer);
         watchdog.add(work);
         try {
-            lane.checkUsable(operation); // Messages fail with the group, to new peers as well.
+            queue.checkUsable(operation); // Messages fail with the group, to new peers as well.
             where.issue(work);
             return work;
         } catch (RuntimeException e) {
             if (watchdog.remove(work)) {
                 work.discard();
             }
-            throw e instanceof CollectiveException collective
-                    ? collective
-                    : new CollectiveException(operation + " failed: " + e.getMessage(), e);
+            throw GroupErrors.failed(operation, e);
         }
     }
 
@@ -392,40 +431,44 @@ public final class NcclBackend extends Backend {
      * @param reason why
      */
     public void breakWith(CollectiveException reason) {
-        watchdog.fail(lanes(), reason);
+        watchdog.fail(queues(), reason);
     }
 
-    private List<Lane> lanes() {
-        List<Lane> lanes = new ArrayList<>(channels.all());
-        lanes.add(lane);
-        return lanes;
+    private List<NcclQueue> queues() {
+        List<NcclQueue> queues = new ArrayList<>(messageQueues.all());
+        queues.add(queue);
+        return queues;
     }
 
     /** What the watchdog needs to know. */
     private final class Members implements Watchdog.Group {
 
         @Override
-        public Collection<Lane> failingWith(Watchdog.Line line) {
-            return line == lane ? lanes() : List.of((Lane) line);
+        public Collection<NcclQueue> failingWith(Watchdog.Queue failing) {
+            return failing == queue ? queues() : List.of((NcclQueue) failing);
         }
 
         @Override
-        public Collection<Lane> lines() {
-            return lanes();
+        public Collection<NcclQueue> queues() {
+            return NcclBackend.this.queues();
         }
 
         @Override
-        public Optional<String> deadPeer() {
-            return peers.dead();
+        public Optional<CollectiveException> problem() {
+            Optional<CollectiveException> beside = companion.problem();
+            return beside.isPresent()
+                    ? beside
+                    : peers.dead()
+                            .map(text -> new CollectiveException(text + "; the group is broken"));
         }
     }
 
-    /** What the lanes tell. */
-    private final class Failures implements Lane.Listener {
+    /** What the queues tell. */
+    private final class Failures implements NcclQueue.Listener {
 
         @Override
-        public void failed(Lane failed, CollectiveException reason) {
-            watchdog.fail(failed == lane ? lanes() : List.of(failed), reason);
+        public void failed(NcclQueue failed, CollectiveException reason) {
+            watchdog.fail(failed == queue ? queues() : List.of(failed), reason);
         }
 
         /**
@@ -433,10 +476,11 @@ public final class NcclBackend extends Backend {
          * have failed before it is set, or they would look as if they had ended well.
          */
         @Override
-        public void aborting(Lane aborted, CollectiveException reason) {
-            if (aborted != lane) {
+        public void aborting(NcclQueue aborted, CollectiveException reason) {
+            if (aborted != queue) {
                 return;
             }
+            companion.broken(reason);
             for (NcclBackend relative : family) {
                 if (relative != NcclBackend.this) {
                     relative.breakWith(
@@ -466,19 +510,16 @@ public final class NcclBackend extends Backend {
             }
             closed = true;
         }
-        List<Lane> lanes = lanes();
+        List<NcclQueue> queues = queues();
         if (!watchdog.isIdle()) {
-            watchdog.fail(
-                    lanes,
-                    new CollectiveException(
-                            "this rank destroyed the group '" + context.name() + "'"));
+            watchdog.fail(queues, GroupErrors.groupDestroyed(context.name()));
         }
         watchdog.close();
         family.remove(this);
         Disposal.run(
                 "what NCCL holds for group '" + context.name() + "'",
                 () -> {
-                    lanes.forEach(Lane::close);
+                    queues.forEach(NcclQueue::close);
                     resources.close();
                 });
     }

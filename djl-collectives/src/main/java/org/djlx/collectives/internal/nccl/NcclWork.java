@@ -14,12 +14,12 @@ import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NcclCommunicator;
 
 /**
- * An operation of NCCL: issued by the caller, then launched by its {@link Lane}, which is mostly
- * the same call.
+ * An operation of NCCL: issued by the caller, then launched by its {@link NcclQueue}, which is
+ * mostly the same call.
  */
 final class NcclWork extends GpuWork {
 
-    private final Lane lane;
+    private final NcclQueue queue;
     private final Call call;
     private final int peer;
     private volatile boolean verifying;
@@ -28,29 +28,29 @@ final class NcclWork extends GpuWork {
     /**
      * Creates the work, behind what the calling thread has enqueued on its current stream.
      *
-     * @param lane where it runs
+     * @param queue where it runs
      * @param operation the operation
      * @param call what it does
      * @param result its outputs
      * @param peer the other rank of a message, or -1
      */
-    NcclWork(Lane lane, Operation operation, Call call, List<NDArray> result, int peer) {
+    NcclWork(NcclQueue queue, Operation operation, Call call, List<NDArray> result, int peer) {
         super(
                 operation,
                 result,
-                lane.resources().events(),
-                lane.resources().current(),
-                lane.resources().blocking() || operation.type() == OpType.BARRIER);
-        this.lane = lane;
+                queue.resources().events(),
+                queue.resources().current(),
+                queue.resources().blocking() || operation.type() == OpType.BARRIER);
+        this.queue = queue;
         this.call = call;
         this.peer = peer;
-        ready = lane.resources().events().take();
-        ready.record(lane.resources().current().get());
+        ready = queue.resources().events().take();
+        ready.record(queue.resources().current().get());
     }
 
     @Override
-    public Lane lane() {
-        return lane;
+    public NcclQueue queue() {
+        return queue;
     }
 
     int peer() {
@@ -81,7 +81,7 @@ final class NcclWork extends GpuWork {
         return !verifying && super.isLate();
     }
 
-    /** Enqueues the operation, by the lane. */
+    /** Enqueues the operation, by the queue. */
     void launch(NcclCommunicator nccl, CudaStream stream) {
         CudaEvent before;
         synchronized (this) {
@@ -92,10 +92,10 @@ final class NcclWork extends GpuWork {
             ready = null;
         }
         stream.waitEvent(before);
-        lane.resources().events().give(before);
+        queue.resources().events().give(before);
         operation().started();
-        lane.resources().load(call.in(), stream);
-        lane.resources().load(call.out(), stream);
+        queue.resources().load(call.in(), stream);
+        queue.resources().load(call.out(), stream);
         call.body().enqueue(nccl, stream);
     }
 
@@ -104,7 +104,7 @@ final class NcclWork extends GpuWork {
         if (hasEnded()) {
             return; // It has failed meanwhile, and its tensors are gone.
         }
-        lane.resources().flush(call.out(), stream);
+        queue.resources().flush(call.out(), stream);
         recordEnd(stream);
     }
 
@@ -116,7 +116,7 @@ final class NcclWork extends GpuWork {
     @Override
     protected synchronized void recycleEvents() {
         if (ready != null) {
-            lane.resources().events().give(ready);
+            queue.resources().events().give(ready);
             ready = null;
         }
         super.recycleEvents();

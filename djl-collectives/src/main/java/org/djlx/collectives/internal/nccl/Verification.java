@@ -104,15 +104,15 @@ final class Verification {
     }
 
     /**
-     * Compares a message with its other end; the messages of a lane are numbered by their order.
+     * Compares a message with its other end; the messages of a queue are numbered by their order.
      */
     void message(NcclWork work, long number) {
         boolean sends = work.operation().type() == OpType.SEND;
         int sender = sends ? context.rank() : work.peer();
         int receiver = sends ? work.peer() : context.rank();
-        String lane = "verify/" + sender + "-" + receiver + "/";
+        String queue = "verify/" + sender + "-" + receiver + "/";
         List<long[]> calls =
-                exchange(lane + number, context.rank(), List.of(sender, receiver), work);
+                exchange(queue + number, context.rank(), List.of(sender, receiver), work);
         for (int i = 0; i < work.call().detail().length; i++) {
             int word = Operation.SIGNATURE_WORDS + i;
             if (calls.get(0)[word] != calls.get(1)[word]) {

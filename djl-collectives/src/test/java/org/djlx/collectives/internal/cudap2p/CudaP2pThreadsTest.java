@@ -17,13 +17,17 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.CountDownLatch;
 import java.util.function.BiConsumer;
+import java.util.function.Consumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -95,6 +99,160 @@ class CudaP2pThreadsTest {
                                                         (group, manager) ->
                                                                 ContractCases.run(
                                                                         entry.getValue(), group))));
+    }
+
+    /** With the calls of all ranks compared before they run. */
+    @TestFactory
+    Stream<DynamicTest> verifiedContract() {
+        P2pRanks.requireNccl();
+        return NcclCases.verifiedCases().entrySet().stream()
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        entry.getKey(),
+                                        () ->
+                                                run(
+                                                        P2pRanks.verifiedOptions(),
+                                                        (group, manager) ->
+                                                                ContractCases.run(
+                                                                        entry.getValue(), group))));
+    }
+
+    /** Two calls, of which the last rank makes the second where the others make the first. */
+    private record Differing(
+            String one,
+            Consumer<ProcessGroup> first,
+            String other,
+            Consumer<ProcessGroup> second) {}
+
+    private static NDArray ones(ProcessGroup group, long count) {
+        return group.device().isGpu()
+                ? NDManager.newBaseManager(group.device(), "PyTorch").ones(new Shape(count))
+                : null;
+    }
+
+    private static void allReduce(ProcessGroup group, long count) {
+        group.allReduce(ones(group, count), ReduceOp.SUM).await();
+    }
+
+    private static void capture(ProcessGroup group, Runnable call) {
+        try (CudaDevice device = CudaDevice.open(group.device());
+                CudaStream stream = CudaStream.create(device)) {
+            CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+            try {
+                CudaGraph.capture(stream, call).close();
+            } finally {
+                guard.close();
+            }
+            // The graph is never launched: the next call finds that the ranks have disagreed.
+            allReduce(group, 10);
+        }
+    }
+
+    /**
+     * Nobody waits for the others' calls, and yet all ranks learn that they differ, and who called
+     * what; whichever way each of the calls went.
+     */
+    @TestFactory
+    Stream<DynamicTest> callsThatDifferBreakTheGroup() {
+        OpType gather = new OpType("gatherByHand");
+        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
+        return Stream.of(
+                        new Differing(
+                                "allReduce(float32, (10), SUM)",
+                                group -> allReduce(group, 10),
+                                "allReduce(float32, (1000), SUM)",
+                                group -> allReduce(group, 1000)),
+                        new Differing(
+                                "allReduce(float32, (1000), SUM)",
+                                group -> allReduce(group, 1000),
+                                "allReduce(float32, (8000000), SUM)", // By NCCL.
+                                group -> allReduce(group, 8_000_000)),
+                        new Differing(
+                                "gatherByHand()",
+                                group ->
+                                        group.execute(
+                                                        gather,
+                                                        nothing,
+                                                        operation -> waitForAll(group, operation))
+                                                .await(),
+                                "broadcast(float32, (10))", // By NCCL.
+                                group -> group.broadcast(ones(group, 10), 0).await()),
+                        new Differing(
+                                "allReduce(float32, (10), SUM)",
+                                group -> allReduce(group, 10),
+                                "allReduce(float32, (10), SUM) into a graph",
+                                group -> {
+                                    NDArray tensor = ones(group, 10);
+                                    capture(group, () -> group.allReduce(tensor, ReduceOp.SUM));
+                                }))
+                .map(
+                        differing ->
+                                dynamicTest(
+                                        differing.one() + ", " + differing.other(),
+                                        () -> breaksTheGroup(differing)));
+    }
+
+    private static void waitForAll(ProcessGroup group, Operation operation) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        int epoch = buffers.epoch(operation);
+        for (int peer = 0; peer < group.worldSize(); peer++) {
+            buffers.putSignal(peer, 1, epoch);
+        }
+        for (int peer = 0; peer < group.worldSize(); peer++) {
+            buffers.waitSignal(operation, peer, 1, epoch);
+        }
+    }
+
+    private void breaksTheGroup(Differing differing) {
+        if (P2pRanks.isShared() && differing.other().contains("8000000")) {
+            return; // NCCL needs a GPU for each rank.
+        }
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    allReduce(group, 10);
+                    boolean odd = group.rank() == group.worldSize() - 1;
+                    String message =
+                            assertThrows(
+                                            CollectiveException.class,
+                                            () ->
+                                                    (odd ? differing.second() : differing.first())
+                                                            .accept(group))
+                                    .getMessage();
+                    assertTrue(message.contains(differing.one()), message);
+                    assertTrue(message.contains(differing.other()), message);
+                    // It is broken on all ranks.
+                    assertThrows(
+                            CollectiveException.class,
+                            () -> {
+                                while (true) {
+                                    allReduce(group, 10);
+                                }
+                            });
+                });
+    }
+
+    /** A rank far ahead of another waits for it, and all goes on. */
+    @Test
+    void aRankCanBeFarAhead() {
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    NDArray tensor = manager.ones(new Shape(4));
+                    for (int i = 0; i < 3000; i++) {
+                        if (group.rank() == 0 && i % 1000 == 500) {
+                            try {
+                                Thread.sleep(100);
+                            } catch (InterruptedException e) {
+                                throw new AssertionError(e);
+                            }
+                        }
+                        group.allReduce(tensor, ReduceOp.AVG);
+                    }
+                    group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
+                    assertEquals(worldSize, tensor.max().getFloat());
+                });
     }
 
     @Test
@@ -247,6 +405,7 @@ class CudaP2pThreadsTest {
     /** Its kernel waits in vain until the timeout; that breaks the group, on all ranks. */
     @Test
     void graphThatOneRankReplaysAlone() {
+        CountDownLatch replayed = new CountDownLatch(1);
         run(
                 P2pRanks.options(),
                 (group, manager) -> {
@@ -266,7 +425,10 @@ class CudaP2pThreadsTest {
                             if (group.rank() == 0) {
                                 graph.launch(stream);
                                 stream.synchronize();
+                                replayed.countDown();
                             }
+                            Replays.await(
+                                    replayed); // What others call would be taken for a replay.
                             Executable untilItFails =
                                     () -> {
                                         while (true) {
@@ -293,7 +455,7 @@ class CudaP2pThreadsTest {
         run(
                 P2pRanks.options(),
                 (group, manager) -> {
-                    CudaP2pBuffers buffers = (CudaP2pBuffers) group.p2pBuffers().orElseThrow();
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
                     int rank = group.rank();
                     NDArray[] values = new NDArray[channels];
                     Shape all = new Shape(channels, worldSize);
@@ -309,7 +471,7 @@ class CudaP2pThreadsTest {
                                         operation -> {
                                             int epoch = buffers.epoch(operation);
                                             long half = epoch % 2 * buffers.bufferSize() / 2;
-                                            send(buffers, rank, values, half, epoch);
+                                            send(buffers, operation, rank, values, half);
                                             buffers.awaitAgreement(operation);
                                             for (int i = 0; i < channels * worldSize; i++) {
                                                 buffers.waitSignal(
@@ -352,14 +514,18 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    private void send(CudaP2pBuffers buffers, int rank, NDArray[] values, long half, int epoch) {
-        CudaStream stream = buffers.currentStream();
-        for (int channel = 0; channel < values.length; channel++) {
-            for (int peer = 0; peer < worldSize; peer++) {
-                int place = channel * worldSize + rank;
-                long offset = half + (long) place * Float.BYTES;
-                buffers.put(stream, peer, offset, values[channel]);
-                buffers.putSignal(peer, 1 + channel, epoch);
+    private void send(
+            P2pBuffers buffers, Operation operation, int rank, NDArray[] values, long half) {
+        int epoch = buffers.epoch(operation);
+        try (P2pStream stream = buffers.currentStream(operation)) {
+            for (int channel = 0; channel < values.length; channel++) {
+                for (int peer = 0; peer < worldSize; peer++) {
+                    int place = channel * worldSize + rank;
+                    long offset = half + (long) place * Float.BYTES;
+                    long source = Torch.dataPointer(values[channel]);
+                    stream.put(peer, offset, source, Float.BYTES);
+                    stream.signal(peer, 1 + channel, epoch);
+                }
             }
         }
     }
@@ -369,8 +535,7 @@ class CudaP2pThreadsTest {
         run(
                 P2pRanks.options().optHeapSize(1 << 20),
                 (group, manager) -> {
-                    CudaP2pBuffers buffers = (CudaP2pBuffers) group.p2pBuffers().orElseThrow();
-                    NDArray array = manager.ones(new Shape(1));
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
                     Shape shape = new Shape(1);
                     int rank = group.rank();
                     group.destroy();
@@ -382,7 +547,8 @@ class CudaP2pThreadsTest {
                                     () ->
                                             buffers.allocator()
                                                     .allocate(manager, shape, ScalarType.INT8),
-                                    () -> buffers.put(null, 0, 0, array),
+                                    () -> buffers.currentStream(null),
+                                    () -> buffers.sideStream(null),
                                     () -> buffers.putSignal(0, 0, 1),
                                     () -> buffers.waitSignal((Operation) null, 0, 0, 1),
                                     () -> buffers.intraNodeBarrier(null))) {

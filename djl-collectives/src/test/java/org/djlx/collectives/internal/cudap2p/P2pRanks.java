@@ -40,13 +40,19 @@ public final class P2pRanks {
         Assumptions.assumeTrue(!isShared(), "NCCL needs a GPU for each rank");
     }
 
-    private static boolean isShared() {
+    /** Whether ranks share a GPU, and so have no NCCL. */
+    static boolean isShared() {
         return CudaDevice.count() == 1;
     }
 
     /** Options with a short timeout. */
     public static CudaP2pOptions.Builder options() {
         return options(NcclOptions.builder());
+    }
+
+    /** As {@link #options()}, with calls compared before they run. */
+    public static CudaP2pOptions.Builder verifiedOptions() {
+        return options(NcclOptions.builder().optVerify(true));
     }
 
     /** Options with a short timeout, for a rank on some GPU. */

@@ -10,11 +10,9 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
 import java.util.function.ToDoubleBiFunction;
 import java.util.function.UnaryOperator;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation.Agreed;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaGraph;
@@ -28,7 +26,6 @@ public final class Replays {
 
     private static final int ROUNDS = 1000;
     private static final int VALUES = 50;
-    private static final OpType MEETING = new OpType("meeting");
 
     private Replays() {}
 
@@ -64,14 +61,9 @@ public final class Replays {
                     operation.apply(input).close();
                 }
                 stream.synchronize();
-                meet(group);
                 NDArray[] output = new NDArray[1];
                 try (CudaGraph graph =
                         CudaGraph.capture(stream, () -> output[0] = operation.apply(input))) {
-                    // A replay waits for those of the other ranks, which must need nothing of the
-                    // driver any more.
-                    stream.synchronize();
-                    meet(group);
                     for (int round = 0; round < ROUNDS; round++) {
                         copy(stream, input, 0, values, round % VALUES * shape.size(), shape.size());
                         graph.launch(stream);
@@ -97,11 +89,13 @@ public final class Replays {
         }
     }
 
-    /** Waits for the other ranks' hosts, and leaves the GPUs alone. */
-    private static void meet(ProcessGroup group) {
-        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
-        group.execute(MEETING, new Agreed(null, new long[0], null, 0), buffers::awaitAgreement)
-                .await(group.timeout());
+    /** Waits for another rank of this process. */
+    public static void await(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException e) {
+            throw new AssertionError(e);
+        }
     }
 
     /** An operation between replays, on a copy of the input. */

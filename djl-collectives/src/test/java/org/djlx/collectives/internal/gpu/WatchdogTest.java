@@ -30,31 +30,31 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(60)
 class WatchdogTest {
 
-    private final FakeLine first = new FakeLine();
-    private final FakeLine second = new FakeLine();
+    private final FakeQueue first = new FakeQueue();
+    private final FakeQueue second = new FakeQueue();
     private volatile String dead;
-    private final Watchdog watchdog = new Watchdog("watchdog-test", new Lines());
+    private final Watchdog watchdog = new Watchdog("watchdog-test", new Queues());
 
-    /** The second line fails with the first, not the other way round. */
-    private final class Lines implements Watchdog.Group {
+    /** The second queue fails with the first, not the other way round. */
+    private final class Queues implements Watchdog.Group {
 
         @Override
-        public Collection<? extends Watchdog.Line> failingWith(Watchdog.Line line) {
-            return line == first ? lines() : List.of(line);
+        public Collection<? extends Watchdog.Queue> failingWith(Watchdog.Queue queue) {
+            return queue == first ? queues() : List.of(queue);
         }
 
         @Override
-        public Collection<? extends Watchdog.Line> lines() {
+        public Collection<? extends Watchdog.Queue> queues() {
             return List.of(first, second);
         }
 
         @Override
-        public Optional<String> deadPeer() {
-            return Optional.ofNullable(dead);
+        public Optional<CollectiveException> problem() {
+            return Optional.ofNullable(dead).map(CollectiveException::new);
         }
     }
 
-    private static final class FakeLine implements Watchdog.Line {
+    private static final class FakeQueue implements Watchdog.Queue {
 
         private final AtomicInteger aborts = new AtomicInteger();
         private volatile Runnable onAbort = () -> {};
@@ -89,7 +89,7 @@ class WatchdogTest {
 
     private static final class FakeWork implements Watchdog.Watched {
 
-        private final FakeLine line;
+        private final FakeQueue queue;
         private final CountDownLatch completed = new CountDownLatch(1);
         private volatile boolean done; // what the GPU would tell
         private volatile boolean late;
@@ -98,8 +98,8 @@ class WatchdogTest {
         private volatile Runnable onComplete = () -> {};
         private volatile CollectiveException failure;
 
-        FakeWork(FakeLine line) {
-            this.line = line;
+        FakeWork(FakeQueue queue) {
+            this.queue = queue;
         }
 
         @Override
@@ -125,8 +125,8 @@ class WatchdogTest {
         }
 
         @Override
-        public Watchdog.Line lane() {
-            return line;
+        public Watchdog.Queue queue() {
+            return queue;
         }
 
         @Override
@@ -134,7 +134,7 @@ class WatchdogTest {
             if (failure != null) {
                 return false;
             }
-            abortsBefore = line.aborts.get();
+            abortsBefore = queue.aborts.get();
             failure = reason;
             return true;
         }
@@ -147,8 +147,8 @@ class WatchdogTest {
         }
     }
 
-    private FakeWork work(FakeLine line) {
-        FakeWork work = new FakeWork(line);
+    private FakeWork work(FakeQueue queue) {
+        FakeWork work = new FakeWork(queue);
         watchdog.add(work);
         return work;
     }
@@ -188,12 +188,12 @@ class WatchdogTest {
             assertTrue(work.failure instanceof CollectiveTimeoutException, "" + work.failure);
             assertTrue(work.failure.getMessage().contains("timed out after PT9S; ask rank 1"));
             assertEquals(0, work.abortsBefore); // The decision came before the abort.
-            assertEquals(1, work.line.aborts.get());
+            assertEquals(1, work.queue.aborts.get());
         }
     }
 
     @Test
-    void lineThatFailsLeavesTheOtherAlone() throws InterruptedException {
+    void queueThatFailsLeavesTheOtherAlone() throws InterruptedException {
         FakeWork good = work(first);
         FakeWork bad = work(second);
         second.error = "remote process exited";
@@ -208,20 +208,20 @@ class WatchdogTest {
     }
 
     @Test
-    void deadPeerBreaksAll() throws InterruptedException {
+    void problemBreaksAll() throws InterruptedException {
         FakeWork one = work(first);
         FakeWork two = work(second);
         dead = "the process of rank 1 (pid 7) has ended";
         one.completed.await();
         two.completed.await();
-        assertEquals(dead + "; the group is broken", one.failure.getMessage());
+        assertEquals(dead, one.failure.getMessage());
         assertEquals(one.failure, two.failure);
     }
 
     @Test
-    void lostGpuFailsTheLine() throws InterruptedException {
-        FakeWork sibling = work(first);
+    void lostGpuFailsTheQueue() throws InterruptedException {
         FakeWork bad = work(first);
+        FakeWork sibling = work(first);
         bad.lost = true;
         for (FakeWork work : List.of(sibling, bad)) {
             work.completed.await();
@@ -242,7 +242,7 @@ class WatchdogTest {
 
     /** As an all-reduce that has given up waiting ends like one that has not. */
     @Test
-    void lineThatFailsAsItsOnlyWorkEndsBreaks() throws InterruptedException {
+    void queueThatFailsAsItsOnlyWorkEndsBreaks() throws InterruptedException {
         FakeWork work = work(first);
         first.error = "rank 1 did not arrive";
         work.done = true;
@@ -255,7 +255,7 @@ class WatchdogTest {
 
     /** As when a message waits for a stream that waits for a collective. */
     @Test
-    void linesAreAbortedAtTheSameTime() throws InterruptedException {
+    void queuesAreAbortedAtTheSameTime() throws InterruptedException {
         CountDownLatch second = new CountDownLatch(1);
         first.onAbort =
                 () -> {
@@ -278,6 +278,30 @@ class WatchdogTest {
         late.onComplete = watchdog::close;
         late.late = true;
         late.completed.await();
+    }
+
+    @Test
+    void worksOfAQueueEndInTheirOrder() throws InterruptedException {
+        FakeWork one = work(first);
+        FakeWork two = work(first);
+        FakeWork other = work(second);
+        two.done = true;
+        other.done = true;
+        other.completed.await();
+        assertEquals(1, two.completed.getCount()); // It waits for the one before.
+        one.done = true;
+        one.completed.await();
+        two.completed.await();
+    }
+
+    @Test
+    void vigilFindsAProblemWithoutAWork() throws InterruptedException {
+        watchdog.keepVigil(first);
+        dead = "the process of rank 1 (pid 7) has ended";
+        while (first.aborts.get() == 0 || second.aborts.get() == 0) {
+            Thread.sleep(1);
+        }
+        assertEquals(dead, first.broken.getMessage());
     }
 
     @Test

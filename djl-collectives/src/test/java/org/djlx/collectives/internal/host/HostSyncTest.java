@@ -21,6 +21,7 @@ import java.util.function.IntFunction;
 import java.util.stream.IntStream;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
 import org.djlx.collectives.Operation;
@@ -180,5 +181,61 @@ class HostSyncTest {
         hosts.get(0).end();
         CompletionException e = assertThrows(CompletionException.class, waiting::join);
         assertTrue(e.getCause() instanceof CollectiveException, "" + e.getCause());
+    }
+
+    private void publish(int rank, boolean captured) {
+        hosts.get(rank).publish(contexts.get(rank).joining(), captured);
+    }
+
+    /** Nobody waits for anybody, until a rank is so far ahead that it would lose its own calls. */
+    @Test
+    void publishedCallsAreComparedBehind() {
+        for (int round = 0; round < 3 * CallLog.SLOTS; round++) {
+            for (int rank = 0; rank < RANKS; rank++) {
+                publish(rank, round % 7 == 0);
+            }
+        }
+        for (int i = 0; i < CallLog.SLOTS; i++) {
+            publish(0, false);
+        }
+        assertNull(hosts.get(0).difference());
+        assertEquals(List.of(1, 2), hosts.get(0).behind());
+        assertEquals(List.of(), hosts.get(1).behind());
+        CompletableFuture<Void> ahead =
+                CompletableFuture.runAsync(() -> publish(0, false), THREADS);
+        publish(1, false);
+        assertFalse(ahead.isDone()); // It waits for rank 2 as well.
+        publish(2, false);
+        ahead.join();
+    }
+
+    /** Whoever looks finds it, also the rank that had called first, and learns who called what. */
+    @Test
+    void publishedCallsThatDifferAreFoundByAll() {
+        publish(0, false);
+        publish(1, false);
+        String message =
+                assertThrows(CollectiveMismatchException.class, () -> publish(2, true))
+                        .getMessage();
+        assertTrue(message.contains("call 1 of group 'hosts'"), message);
+        assertTrue(message.contains("ranks 0, 1 called init()"), message);
+        assertTrue(message.contains("rank 2 called init() into a graph"), message);
+        for (int rank = 0; rank < RANKS; rank++) {
+            assertEquals(message, hosts.get(rank).difference().getMessage());
+        }
+    }
+
+    /** Also if a rank was so far ahead that the slower one cannot see its call any more. */
+    @Test
+    void aDifferenceIsFoundByARankFarAhead() {
+        for (int i = 0; i < CallLog.SLOTS; i++) {
+            publish(0, i == 0);
+        }
+        publish(2, true);
+        CompletableFuture<Void> ahead =
+                CompletableFuture.runAsync(() -> publish(0, false), THREADS);
+        assertThrows(CollectiveMismatchException.class, () -> publish(1, false));
+        CompletionException e = assertThrows(CompletionException.class, ahead::join);
+        assertEquals(CollectiveMismatchException.class, e.getCause().getClass());
     }
 }

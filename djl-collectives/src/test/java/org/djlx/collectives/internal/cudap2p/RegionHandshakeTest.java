@@ -16,25 +16,27 @@ import org.djlx.nativeops.GpuTopology;
 import org.junit.jupiter.api.Test;
 
 /** What speaks against P2P, from what the ranks say of themselves. */
-class P2pRegionTest {
+class RegionHandshakeTest {
 
-    private static List<P2pRegion.Card> cards() {
+    private static List<RegionHandshake.Card> cards() {
         return IntStream.range(0, 3)
                 .mapToObj(
                         rank -> {
-                            P2pRegion.Card card = new P2pRegion.Card();
+                            RegionHandshake.Card card = new RegionHandshake.Card();
                             card.options = CudaP2pOptions.builder().build().toString();
+                            card.problem = "";
                             card.host = "host";
+                            card.architecture = "sm_90a";
                             card.bus = "0000:0" + rank + ":00.0";
                             return card;
                         })
                 .toList();
     }
 
-    private static String problem(Consumer<P2pRegion.Card> change) {
-        List<P2pRegion.Card> cards = cards();
+    private static String problem(Consumer<RegionHandshake.Card> change) {
+        List<RegionHandshake.Card> cards = cards();
         change.accept(cards.get(2));
-        return P2pRegion.describe(cards, false);
+        return RegionHandshake.describe(cards, false);
     }
 
     private static void assertOptionsDiffer(CudaP2pOptions.Builder options, String text) {
@@ -60,13 +62,20 @@ class P2pRegionTest {
     }
 
     @Test
+    void otherArchitectures() {
+        assertEquals(
+                "rank 0 and rank 2 have GPUs of different architectures: sm_90a and sm_80",
+                problem(card -> card.architecture = "sm_80"));
+    }
+
+    @Test
     void theSameGpu() {
         assertEquals(
                 "rank 0 and rank 2 are on the same GPU",
                 problem(card -> card.bus = "0000:00:00.0"));
-        List<P2pRegion.Card> cards = cards();
+        List<RegionHandshake.Card> cards = cards();
         cards.forEach(card -> card.bus = "0000:00:00.0");
-        assertNull(P2pRegion.describe(cards, true));
+        assertNull(RegionHandshake.describe(cards, true));
     }
 
     /** Also where the memory as a whole has the same size. */

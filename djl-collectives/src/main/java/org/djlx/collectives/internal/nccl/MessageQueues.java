@@ -20,39 +20,39 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The lanes for messages: one for each peer and direction, with a communicator of these two ranks
+ * The queues for messages: one for each peer and direction, with a communicator of these two ranks
  * that is created with their first message.
  *
  * <p>The group's communicator will not do: NCCL runs the operations of one communicator one after
  * the other, whatever their streams, so that a message would wait for collectives, and two ranks
  * that first send and then receive for each other.
  */
-final class Channels {
+final class MessageQueues {
 
-    private static final Logger LOGGER = LoggerFactory.getLogger(Channels.class);
+    private static final Logger LOGGER = LoggerFactory.getLogger(MessageQueues.class);
 
     private final GroupContext context;
     private final GpuResources resources;
     private final NcclOptions options;
-    private final Lane.Listener listener;
+    private final NcclQueue.Listener listener;
     private final BiConsumer<Integer, byte[]> met;
     // By "sender-receiver"; in an order that all ranks have in common, in which they are closed.
-    private final Map<String, Lane> lanes = new TreeMap<>();
+    private final Map<String, NcclQueue> queues = new TreeMap<>();
 
     /**
-     * Creates it, without any lane.
+     * Creates it, without any queue.
      *
      * @param context the group and the rank
-     * @param resources what lanes use
+     * @param resources what queues use
      * @param options the options
      * @param listener is told of failures
-     * @param met is told which rank a lane leads to, and what {@link Peers#own} returned there
+     * @param met is told which rank a queue leads to, and what {@link Peers#own} returned there
      */
-    Channels(
+    MessageQueues(
             GroupContext context,
             GpuResources resources,
             NcclOptions options,
-            Lane.Listener listener,
+            NcclQueue.Listener listener,
             BiConsumer<Integer, byte[]> met) {
         this.context = context;
         this.resources = resources;
@@ -61,30 +61,31 @@ final class Channels {
         this.met = met;
     }
 
-    /** The lane of messages to a rank. */
-    Lane to(int peer) {
-        return lane(context.rank(), peer);
+    /** The queue of messages to a rank. */
+    NcclQueue to(int peer) {
+        return queue(context.rank(), peer);
     }
 
-    /** The lane of messages from a rank. */
-    Lane from(int peer) {
-        return lane(peer, context.rank());
+    /** The queue of messages from a rank. */
+    NcclQueue from(int peer) {
+        return queue(peer, context.rank());
     }
 
-    private synchronized Lane lane(int sender, int receiver) {
-        if (lanes.isEmpty()) {
+    private synchronized NcclQueue queue(int sender, int receiver) {
+        if (queues.isEmpty()) {
             LOGGER.info(
                     "group '{}': the first message from a rank to another sets up a communicator of"
                             + " these two, which takes some tenths of a second",
                     context.name());
         }
-        return lanes.computeIfAbsent(sender + "-" + receiver, key -> create(key, sender, receiver));
+        return queues.computeIfAbsent(
+                sender + "-" + receiver, key -> create(key, sender, receiver));
     }
 
-    private Lane create(String key, int sender, int receiver) {
+    private NcclQueue create(String key, int sender, int receiver) {
         Verification verification = options.isVerify() ? new Verification(context) : null;
         long[] number = {0};
-        return new Lane(
+        return new NcclQueue(
                 "messages from rank " + sender + " to " + receiver + " of " + context.name(),
                 resources,
                 () -> connect("message/" + key, sender, receiver),
@@ -121,7 +122,7 @@ final class Channels {
         }
     }
 
-    synchronized List<Lane> all() {
-        return new ArrayList<>(lanes.values());
+    synchronized List<NcclQueue> all() {
+        return new ArrayList<>(queues.values());
     }
 }

@@ -10,11 +10,13 @@ import ai.djl.ndarray.types.Shape;
 import java.util.EnumSet;
 import java.util.Set;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /** Checks what callers of one operator pass, before anything is sent. */
-final class Arguments {
+final class OperandChecks {
 
     private static final Set<ScalarType> TYPES =
             EnumSet.of(
@@ -25,7 +27,7 @@ final class Arguments {
 
     private final String operator;
 
-    Arguments(String operator) {
+    OperandChecks(String operator) {
         this.operator = operator;
     }
 
@@ -39,25 +41,43 @@ final class Arguments {
         }
     }
 
+    /** Returns what libtorch says of an operand, after checking that a plan can be looked up. */
+    TensorInfo operand(String role, NDArray array) {
+        checkNotNull(role, array);
+        TensorInfo info;
+        try {
+            info = Torch.info(array);
+        } catch (IllegalArgumentException e) {
+            throw wrong("%s cannot be used: %s", role, e.getMessage());
+        }
+        if (NoGradient.isRecorded(array)) {
+            throw wrong(
+                    "%s requires a gradient, and none flows through this operator; call it with"
+                            + " gradients off, as for inference, or pass %s.stopGradient()",
+                    role, role);
+        }
+        return info;
+    }
+
     /** Checks the left operand and returns its element type. */
-    ScalarType checkA(String role, NDArray a) {
-        ScalarType type = type(role, a);
-        checkFloating(role, type);
-        if (a.getShape().dimension() < 2) {
+    ScalarType checkA(String role, NDArray a, TensorInfo info, Device device) {
+        checkFloating(role, info.type());
+        if (info.sizes().length < 2) {
             throw wrong("%s has shape %s, but must have 2 or more dimensions", role, a.getShape());
         }
-        return type;
+        if (!a.getDevice().equals(device)) {
+            throw wrong("%s is on %s, but the group works on %s", role, a.getDevice(), device);
+        }
+        return info.type();
     }
 
     /** Checks a right operand against the left one and the size over which the product sums. */
-    void checkB(String role, NDArray b, NDArray a, ScalarType type, long inner) {
-        ScalarType other = type(role, b);
-        if (other != type) {
-            throw wrong("%s is %s, but A is %s", role, other, type);
+    void checkB(String role, NDArray b, TensorInfo info, NDArray a, ScalarType type, long inner) {
+        if (info.type() != type) {
+            throw wrong("%s is %s, but A is %s", role, info.type(), type);
         }
-        Device device = Torch.device(a);
-        if (!Torch.device(b).equals(device)) {
-            throw wrong("%s is on %s, but A on %s", role, Torch.device(b), device);
+        if (!b.getDevice().equals(a.getDevice())) {
+            throw wrong("%s is on %s, but A on %s", role, b.getDevice(), a.getDevice());
         }
         Shape shape = b.getShape();
         if (shape.dimension() != 2) {
@@ -79,15 +99,6 @@ final class Arguments {
     void checkSum(ReduceOp op) {
         if (op != ReduceOp.SUM && op != ReduceOp.AVG) {
             throw wrong("the reduce op must be SUM or AVG, not %s", op);
-        }
-    }
-
-    private ScalarType type(String role, NDArray array) {
-        checkNotNull(role, array);
-        try {
-            return Torch.scalarType(array);
-        } catch (IllegalArgumentException e) {
-            throw wrong("%s cannot be used: %s", role, e.getMessage());
         }
     }
 

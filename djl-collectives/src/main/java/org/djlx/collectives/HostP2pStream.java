@@ -2,30 +2,21 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.fusedops.internal;
+package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.pytorch.jni.JniUtils;
-import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
-import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Reductions;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.SharedMemory;
 
 /**
  * A stream on the CPU: either the calling thread, which does the work at once, or a thread of a
  * pool that it shares with the other streams of the JVM and that it holds only while there is work.
  */
-final class HostStream implements OpStream {
-
-    // One signal word a pair of ranks is enough: a rank raises it once an operation.
-    private static final int CHANNEL = 0;
+final class HostP2pStream implements P2pStream {
 
     private static final ExecutorService POOL =
             Executors.newCachedThreadPool(
@@ -37,7 +28,7 @@ final class HostStream implements OpStream {
                                             JniUtils.setGradMode(false);
                                             task.run();
                                         },
-                                        "fused-ops-stream");
+                                        "p2p-stream");
                         thread.setDaemon(true);
                         return thread;
                     });
@@ -48,7 +39,7 @@ final class HostStream implements OpStream {
     private CompletableFuture<Void> last = CompletableFuture.completedFuture(null);
     private volatile boolean closed;
 
-    private HostStream(P2pBuffers buffers, Operation operation, boolean inline) {
+    private HostP2pStream(P2pBuffers buffers, Operation operation, boolean inline) {
         this.buffers = buffers;
         this.operation = operation;
         this.inline = inline;
@@ -61,8 +52,8 @@ final class HostStream implements OpStream {
      * @param operation the operation under way
      * @return the stream
      */
-    static HostStream current(P2pBuffers buffers, Operation operation) {
-        return new HostStream(buffers, operation, true);
+    static HostP2pStream current(P2pBuffers buffers, Operation operation) {
+        return new HostP2pStream(buffers, operation, true);
     }
 
     /**
@@ -72,8 +63,8 @@ final class HostStream implements OpStream {
      * @param operation the operation under way
      * @return the stream
      */
-    static HostStream side(P2pBuffers buffers, Operation operation) {
-        return new HostStream(buffers, operation, false);
+    static HostP2pStream side(P2pBuffers buffers, Operation operation) {
+        return new HostP2pStream(buffers, operation, false);
     }
 
     private record HostEvent(CompletableFuture<Void> done) implements Event {}
@@ -95,50 +86,43 @@ final class HostStream implements OpStream {
     }
 
     @Override
-    public void put(int rank, long offset, NDArray source) {
-        enqueue(
-                () -> {
-                    try (NDArray there =
-                            buffers.p2pBuffer(
-                                    source.getManager(),
-                                    rank,
-                                    source.getShape(),
-                                    Torch.scalarType(source),
-                                    offset)) {
-                        Torch.copy(there, source);
-                    }
-                });
+    public void put(int rank, long offset, long source, long byteSize) {
+        buffers.checkRange(rank, offset, byteSize);
+        copy(buffers.address(rank, offset), source, byteSize);
     }
 
     @Override
-    public void copy(NDArray destination, NDArray source) {
-        enqueue(() -> Torch.copy(destination, source));
+    public void copy(long destination, long source, long byteSize) {
+        enqueue(() -> SharedMemory.copy(destination, source, byteSize));
     }
 
     @Override
-    public void signal(int rank, int epoch) {
-        enqueue(() -> buffers.putSignal(rank, CHANNEL, epoch));
+    public void signal(int rank, int channel, int epoch) {
+        enqueue(() -> buffers.putSignal(rank, channel, epoch));
     }
 
     @Override
-    public void waitSignal(int rank, int epoch) {
-        enqueue(() -> buffers.waitSignal(operation, rank, CHANNEL, epoch));
+    public void waitSignal(int rank, int channel, int epoch) {
+        enqueue(() -> buffers.waitSignal(operation, rank, channel, epoch));
     }
 
     @Override
-    public void matmul(NDArray out, NDArray a, NDArray b) {
-        enqueue(() -> Torch.mmOut(out, a, b));
-    }
-
-    @Override
-    public void reduce(NDArray out, List<NDArray> parts, ReduceOp op) {
-        enqueue(() -> Reductions.reduce(out, parts, op));
+    public void waitSignals(int channel, int epoch) {
+        for (int peer = 0; peer < buffers.worldSize(); peer++) {
+            if (peer != buffers.rank()) {
+                waitSignal(peer, channel, epoch);
+            }
+        }
     }
 
     @Override
     public boolean isRecorded() {
         return false;
     }
+
+    /** Does nothing: nothing is recorded. */
+    @Override
+    public void keepAlive(NDArray... arrays) {}
 
     @Override
     public Event record() {

@@ -5,17 +5,10 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import java.time.Duration;
-import java.util.HashMap;
-import java.util.List;
+import java.util.EnumMap;
 import java.util.Map;
-import java.util.Optional;
-import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.Operation;
-import org.djlx.nativeops.AtomicBuffer;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
-import org.djlx.nativeops.CudaMemory;
 import org.djlx.nativeops.CudaModule;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.KernelArguments;
@@ -23,11 +16,13 @@ import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.KernelSource;
 import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 
-/** Launches the kernels of {@code all_reduce.cu} for one rank. */
-final class P2pAllReduce implements AutoCloseable {
+/**
+ * Launches the kernels of {@code all_reduce.cu} for one rank. Launches come one at a time: they are
+ * operations of the group.
+ */
+final class AllReduceKernels implements AutoCloseable {
 
     /** How an all-reduce is done. */
     enum Algorithm {
@@ -44,43 +39,62 @@ final class P2pAllReduce implements AutoCloseable {
 
     private static final int THREADS = 512;
     private static final int MAX_BLOCKS = 64;
-    private static final int STOP = 0;
-    private static final int MISSING = 4;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
                     ScalarType.FLOAT16, "float16",
                     ScalarType.BFLOAT16, "bfloat16");
 
+    // Where a launch's own values begin in the struct that all launches share.
+    private static final int TIMEOUT = RegionLayout.MAX_RANKS + 1;
+    private static final int SLOT = RegionLayout.MAX_RANKS + 3;
+
     private final P2pRegion region;
     private final int rank;
     private final CudaModule module;
-    private final Map<String, CudaKernel> kernels = new HashMap<>();
-    private final NativeMemory status;
-    private final AtomicBuffer statusWords;
+    private final Map<Algorithm, Map<ScalarType, CudaKernel>> kernels =
+            new EnumMap<>(Algorithm.class);
+    private final WaitStatus status;
+    private final KernelArguments arguments = new KernelArguments();
+    private final long[] launch;
 
-    P2pAllReduce(P2pRegion region, CudaDevice device, int rank, KernelCompiler compiler) {
+    AllReduceKernels(
+            P2pRegion region, CudaDevice device, WaitStatus status, KernelCompiler compiler) {
         this.region = region;
-        this.rank = rank;
+        this.status = status;
+        this.rank = region.rank();
         module =
                 compiler.load(
                         device,
                         KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"));
-        // All kernels are loaded now: doing so later could wait for kernels that wait for a peer.
         for (Algorithm algorithm : Algorithm.values()) {
-            for (String type : TYPES.values()) {
-                String name = algorithm.kernel + "_" + type;
-                kernels.put(name, module.kernel(name));
-            }
+            Map<ScalarType, CudaKernel> ofType = new EnumMap<>(ScalarType.class);
+            // A GPU from before bfloat16 has no kernels for that.
+            TYPES.forEach(
+                    (type, name) ->
+                            module.findKernel(algorithm.kernel + "_" + name)
+                                    .ifPresent(kernel -> ofType.put(type, kernel)));
+            kernels.put(algorithm, ofType);
         }
-        status = CudaMemory.allocatePinned(device, 4096);
-        statusWords = new AtomicBuffer(status, 0, 64);
-        statusWords.putIntVolatile(STOP, 0);
-        statusWords.putIntVolatile(MISSING, 0);
+        launch = launch();
     }
 
-    static boolean isSupported(ScalarType type) {
-        return TYPES.containsKey(type);
+    /** The kernels' struct Launch. */
+    private long[] launch() {
+        long[] words = new long[RegionLayout.MAX_RANKS + 6];
+        for (int peer = 0; peer < region.ranks(); peer++) {
+            words[peer] = region.address(peer);
+        }
+        words[RegionLayout.MAX_RANKS] = status.address();
+        words[TIMEOUT + 1] = region.layout().half();
+        words[SLOT + 1] = rank;
+        words[SLOT + 2] = region.ranks();
+        return words;
+    }
+
+    /** Tells whether this rank's GPU has kernels for a type. */
+    boolean isSupported(ScalarType type) {
+        return kernels.get(Algorithm.ONE_SHOT).containsKey(type);
     }
 
     /**
@@ -104,32 +118,21 @@ final class P2pAllReduce implements AutoCloseable {
             Duration timeout) {
         RegionLayout layout = region.layout();
         int ranks = region.ranks();
-        long[] launch = new long[RegionLayout.MAX_RANKS + 6];
-        for (int peer = 0; peer < ranks; peer++) {
-            launch[peer] = region.address(peer);
-        }
-        int next = RegionLayout.MAX_RANKS;
-        launch[next++] = status.address();
-        launch[next++] = timeout.toNanos();
-        launch[next++] = layout.half();
-        launch[next++] =
+        launch[TIMEOUT] = timeout.toNanos();
+        launch[SLOT] =
                 switch (algorithm) {
                     case ONE_SHOT -> layout.oneShotSlot();
                     case TWO_SHOT -> layout.twoShotSlot();
                     case MESH -> layout.meshSlot();
                 };
-        launch[next++] = rank;
-        launch[next] = ranks;
-        KernelArguments arguments =
-                new KernelArguments().add(address).add(count).addStruct(launch).add(divisor);
+        arguments.clear().add(address).add(count).addStruct(launch).add(divisor);
         if (algorithm == Algorithm.MESH) {
             arguments.add(rank < 4 ? 0x0f : 0xf0).add(rank ^ 4);
         }
         long packs = (count * type.itemSize() + 15) / 16;
         long work = algorithm == Algorithm.TWO_SHOT ? (packs + ranks - 1) / ranks : packs;
         int blocks = (int) Math.max(1, Math.min(MAX_BLOCKS, (work + THREADS - 1) / THREADS));
-        kernels.get(algorithm.kernel + "_" + TYPES.get(type))
-                .launch(stream, LaunchSize.of(blocks, THREADS), arguments);
+        kernels.get(algorithm).get(type).launch(stream, LaunchSize.of(blocks, THREADS), arguments);
     }
 
     /**
@@ -144,40 +147,8 @@ final class P2pAllReduce implements AutoCloseable {
         enqueue(stream, Algorithm.ONE_SHOT, any, 0, ScalarType.FLOAT32, 1, timeout);
     }
 
-    /** Makes kernels end that wait for other ranks, now and from now on. */
-    void stop() {
-        statusWords.putIntVolatile(STOP, 1);
-    }
-
-    /** Tells for whom a kernel has waited in vain, if one has. */
-    Optional<String> missing() {
-        int missing = statusWords.getIntVolatile(MISSING);
-        return missing == 0
-                ? Optional.empty()
-                : Optional.of("rank " + (missing - 1) + " did not arrive at an all-reduce");
-    }
-
-    /** What went wrong in a kernel that has ended, or null. */
-    CollectiveException failure(Operation operation) {
-        int missing = statusWords.getIntVolatile(MISSING);
-        if (missing == 0) {
-            return null;
-        }
-        return new CollectiveTimeoutException(
-                operation
-                        + " timed out on rank "
-                        + rank
-                        + " after "
-                        + operation.timeout()
-                        + ": rank "
-                        + (missing - 1)
-                        + " did not arrive",
-                List.of(missing - 1));
-    }
-
     @Override
     public void close() {
         module.close();
-        status.close();
     }
 }

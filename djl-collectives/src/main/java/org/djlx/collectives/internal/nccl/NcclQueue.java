@@ -36,7 +36,7 @@ import org.djlx.nativeops.NcclGroup;
  * calls compared, or NCCL may have to set up connections: when an operation is the first of its
  * kind, root and size, in powers of two, on which NCCL's choice of an algorithm depends.
  */
-final class Lane implements Watchdog.Line {
+final class NcclQueue implements Watchdog.Queue {
 
     /** Checks with the other ranks that an operation fits. */
     interface Verifier {
@@ -52,13 +52,13 @@ final class Lane implements Watchdog.Line {
     /** Tells the backend of failures. */
     interface Listener {
 
-        /** Something failed, and the lane with it. */
-        void failed(Lane lane, CollectiveException reason);
+        /** Something failed, and the queue with it. */
+        void failed(NcclQueue queue, CollectiveException reason);
 
         /** What is under way has failed, and is about to be aborted. */
-        void aborting(Lane lane, CollectiveException reason);
+        void aborting(NcclQueue queue, CollectiveException reason);
 
-        /** An operation does not fit those of other ranks; the lane goes on. */
+        /** An operation does not fit those of other ranks; the queue goes on. */
         void refused(NcclWork work, CollectiveException reason);
     }
 
@@ -80,10 +80,10 @@ final class Lane implements Watchdog.Line {
     // Guarded by this.
     private final Deque<List<NcclWork>> waiting = new ArrayDeque<>(); // for the helper
     private final Set<Long> connected = new HashSet<>(); // the operations that had their first
-    private Thread owner; // who launches a batch on this lane, or splits it
+    private Thread owner; // who launches a batch on this queue, or splits it
 
     /**
-     * Creates a lane.
+     * Creates a queue.
      *
      * @param name for threads and messages
      * @param resources what it uses
@@ -91,7 +91,7 @@ final class Lane implements Watchdog.Line {
      * @param verifier compares operations before they are launched, or null
      * @param listener is told of failures
      */
-    Lane(
+    NcclQueue(
             String name,
             GpuResources resources,
             Supplier<NcclCommunicator> connector,
@@ -120,7 +120,7 @@ final class Lane implements Watchdog.Line {
             NcclCommunicator nccl = connector.get();
             communicator = nccl;
             if (broken.get() != null) {
-                nccl.abort(); // Whoever broke the lane may not have seen it.
+                nccl.abort(); // Whoever broke the queue may not have seen it.
             }
         }
     }
@@ -160,13 +160,13 @@ final class Lane implements Watchdog.Line {
     }
 
     /**
-     * Takes the lane for launching operations, or leaves them to the helper. All ranks must launch
+     * Takes the queue for launching operations, or leaves them to the helper. All ranks must launch
      * the same operations in one group of NCCL, which runs them in an order of its own; who
      * launches them makes no difference.
      *
      * @param units the operations: each unit is to be launched as a whole, one after the other
      * @return whether the calling thread is to {@link #launch} the units and then {@link #release}
-     *     the lane
+     *     the queue
      */
     synchronized boolean own(Collection<List<NcclWork>> units) {
         boolean direct = communicator != null && verifier == null && waiting.isEmpty();
@@ -198,7 +198,7 @@ final class Lane implements Watchdog.Line {
         }
     }
 
-    /** Gives up the lane. */
+    /** Gives up the queue. */
     synchronized void release() {
         owner = null;
         notifyAll();
@@ -222,7 +222,7 @@ final class Lane implements Watchdog.Line {
         return root << 32 | operation.type().hashCode() * 64L + size & 0xffffffffL;
     }
 
-    /** Throws if the lane is broken. */
+    /** Throws if the queue is broken. */
     void checkUsable(Object call) {
         CollectiveException reason = broken.get();
         if (reason != null) {

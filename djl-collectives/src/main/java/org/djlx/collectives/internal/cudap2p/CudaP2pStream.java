@@ -1,0 +1,101 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pStream;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaStream;
+
+/**
+ * A stream on a GPU: the caller's current one, or the group's for what is sent beside it. Kept from
+ * operation to operation, with its events, of which one can be recorded again when the operation
+ * before has ended on the host: what waits for it then waits for what it was when it was told to.
+ */
+final class CudaP2pStream implements P2pStream {
+
+    private final CudaP2pBuffers buffers;
+    private final List<StreamEvent> events = new ArrayList<>();
+    private CudaStream stream;
+    private Operation operation;
+    private int used; // events of the operation under way
+
+    CudaP2pStream(CudaP2pBuffers buffers) {
+        this.buffers = buffers;
+    }
+
+    /** Begins an operation on a stream. */
+    CudaP2pStream on(CudaStream stream, Operation operation) {
+        this.stream = stream;
+        this.operation = operation;
+        used = 0;
+        return this;
+    }
+
+    private record StreamEvent(CudaEvent event) implements Event {}
+
+    @Override
+    public void put(int rank, long offset, long source, long byteSize) {
+        stream.copyAsync(buffers.place(rank, offset, byteSize), source, byteSize);
+    }
+
+    @Override
+    public void copy(long destination, long source, long byteSize) {
+        stream.copyAsync(destination, source, byteSize);
+    }
+
+    @Override
+    public void signal(int rank, int channel, int epoch) {
+        buffers.putSignal(stream, rank, channel, epoch);
+    }
+
+    @Override
+    public void waitSignal(int rank, int channel, int epoch) {
+        buffers.waitSignal(stream, operation, rank, channel, epoch);
+    }
+
+    @Override
+    public void waitSignals(int channel, int epoch) {
+        buffers.waitSignals(stream, operation, channel, epoch);
+    }
+
+    @Override
+    public boolean isRecorded() {
+        return buffers.isCapturing();
+    }
+
+    @Override
+    public void keepAlive(NDArray... arrays) {
+        if (isRecorded()) {
+            stream.keepAlive(arrays);
+        }
+    }
+
+    @Override
+    public Event record() {
+        if (used == events.size()) {
+            events.add(new StreamEvent(CudaEvent.create(stream.device())));
+        }
+        StreamEvent event = events.get(used++);
+        event.event().record(stream);
+        return event;
+    }
+
+    @Override
+    public void waitEvent(Event event) {
+        stream.waitEvent(((StreamEvent) event).event());
+    }
+
+    /** Does nothing: the stream is kept. */
+    @Override
+    public void close() {}
+
+    void free() {
+        events.forEach(event -> event.event().close());
+    }
+}

@@ -1,0 +1,365 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import java.util.Locale;
+import java.util.Optional;
+import java.util.function.LongConsumer;
+import java.util.function.Supplier;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.LongCalls;
+import org.djlx.collectives.internal.host.HostSync;
+import org.djlx.collectives.internal.nccl.NcclBackend;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.KernelCache;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * All that a {@code cuda_p2p} group has besides NCCL: memory that the GPUs of all ranks write into,
+ * kernels for all-reduces, and a queue of what is done with them. Either all ranks have it or none.
+ */
+final class P2p implements NcclBackend.Companion {
+
+    private static final Logger logger = LoggerFactory.getLogger(P2p.class);
+    private static final int MESH_RANKS = 8;
+
+    private final GroupContext context;
+    private final CudaP2pOptions options;
+    private final CudaDevice device;
+    private final NcclBackend nccl;
+    private final P2pRegion region;
+    private final WaitStatus waits;
+    private final AllReduceKernels kernels;
+    private final SignalWaits signals;
+    private final HostSync hosts;
+    private final GpuTopology.Kind topology;
+    private final CudaP2pBuffers buffers;
+    private final P2pQueue queue;
+    private Work lastOfNccl; // null if nothing need wait for it; guarded by the group's lock
+
+    private P2p(
+            GroupContext context,
+            CudaP2pOptions options,
+            CudaDevice device,
+            NcclBackend nccl,
+            Parts parts,
+            GpuTopology.Kind topology) {
+        this.context = context;
+        this.options = options;
+        this.device = device;
+        this.nccl = nccl;
+        this.region = parts.region;
+        this.waits = parts.waits;
+        this.kernels = parts.kernels;
+        this.signals = parts.signals;
+        this.hosts = parts.hosts;
+        this.topology = topology;
+        CurrentStreams currentStreams = new CurrentStreams(device);
+        buffers = new CudaP2pBuffers(region, device, currentStreams, signals);
+        queue =
+                new P2pQueue(
+                        context,
+                        device,
+                        options.ncclOptions().isBlockingWait(),
+                        options.ncclOptions().isVerify(),
+                        hosts,
+                        currentStreams,
+                        waits,
+                        nccl::breakWith);
+    }
+
+    /**
+     * Finds out with the other ranks whether their GPUs reach each other's memory, and maps it.
+     *
+     * @param context the group and the rank
+     * @param options the options
+     * @param device the rank's GPU
+     * @param nccl runs the group's other operations
+     * @return what all ranks have then; empty on all, if it cannot be done on one
+     */
+    static Optional<P2p> create(
+            GroupContext context, CudaP2pOptions options, CudaDevice device, NcclBackend nccl) {
+        RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device);
+        Parts parts = new Parts(outcome.region());
+        String problem = outcome.problem();
+        P2p p2p = null;
+        try {
+            if (problem == null) {
+                problem =
+                        RegionHandshake.agree(
+                                context, "p2p-kernels", () -> parts.loadKernels(device));
+            }
+            if (problem == null) {
+                parts.join(context);
+                problem = RegionHandshake.agree(context, "p2p-hosts", parts::checkHosts);
+            }
+            if (problem == null) {
+                GpuTopology.Kind topology =
+                        options.topology()
+                                .orElseGet(
+                                        () -> RegionHandshake.topology(context, outcome.buses()));
+                p2p = new P2p(context, options, device, nccl, parts, topology);
+                nccl.accompany(p2p);
+            }
+        } finally {
+            if (p2p == null) {
+                parts.close();
+            }
+        }
+        if (problem != null && context.rank() == 0) {
+            logger.warn("group '{}' uses NCCL alone, for all ranks: {}", context.name(), problem);
+        }
+        return Optional.ofNullable(p2p);
+    }
+
+    /** What it is made of, until it is. */
+    private static final class Parts {
+
+        private final P2pRegion region; // null if there is none
+        private WaitStatus waits;
+        private AllReduceKernels kernels;
+        private SignalWaits signals;
+        private HostSync hosts;
+        private RuntimeException noHosts;
+
+        Parts(P2pRegion region) {
+            this.region = region;
+        }
+
+        /** Compiles and loads them before any runs: doing so later could wait for those that do. */
+        void loadKernels(CudaDevice device) {
+            KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+            waits = new WaitStatus(device, region.rank());
+            kernels = new AllReduceKernels(region, device, waits, compiler);
+            signals = new SignalWaits(device, waits, compiler);
+        }
+
+        void join(GroupContext context) {
+            try {
+                hosts = HostSync.join(context);
+            } catch (CollectiveTimeoutException e) {
+                throw e; // Who has not come will not come to agree on this.
+            } catch (RuntimeException e) {
+                noHosts = e;
+            }
+        }
+
+        void checkHosts() {
+            if (noHosts != null) {
+                throw noHosts;
+            }
+        }
+
+        void close() {
+            if (hosts != null) {
+                hosts.close();
+            }
+            for (AutoCloseable part : new AutoCloseable[] {signals, kernels, waits}) {
+                closePart(part);
+            }
+            if (region != null) {
+                region.closePeers();
+                region.close();
+            }
+        }
+
+        private static void closePart(AutoCloseable part) {
+            try {
+                if (part != null) {
+                    part.close();
+                }
+            } catch (Exception e) {
+                logger.warn("what a group without P2P memory had loaded cannot be freed", e);
+            }
+        }
+    }
+
+    Optional<P2pBuffers> buffers() {
+        return buffers.bufferSize() + buffers.heapSize() == 0
+                ? Optional.empty()
+                : Optional.of(buffers);
+    }
+
+    /** How a tensor is reduced; null for NCCL. Depends on what is the same on all ranks. */
+    Algorithm algorithm(TensorInfo tensor, ReduceOp op) {
+        boolean sum = op == ReduceOp.SUM || op == ReduceOp.AVG;
+        long byteSize = tensor.byteSize();
+        if (!sum
+                || !kernels.isSupported(tensor.type())
+                || byteSize == 0
+                || context.worldSize() == 1) {
+            return null;
+        }
+        switch (topology) {
+            case FULLY_CONNECTED_NVLINK:
+                if (byteSize <= options.oneShotBytes()) {
+                    return Algorithm.ONE_SHOT;
+                }
+                return byteSize <= options.twoShotBytes() ? Algorithm.TWO_SHOT : null;
+            case HYBRID_CUBE_MESH:
+                return context.worldSize() == MESH_RANKS && byteSize <= options.oneShotBytes()
+                        ? Algorithm.MESH
+                        : null;
+            default:
+                return null;
+        }
+    }
+
+    /** Reduces a tensor by a kernel on the caller's current stream. */
+    Work allReduce(Operation operation, NDArray tensor, ReduceOp op, Algorithm algorithm) {
+        TensorInfo info = operation.tensor();
+        operation.setAlgorithm(algorithm.name().toLowerCase(Locale.ROOT));
+        float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
+        afterNccl(operation);
+        return queue.run(
+                operation,
+                (stream, captured) ->
+                        inPlace(
+                                stream,
+                                captured,
+                                tensor,
+                                info,
+                                address ->
+                                        kernels.enqueue(
+                                                stream,
+                                                algorithm,
+                                                address,
+                                                info.count(),
+                                                info.type(),
+                                                divisor,
+                                                operation.timeout())),
+                List.of(tensor));
+    }
+
+    /** Gives the tensor's address to some code, or that of a copy if it is not contiguous. */
+    private static void inPlace(
+            CudaStream stream,
+            boolean captured,
+            NDArray tensor,
+            TensorInfo info,
+            LongConsumer body) {
+        if (info.isContiguous()) {
+            body.accept(info.address());
+            return;
+        }
+        try (NDArray copy =
+                Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
+            if (captured) {
+                stream.keepAlive(copy);
+            }
+            NoGradient.run(
+                    () -> {
+                        Torch.copy(copy, tensor);
+                        body.accept(Torch.dataPointer(copy));
+                        Torch.copy(tensor, copy);
+                    });
+        }
+    }
+
+    /** Runs code that enqueues an operation on the streams of the {@link #buffers()}. */
+    Work execute(Operation operation, Runnable body) {
+        afterNccl(operation);
+        return queue.run(
+                operation,
+                (stream, captured) -> {
+                    if (captured) {
+                        Runnable barrier = () -> kernels.barrier(stream, operation.timeout());
+                        buffers.capture(stream, barrier, body);
+                    } else {
+                        buffers.enqueue(stream, body);
+                    }
+                },
+                List.of());
+    }
+
+    /** Lets the caller's stream wait for what NCCL runs on a stream of its own. */
+    private void afterNccl(Operation operation) {
+        Work before = lastOfNccl;
+        // A graph is ordered by whoever launches it.
+        if (before != null && !nccl.isBatching() && !nccl.isCapturing()) {
+            lastOfNccl = null;
+            follow(before, operation);
+        }
+    }
+
+    private static void follow(Work before, Object next) {
+        if (!before.isCompleted()) {
+            try {
+                before.blockCurrentStream();
+            } catch (CollectiveException e) {
+                logger.debug("{} follows on an operation that failed", next, e);
+            }
+        }
+    }
+
+    /** Runs an operation by NCCL, behind those that run on the callers' streams. */
+    Work viaNccl(Operation operation, List<NDArray> result, Supplier<Work> call) {
+        Work refused = queue.precede(operation, result);
+        if (refused != null) {
+            return refused;
+        }
+        lastOfNccl = call.get();
+        return lastOfNccl;
+    }
+
+    /** Orders what a batch does here behind what NCCL runs: later that is not launched yet. */
+    void beforeBatch() {
+        if (lastOfNccl != null && !nccl.isBatching()) {
+            follow(lastOfNccl, "a batch");
+        }
+    }
+
+    @Override
+    public Optional<CollectiveException> problem() {
+        return queue.problem();
+    }
+
+    /** Breaks what is done here, too; on a thread of its own, as the abort waits for NCCL's. */
+    @Override
+    public void broken(CollectiveException reason) {
+        LongCalls.start("cuda_p2p-broken-" + context.name(), () -> queue.fail(reason));
+    }
+
+    /** Makes the host's waits for other ranks fail; any thread may call it. */
+    void stopWaiting() {
+        queue.end();
+    }
+
+    /** Ends what is under way. */
+    void stop() {
+        buffers.end();
+        queue.stop();
+    }
+
+    /** Frees everything, after {@link #stop}. */
+    void free() {
+        queue.close();
+        kernels.close();
+        signals.close();
+        waits.close();
+        buffers.close();
+        region.closePeers();
+        RetiredRegions.add(region, hosts);
+    }
+}

@@ -1,0 +1,86 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.nativeops.AtomicBuffer;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaMemory;
+import org.djlx.nativeops.NativeMemory;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The word by which the host ends what kernels of one rank wait for, and the one by which they tell
+ * it who did not come: {@code struct Status} of {@code signal.cuh}. Any thread may use it.
+ */
+final class WaitStatus implements AutoCloseable {
+
+    private static final int STOP = 0;
+    private static final int MISSING = 4;
+    private static final int BYTES = 64;
+    private static final Set<WaitStatus> OPEN = ConcurrentHashMap.newKeySet();
+
+    static {
+        // When the process exits, the driver waits for kernels that run: for none that waits.
+        Thread hook = new Thread(() -> OPEN.forEach(WaitStatus::stop), "cuda_p2p-exit");
+        try {
+            Runtime.getRuntime().addShutdownHook(hook);
+        } catch (IllegalStateException e) {
+            LoggerFactory.getLogger(WaitStatus.class).debug("the JVM is about to end", e);
+        }
+    }
+
+    private final int rank;
+    private final NativeMemory memory;
+    private final AtomicBuffer words;
+    private boolean closed; // guarded by this
+
+    WaitStatus(CudaDevice device, int rank) {
+        this.rank = rank;
+        memory = CudaMemory.allocatePinned(device, BYTES);
+        words = new AtomicBuffer(memory, 0, BYTES);
+        words.putIntVolatile(STOP, 0);
+        words.putIntVolatile(MISSING, 0);
+        OPEN.add(this);
+    }
+
+    /** Where kernels find it. */
+    long address() {
+        return memory.address();
+    }
+
+    /** Makes kernels end that wait for other ranks, now and from now on. */
+    synchronized void stop() {
+        if (!closed) {
+            words.putIntVolatile(STOP, 1);
+        }
+    }
+
+    /** For whom a kernel has waited in vain: a list of one, or empty. */
+    List<Integer> missing() {
+        int missing = words.getIntVolatile(MISSING);
+        return missing == 0 ? List.of() : List.of(missing - 1);
+    }
+
+    /** What went wrong in an operation whose kernels have ended, or null. */
+    CollectiveException failure(Operation operation) {
+        List<Integer> missing = missing();
+        return missing.isEmpty()
+                ? null
+                : GroupErrors.timedOut(operation, rank, missing, "did not arrive");
+    }
+
+    @Override
+    public synchronized void close() {
+        closed = true;
+        OPEN.remove(this);
+        memory.close();
+    }
+}

@@ -1,0 +1,282 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.Work;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Product;
+import org.djlx.fusedops.internal.Schedule;
+import org.djlx.fusedops.internal.Slots;
+import org.djlx.nativeops.MatrixLayout;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The plan of {@link FusedOps#allGatherMatmul}.
+ *
+ * <p>With the gather dimension moved to the front, the gathered A is the ranks' shards one after
+ * the other, and so is each product: the rows that a shard yields depend on no other shard.
+ */
+final class AllGatherMatmulPlan implements FusedPlan {
+
+    static final OpType TYPE = new OpType("allGatherMatmul");
+
+    private final ProcessGroup group;
+    private final boolean gpu;
+    private final boolean returnGathered;
+    private final ScalarType type;
+    private final int gatherDim;
+    private final int lastDim;
+    private final int worldSize;
+    private final Shape gatheredShape;
+    private final long[] columns; // of each B
+    private final FallbackReason reason; // null if it is pipelined
+
+    // Of the pipelined path.
+    private Compute compute;
+    private Schedule schedule;
+    private Slots slots;
+    private Agreed agreed;
+    private boolean small; // shards are gathered before one matmul
+    private boolean direct; // the shard is pushed as it is, not copied before
+    private boolean[] directB;
+    private long shardBytes;
+    private Shape frontShape; // of the gathered A with the gather dimension in front
+    private Shape[] outShapes;
+    private long[] outBytes; // of a shard's rows
+    private Product[] products;
+
+    AllGatherMatmulPlan(
+            ProcessGroup group,
+            NDArray aShard,
+            List<NDArray> bs,
+            TensorInfo[] infos,
+            int gatherDim,
+            boolean returnGathered) {
+        OperandChecks checks = new OperandChecks(TYPE.toString());
+        this.group = group;
+        this.gpu = group.device().isGpu();
+        this.worldSize = group.worldSize();
+        this.returnGathered = returnGathered;
+        this.type = checks.checkA("aShard", aShard, infos[0], group.device());
+        Shape shape = new Shape(infos[0].sizes());
+        this.lastDim = shape.dimension() - 1;
+        this.gatherDim = checks.dimension("gatherDim", gatherDim, shape.dimension());
+        this.gatheredShape =
+                Axes.with(shape, this.gatherDim, shape.get(this.gatherDim) * worldSize);
+        columns = new long[bs.size()];
+        for (int i = 0; i < bs.size(); i++) {
+            String role = bs.size() == 1 ? "B" : "B number " + i;
+            long inner = gatheredShape.get(lastDim);
+            checks.checkB(role, bs.get(i), infos[1 + i], aShard, type, inner);
+            columns[i] = infos[1 + i].sizes()[1];
+        }
+        reason = fallbackReason(infos[0].count());
+        if (reason == null) {
+            prepare(infos, shape);
+        }
+    }
+
+    private FallbackReason fallbackReason(long count) {
+        if (FusedOps.isFallbackForced()) {
+            return FallbackReason.FORCED;
+        }
+        if (gatherDim == lastDim) {
+            return FallbackReason.GATHER_ALONG_LAST_DIMENSION;
+        }
+        if (!group.isP2pAvailable()) {
+            return FallbackReason.NO_P2P_BUFFERS;
+        }
+        return Slots.fit(group.p2pBuffers().orElseThrow(), worldSize, count, type)
+                ? null
+                : FallbackReason.BUFFER_TOO_SMALL;
+    }
+
+    private void prepare(TensorInfo[] infos, Shape shape) {
+        GroupPlans plans = GroupPlans.of(group);
+        compute = plans.compute();
+        schedule = plans.schedule();
+        shardBytes = infos[0].byteSize();
+        slots = new Slots(group.p2pBuffers().orElseThrow(), shardBytes);
+        agreed = new Agreed(type, infos[0].sizes(), null, gatherDim);
+        direct = gatherDim == 0 && infos[0].isContiguous();
+        frontShape = Axes.move(gatheredShape, gatherDim, 0);
+        long inner = shape.get(lastDim);
+        small = Schedule.isSmall(shardBytes);
+        long rows = Axes.rows(shape);
+        long rowsAtOnce = small ? worldSize * rows : rows;
+        int count = infos.length - 1;
+        directB = new boolean[count];
+        outShapes = new Shape[count];
+        outBytes = new long[count];
+        products = new Product[count];
+        for (int i = 0; i < count; i++) {
+            MatrixLayout b = Axes.layout(infos[1 + i]);
+            directB[i] = Axes.isUsable(b);
+            outShapes[i] = Axes.with(frontShape, lastDim, columns[i]);
+            outBytes[i] = rows * columns[i] * type.itemSize();
+            products[i] =
+                    compute.product(
+                            type,
+                            MatrixLayout.contiguous(rowsAtOnce, columns[i]),
+                            MatrixLayout.contiguous(rowsAtOnce, inner),
+                            directB[i] ? b : MatrixLayout.contiguous(inner, columns[i]));
+        }
+    }
+
+    /** What a call has enqueued or issued, whose results are there when the work has ended. */
+    record Issued(GatheredMatmul result, Work work) {}
+
+    Issued run(NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
+        UsageCounter.count(reason);
+        return reason == null
+                ? pipelined(aShard, bs, infos)
+                : new Issued(NoGradient.get(() -> plain(aShard, bs)), null);
+    }
+
+    private Issued pipelined(NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
+        NDManager manager = aShard.getManager();
+        OperationScope scope = new OperationScope(gpu);
+        List<NDArray> made = new ArrayList<>(1 + products.length);
+        boolean done = false;
+        try {
+            NDArray shard = direct ? aShard : front(scope, aShard);
+            long shardAddress = direct ? infos[0].address() : Torch.dataPointer(shard);
+            NDArray[] used = new NDArray[2 + 2 * products.length];
+            long[] right = new long[products.length];
+            long[] outs = new long[products.length];
+            for (int i = 0; i < products.length; i++) {
+                NDArray b = directB[i] ? bs.get(i) : contiguous(scope, bs.get(i));
+                right[i] = directB[i] ? infos[1 + i].address() : Torch.dataPointer(b);
+                NDArray out = Torch.empty(manager, outShapes[i], type);
+                made.add(out);
+                outs[i] = Torch.dataPointer(out);
+                used[2 * i] = b;
+                used[2 * i + 1] = out;
+            }
+            NDArray gathered = returnGathered ? Torch.empty(manager, frontShape, type) : shard;
+            long whole = returnGathered ? Torch.dataPointer(gathered) : 0;
+            if (returnGathered) {
+                made.add(gathered);
+            }
+            used[used.length - 2] = shard;
+            used[used.length - 1] = gathered;
+            scope.hold(used);
+            Work work =
+                    group.execute(
+                            TYPE,
+                            agreed,
+                            operation -> {
+                                compute.begin();
+                                if (small) {
+                                    schedule.gatherThenConsume(
+                                            operation,
+                                            slots,
+                                            shardAddress,
+                                            shardBytes,
+                                            (stream, shards) -> {
+                                                multiply(outs, shards, right, 0);
+                                                if (returnGathered) {
+                                                    long size = worldSize * shardBytes;
+                                                    stream.copy(whole, shards, size);
+                                                }
+                                            },
+                                            used);
+                                    return;
+                                }
+                                schedule.gatherAndConsume(
+                                        operation,
+                                        slots,
+                                        shardAddress,
+                                        shardBytes,
+                                        (stream, rank, part) -> {
+                                            multiply(outs, part, right, rank);
+                                            if (returnGathered) {
+                                                stream.copy(
+                                                        whole + rank * shardBytes,
+                                                        part,
+                                                        shardBytes);
+                                            }
+                                        },
+                                        used);
+                            });
+            done = true;
+            scope.closeAfter(work);
+            List<NDArray> outputs = new ArrayList<>(products.length);
+            for (int i = 0; i < products.length; i++) {
+                outputs.add(Axes.restore(made.get(i), gatherDim));
+            }
+            return new Issued(
+                    new GatheredMatmul(
+                            returnGathered ? Axes.restore(gathered, gatherDim) : null, outputs),
+                    work);
+        } finally {
+            if (!done) {
+                made.forEach(NDArray::close);
+                scope.close();
+            }
+        }
+    }
+
+    /** Multiplies rows of A, those of a rank or all, with each B. */
+    private void multiply(long[] outs, long rows, long[] right, int rank) {
+        for (int i = 0; i < products.length; i++) {
+            products[i].run(outs[i] + rank * outBytes[i], rows, right[i]);
+        }
+    }
+
+    /** The shard with the gather dimension in front, contiguous. */
+    private NDArray front(OperationScope scope, NDArray aShard) {
+        NDManager temporary = scope.temporary(aShard);
+        NDArray view = Torch.alias(temporary, aShard);
+        return NoGradient.get(
+                () -> Axes.contiguous(temporary, Axes.move(view, gatherDim, 0), type));
+    }
+
+    private NDArray contiguous(OperationScope scope, NDArray b) {
+        return NoGradient.get(() -> Axes.contiguous(scope.temporary(b), b, type));
+    }
+
+    private GatheredMatmul plain(NDArray aShard, List<NDArray> bs) {
+        NDManager manager = aShard.getManager();
+        try (NDManager temporary = manager.newSubManager()) {
+            NDArray stacked =
+                    Torch.empty(temporary, Axes.stacked(worldSize, aShard.getShape()), type);
+            FusedOps.complete(group, group.allGatherIntoTensor(stacked, aShard));
+            NDArray inOrder = Axes.move(stacked, 0, gatherDim);
+            NDArray gathered = Axes.contiguous(temporary, inOrder, type).reshape(gatheredShape);
+            NDArray matrix = Axes.matrix(gathered);
+            List<NDArray> outputs = new ArrayList<>();
+            for (int i = 0; i < bs.size(); i++) {
+                Shape shape = new Shape(matrix.getShape().get(0), columns[i]);
+                NDArray out = Torch.empty(manager, shape, type);
+                Torch.mmOut(out, matrix, bs.get(i));
+                Shape full = Axes.with(gatheredShape, lastDim, columns[i]);
+                outputs.add(Axes.detached(out, o -> o.reshape(full)));
+            }
+            NDArray whole = returnGathered ? Torch.alias(manager, gathered) : null;
+            return new GatheredMatmul(whole, outputs);
+        }
+    }
+
+    @Override
+    public void close() {
+        if (products != null) {
+            for (Product product : products) {
+                product.close();
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.function.Supplier;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Schedule;
+
+/**
+ * What fused operators keep for a group on one rank: the plans used last, and what they compute
+ * with. Closed with the group. A plan is looked up and enqueued under this object's lock.
+ */
+final class GroupPlans implements AutoCloseable {
+
+    /** How many plans are kept; a layer of a model needs a few. */
+    static final int MAX_PLANS = 128;
+
+    private final ProcessGroup group;
+    private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
+    private Compute compute; // once it is needed
+    private Schedule schedule; // once it is needed
+
+    private GroupPlans(ProcessGroup group) {
+        this.group = group;
+    }
+
+    static GroupPlans of(ProcessGroup group) {
+        return group.attachment(GroupPlans.class, () -> new GroupPlans(group));
+    }
+
+    /**
+     * Returns the plan of a call; to be called under this object's lock.
+     *
+     * @param key the call
+     * @param type the plan's class
+     * @param maker makes it; what it throws is passed on, and nothing kept
+     */
+    <P extends FusedPlan> P plan(PlanKey key, Class<P> type, Supplier<P> maker) {
+        FusedPlan plan = plans.get(key);
+        if (plan == null) {
+            plan = maker.get();
+            plans.put(key, plan);
+            if (plans.size() > MAX_PLANS) {
+                PlanKey oldest = plans.keySet().iterator().next();
+                plans.remove(oldest).close();
+            }
+        }
+        return type.cast(plan);
+    }
+
+    synchronized Compute compute() {
+        if (compute == null) {
+            compute = new Compute(group.device());
+        }
+        return compute;
+    }
+
+    synchronized Schedule schedule() {
+        if (schedule == null) {
+            schedule = new Schedule(group);
+        }
+        return schedule;
+    }
+
+    @Override
+    public synchronized void close() {
+        plans.values().forEach(FusedPlan::close);
+        plans.clear();
+        if (compute != null) {
+            compute.close();
+            compute = null;
+        }
+    }
+}

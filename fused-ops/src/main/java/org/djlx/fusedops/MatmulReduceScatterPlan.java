@@ -1,0 +1,253 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Product;
+import org.djlx.fusedops.internal.Schedule;
+import org.djlx.fusedops.internal.Slots;
+import org.djlx.nativeops.MatrixLayout;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The plan of {@link FusedOps#matmulReduceScatter}.
+ *
+ * <p>With the scatter dimension moved to the front, the part for a rank is a block of A's rows
+ * times B; or, if the product's last dimension is scattered, A times a block of B's columns.
+ */
+final class MatmulReduceScatterPlan implements FusedPlan {
+
+    static final OpType TYPE = new OpType("matmulReduceScatter");
+
+    private final ProcessGroup group;
+    private final boolean gpu;
+    private final ReduceOp op;
+    private final ScalarType type;
+    private final int scatterDim;
+    private final int lastDim;
+    private final int worldSize;
+    private final Shape product;
+    private final FallbackReason reason; // null if it is pipelined
+
+    // Of the pipelined path.
+    private Compute compute;
+    private Schedule schedule;
+    private Slots slots;
+    private Agreed agreed;
+    private boolean small; // one matmul comes before all parts are scattered
+    private boolean columns; // blocks of B's columns, not of A's rows
+    private boolean directA;
+    private boolean directB;
+    private long blockBytes; // from one rank's block to the next
+    private long partBytes;
+    private Shape partShape; // of the result, with the scatter dimension in front
+    private Shape stagingShape;
+    private Product multiply;
+    private Compute.Reduction reduction;
+
+    MatmulReduceScatterPlan(
+            ProcessGroup group,
+            NDArray a,
+            NDArray b,
+            TensorInfo[] infos,
+            ReduceOp op,
+            int scatterDim) {
+        OperandChecks checks = new OperandChecks(TYPE.toString());
+        this.group = group;
+        this.gpu = group.device().isGpu();
+        this.worldSize = group.worldSize();
+        this.type = checks.checkA("A", a, infos[0], group.device());
+        Shape shape = new Shape(infos[0].sizes());
+        this.lastDim = shape.dimension() - 1;
+        checks.checkB("B", b, infos[1], a, type, shape.get(lastDim));
+        checks.checkSum(op);
+        this.op = op;
+        this.scatterDim = checks.dimension("scatterDim", scatterDim, shape.dimension());
+        this.product = Axes.with(shape, lastDim, infos[1].sizes()[1]);
+        long size = product.get(this.scatterDim);
+        if (size % worldSize != 0) {
+            throw checks.wrong(
+                    "dimension %d of the product %s is not divisible by the world size %d",
+                    scatterDim, product, worldSize);
+        }
+        reason = fallbackReason();
+        if (reason == null) {
+            prepare(infos, shape);
+        }
+    }
+
+    /** The shape of a rank's part of the product. */
+    private Shape part() {
+        return Axes.with(product, scatterDim, product.get(scatterDim) / worldSize);
+    }
+
+    private FallbackReason fallbackReason() {
+        if (FusedOps.isFallbackForced()) {
+            return FallbackReason.FORCED;
+        }
+        if (!group.isP2pAvailable()) {
+            return FallbackReason.NO_P2P_BUFFERS;
+        }
+        return Slots.fit(group.p2pBuffers().orElseThrow(), worldSize, part().size(), type)
+                ? null
+                : FallbackReason.BUFFER_TOO_SMALL;
+    }
+
+    private void prepare(TensorInfo[] infos, Shape shape) {
+        GroupPlans plans = GroupPlans.of(group);
+        compute = plans.compute();
+        schedule = plans.schedule();
+        columns = scatterDim == lastDim;
+        agreed = new Agreed(type, product.getShape(), op, scatterDim);
+        long inner = shape.get(lastDim);
+        long rows = Axes.rows(shape);
+        MatrixLayout left = MatrixLayout.contiguous(rows, inner);
+        MatrixLayout given = lastDim == 1 ? Axes.layout(infos[0]) : left;
+        boolean inPlace = columns || scatterDim == 0;
+        directA = inPlace && (infos[0].isContiguous() || lastDim == 1 && Axes.isUsable(given));
+        left = directA ? given : left;
+        MatrixLayout right = Axes.layout(infos[1]);
+        directB = Axes.isUsable(right);
+        right = directB ? right : MatrixLayout.contiguous(inner, product.get(lastDim));
+        long partRows = columns ? rows : rows / worldSize;
+        long partColumns = product.get(lastDim) / (columns ? worldSize : 1);
+        blockBytes =
+                (columns ? partColumns * right.columnStride() : partRows * left.rowStride())
+                        * type.itemSize();
+        partBytes = partRows * partColumns * type.itemSize();
+        slots = new Slots(group.p2pBuffers().orElseThrow(), partBytes);
+        partShape = Axes.move(part(), columns ? 0 : scatterDim, 0);
+        small = !columns && Schedule.isSmall(partBytes);
+        long rowsAtOnce = small ? rows : partRows;
+        stagingShape = new Shape(rowsAtOnce * partColumns);
+        multiply =
+                compute.product(
+                        type,
+                        MatrixLayout.contiguous(rowsAtOnce, partColumns),
+                        new MatrixLayout(rowsAtOnce, inner, left.rowStride(), left.columnStride()),
+                        new MatrixLayout(
+                                inner, partColumns, right.rowStride(), right.columnStride()));
+        reduction = compute.reduction(type, partRows * partColumns, worldSize, op == ReduceOp.AVG);
+    }
+
+    /** What a call has enqueued or issued, whose result is there when the work has ended. */
+    record Issued(NDArray result, Work work) {}
+
+    Issued run(NDArray a, NDArray b, TensorInfo[] infos) {
+        UsageCounter.count(reason);
+        return reason == null
+                ? pipelined(a, b, infos)
+                : new Issued(NoGradient.get(() -> plain(a, b)), null);
+    }
+
+    private Issued pipelined(NDArray a, NDArray b, TensorInfo[] infos) {
+        OperationScope scope = new OperationScope(gpu);
+        NDArray result = null;
+        boolean done = false;
+        try {
+            NDArray left = directA ? a : front(scope, a);
+            NDArray right = directB ? b : contiguous(scope, b);
+            long leftAddress = directA ? infos[0].address() : Torch.dataPointer(left);
+            long rightAddress = directB ? infos[1].address() : Torch.dataPointer(right);
+            result = Torch.empty(a.getManager(), partShape, type);
+            long resultAddress = Torch.dataPointer(result);
+            long[] staging = new long[2];
+            NDArray[] used = {left, right, result, result, result};
+            for (int i = 0; i < (small ? 1 : Math.min(2, worldSize - 1)); i++) {
+                // A single one is for the first step, which has number 1.
+                int turn = 1 - i;
+                used[3 + i] = scope.add(Torch.empty(a.getManager(), stagingShape, type));
+                staging[turn] = Torch.dataPointer(used[3 + i]);
+            }
+            scope.hold(left, right, result);
+            Work work =
+                    group.execute(
+                            TYPE,
+                            agreed,
+                            operation -> {
+                                compute.begin();
+                                Schedule.SlotReducer reducer =
+                                        (first, distance) ->
+                                                reduction.run(resultAddress, first, distance);
+                                if (small) {
+                                    multiply.run(staging[1], leftAddress, rightAddress);
+                                    schedule.scatterAndReduce(
+                                            operation, slots, staging[1], partBytes, reducer, used);
+                                    return;
+                                }
+                                schedule.produceAndScatter(
+                                        operation,
+                                        slots,
+                                        staging,
+                                        partBytes,
+                                        (rank, out) -> {
+                                            long block = rank * blockBytes;
+                                            multiply.run(
+                                                    out,
+                                                    columns ? leftAddress : leftAddress + block,
+                                                    columns ? rightAddress + block : rightAddress);
+                                        },
+                                        reducer,
+                                        used);
+                            });
+            done = true;
+            scope.closeAfter(work);
+            return new Issued(Axes.restore(result, columns ? 0 : scatterDim), work);
+        } finally {
+            if (!done) {
+                if (result != null) {
+                    result.close();
+                }
+                scope.close();
+            }
+        }
+    }
+
+    /** A with the scatter dimension in front, unless it is the last, contiguous. */
+    private NDArray front(OperationScope scope, NDArray a) {
+        NDManager temporary = scope.temporary(a);
+        NDArray view = Torch.alias(temporary, a);
+        return NoGradient.get(
+                () ->
+                        Axes.contiguous(
+                                temporary, columns ? view : Axes.move(view, scatterDim, 0), type));
+    }
+
+    private NDArray contiguous(OperationScope scope, NDArray b) {
+        return NoGradient.get(() -> Axes.contiguous(scope.temporary(b), b, type));
+    }
+
+    private NDArray plain(NDArray a, NDArray b) {
+        try (NDManager temporary = a.getManager().newSubManager()) {
+            NDArray view = Torch.alias(temporary, a);
+            NDArray matrix = Axes.matrix(Axes.contiguous(temporary, view, type));
+            Shape shape = new Shape(matrix.getShape().get(0), product.get(lastDim));
+            NDArray whole = Torch.empty(temporary, shape, type);
+            Torch.mmOut(whole, matrix, b);
+            NDArray front = Axes.move(whole.reshape(product), scatterDim, 0);
+            NDArray result = Torch.empty(a.getManager(), Axes.move(part(), scatterDim, 0), type);
+            FusedOps.complete(group, group.reduceScatterTensor(result, front, op));
+            return Axes.restore(result, scatterDim);
+        }
+    }
+
+    @Override
+    public void close() {
+        if (multiply != null) {
+            multiply.close();
+        }
+    }
+}

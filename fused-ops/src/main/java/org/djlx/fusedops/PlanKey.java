@@ -1,0 +1,61 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.nativeops.TensorInfo;
+
+/** What a plan is made for: an operator and all of its arguments but the arrays' elements. */
+final class PlanKey {
+
+    private static final int HEADER = 4;
+
+    private final long[] words;
+
+    /**
+     * Encodes a call.
+     *
+     * @param operator a number for the operator
+     * @param dimension its dimension, as the caller passed it
+     * @param option a number for what else decides on the plan
+     * @param arrays the arrays
+     * @param infos what libtorch says of them
+     */
+    PlanKey(int operator, int dimension, int option, List<NDArray> arrays, TensorInfo[] infos) {
+        int size = HEADER;
+        for (TensorInfo info : infos) {
+            size += 3 + 2 * info.sizes().length;
+        }
+        words = new long[size];
+        words[0] = operator;
+        words[1] = dimension;
+        words[2] = option;
+        words[3] = infos.length;
+        int next = HEADER;
+        for (int i = 0; i < infos.length; i++) {
+            Device device = arrays.get(i).getDevice();
+            long[] sizes = infos[i].sizes();
+            words[next] = device.isGpu() ? device.getDeviceId() : -1;
+            words[next + 1] = infos[i].type().ordinal();
+            words[next + 2] = sizes.length;
+            System.arraycopy(sizes, 0, words, next + 3, sizes.length);
+            System.arraycopy(infos[i].strides(), 0, words, next + 3 + sizes.length, sizes.length);
+            next += 3 + 2 * sizes.length;
+        }
+    }
+
+    @Override
+    public boolean equals(Object other) {
+        return other instanceof PlanKey key && Arrays.equals(words, key.words);
+    }
+
+    @Override
+    public int hashCode() {
+        return Arrays.hashCode(words);
+    }
+}

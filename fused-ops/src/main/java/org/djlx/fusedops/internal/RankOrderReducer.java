@@ -1,0 +1,93 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import java.util.EnumMap;
+import java.util.Map;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaKernel;
+import org.djlx.nativeops.CudaModule;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.KernelArguments;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.LaunchSize;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * Sums parts that lie in one GPU's memory at equal distances, in rank order, in float32, with one
+ * rounding; in one pass, by the kernels of {@code reduce.cu}. For one thread at a time.
+ */
+final class RankOrderReducer implements AutoCloseable {
+
+    private static final int THREADS = 512;
+    private static final int MAX_BLOCKS = 528; // four for each multiprocessor of an H200
+    private static final Map<ScalarType, String> KERNELS =
+            Map.of(
+                    ScalarType.FLOAT32, "reduce_float32",
+                    ScalarType.FLOAT16, "reduce_float16",
+                    ScalarType.BFLOAT16, "reduce_bfloat16");
+
+    private final CudaModule module;
+    private final Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);
+    private final KernelArguments arguments = new KernelArguments();
+
+    RankOrderReducer(CudaDevice device, KernelCompiler compiler) {
+        module =
+                compiler.load(
+                        device, KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu"));
+        // A GPU from before bfloat16 has no kernel for that.
+        KERNELS.forEach(
+                (type, name) ->
+                        module.findKernel(name).ifPresent(kernel -> kernels.put(type, kernel)));
+    }
+
+    boolean isSupported(ScalarType type) {
+        return kernels.containsKey(type);
+    }
+
+    /**
+     * Enqueues a reduction.
+     *
+     * @param stream where
+     * @param type the element type, which {@link #isSupported}
+     * @param out the address where the result goes
+     * @param first the address of the first part
+     * @param distance from one part to the next, in bytes
+     * @param count the elements of a part
+     * @param parts the number of parts
+     * @param average whether the sum is divided by their number
+     */
+    void reduce(
+            CudaStream stream,
+            ScalarType type,
+            long out,
+            long first,
+            long distance,
+            long count,
+            int parts,
+            boolean average) {
+        if (count == 0) {
+            return;
+        }
+        long packs = (count * type.itemSize() + 15) / 16;
+        int blocks = (int) Math.min(MAX_BLOCKS, (packs + THREADS - 1) / THREADS);
+        arguments
+                .clear()
+                .add(out)
+                .add(first)
+                .add(distance)
+                .add(count)
+                .add(parts)
+                .add(average ? (float) parts : 1f);
+        kernels.get(type).launch(stream, LaunchSize.of(blocks, THREADS), arguments);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+    }
+}
