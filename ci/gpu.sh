@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests on GPUs, those with the JUnit tag gpu, of all modules, and writes one summary: commit, machine, versions,
+# Runs the tests on GPUs, those with the JUnit tag gpu but not soak, of all modules, and writes one summary: commit, machine, versions,
 # and for each test class how many were found, succeeded, were skipped (why) and failed, and the seconds it took.
 #   ci/gpu.sh [--classes REGEX] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
 #     --classes     only test classes whose whole names match, for example '.*CudaP2p.*'
@@ -55,7 +55,7 @@ export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 status=0
 java -Xmx4g "-Dtest.report=$json" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
-  org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --select-package org.djlx --include-tag gpu \
+  org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --select-package org.djlx --include-tag gpu --exclude-tag soak \
   --include-classname "$classes" --fail-if-no-tests || status=$?
 [[ -r $json ]] && say "The summary is in $json"
 exit "$status"

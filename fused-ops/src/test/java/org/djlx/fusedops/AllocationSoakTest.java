@@ -1,0 +1,208 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaMemory;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+
+/**
+ * Every rank allocates and frees memory of its GPU at random, by the thread that issues operations
+ * and by another, while operators of two groups run on it. The driver waits for a GPU before it
+ * frees its memory, and the GPU may wait for a rank: nothing must wait for itself. It runs for as
+ * many seconds as the system property {@code test.soak.seconds} says.
+ */
+@Tag("gpu")
+@Tag("soak")
+class AllocationSoakTest {
+
+    private static final int SECONDS = Integer.getInteger("test.soak.seconds", 600);
+
+    private int worldSize;
+
+    @BeforeEach
+    void requireGpus() {
+        worldSize = P2pRanks.require();
+    }
+
+    @Test
+    void operatorsOfTwoGroupsBesideAllocations() {
+        CudaP2pOptions options =
+                P2pRanks.options()
+                        .optNcclOptions(
+                                NcclOptions.builder().optTimeout(Duration.ofSeconds(60)).build())
+                        .optBufferSize(64 << 20)
+                        .build();
+        List<ProcessGroup> one = ProcessGroups.local("cuda_p2p", worldSize, options);
+        List<ProcessGroup> other = ProcessGroups.local("cuda_p2p", worldSize, options);
+        AtomicBoolean stop = new AtomicBoolean();
+        long end = System.nanoTime() + SECONDS * 1_000_000_000L;
+        try {
+            List<Long> rounds =
+                    ProcessGroups.run(
+                            one,
+                            group -> {
+                                long[] done = {0};
+                                P2pRanks.run(
+                                        group,
+                                        () ->
+                                                done[0] =
+                                                        rank(
+                                                                List.of(
+                                                                        group,
+                                                                        other.get(group.rank())),
+                                                                end,
+                                                                stop));
+                                return done[0];
+                            });
+            System.out.println("operations of each rank: " + rounds);
+        } finally {
+            stop.set(true);
+            one.forEach(ProcessGroup::destroy);
+            other.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private long rank(List<ProcessGroup> groups, long end, AtomicBoolean stop) {
+        int rank = groups.get(0).rank();
+        Random own = new Random(rank);
+        Random common = new Random(42); // The ranks issue the same operations.
+        Thread allocator = new Thread(() -> allocate(groups.get(0), own.nextLong(), stop));
+        allocator.start();
+        long operations = 0;
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device(), "PyTorch");
+                CudaDevice device = CudaDevice.open(groups.get(0).device())) {
+            List<NativeMemory> taken = new ArrayList<>();
+            boolean more = true;
+            while (more) {
+                try (NDManager scope = manager.newSubManager()) {
+                    List<Runnable> checks = new ArrayList<>();
+                    for (int i = 0; i < 20; i++) {
+                        ProcessGroup group = groups.get(common.nextInt(2));
+                        checks.add(operation(group, scope, common));
+                        change(device, taken, own);
+                        operations++;
+                    }
+                    checks.forEach(Runnable::run);
+                }
+                // All ranks stop after the same round: rank 0 decides.
+                NDArray late = manager.full(new Shape(1), System.nanoTime() > end ? 1f : 0f);
+                groups.get(0).broadcast(late, 0).await();
+                more = late.getFloat() == 0;
+                late.close();
+            }
+            taken.forEach(NativeMemory::close);
+        } finally {
+            stop.set(true);
+            try {
+                allocator.join();
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            }
+        }
+        return operations;
+    }
+
+    /** Takes memory from the driver, or frees some, or has libtorch do so. */
+    private static void change(CudaDevice device, List<NativeMemory> taken, Random random) {
+        switch (random.nextInt(8)) {
+            case 0, 1 -> {
+                if (taken.size() < 20) {
+                    taken.add(CudaMemory.allocate(device, 1 + random.nextInt(64 << 20)));
+                }
+            }
+            case 2, 3 -> {
+                if (!taken.isEmpty()) {
+                    taken.remove(random.nextInt(taken.size())).close();
+                }
+            }
+            case 4 -> JniUtils.emptyCudaCache();
+            default -> {
+                // Nothing, so that operators follow on each other as well.
+            }
+        }
+    }
+
+    private static void allocate(ProcessGroup group, long seed, AtomicBoolean stop) {
+        Random random = new Random(seed);
+        try (CudaDevice device = CudaDevice.open(group.device())) {
+            List<NativeMemory> taken = new ArrayList<>();
+            while (!stop.get()) {
+                change(device, taken, random);
+            }
+            taken.forEach(NativeMemory::close);
+        }
+    }
+
+    /** Issues an operation; returns what checks its result. */
+    private Runnable operation(ProcessGroup group, NDManager manager, Random common) {
+        int rows = 1 + common.nextInt(300);
+        int value = common.nextInt(4);
+        NDArray ones = manager.ones(new Shape(64, 32));
+        switch (common.nextInt(4)) {
+            case 0 -> {
+                // Up to sizes that go to NCCL, unless ranks share a GPU.
+                long count = 1L << common.nextInt(worldSize > CudaDevice.count() ? 20 : 23);
+                NDArray tensor = manager.full(new Shape(count), (float) (group.rank() + value));
+                group.allReduce(tensor, ReduceOp.SUM).blockCurrentStream();
+                float want = worldSize * value + worldSize * (worldSize - 1) / 2f;
+                return () -> same(want, tensor);
+            }
+            case 1 -> {
+                NDArray a = manager.full(new Shape(rows, 64), (float) (group.rank() + value));
+                NDArray out = FusedOps.allGatherMatmul(a, List.of(ones), 0, group).outputs().get(0);
+                return () -> {
+                    for (int rank = 0; rank < worldSize; rank++) {
+                        same(64 * (rank + value), out.get(rank * rows + ":" + (rank + 1) * rows));
+                    }
+                };
+            }
+            case 2 -> {
+                Shape shape = new Shape((long) rows * worldSize, 64);
+                NDArray a = manager.full(shape, (float) (group.rank() + value));
+                NDArray out = FusedOps.matmulReduceScatter(a, ones, ReduceOp.SUM, 0, group);
+                float want = 64 * (worldSize * value + worldSize * (worldSize - 1) / 2f);
+                return () -> same(want, out);
+            }
+            default -> {
+                NDArray in = manager.full(new Shape(rows), (float) (group.rank() + value));
+                NDArray out = manager.zeros(new Shape((long) rows * worldSize));
+                LowContention.allGather(group, out, in).blockCurrentStream();
+                return () -> {
+                    for (int rank = 0; rank < worldSize; rank++) {
+                        same(rank + value, out.get(rank * rows + ":" + (rank + 1) * rows));
+                    }
+                };
+            }
+        }
+    }
+
+    private static void same(float want, NDArray array) {
+        assertEquals(want, array.max().getFloat());
+        assertEquals(want, array.min().getFloat());
+        assertEquals(want, array.flatten().get(0).getFloat(), Torch.info(array).toString());
+    }
+}
