@@ -1,5 +1,5 @@
-// Runs the kernels of all_reduce.cu and reduce.cu as P2pAllReduce and RankOrderReducer do, without a JVM, so that
-// compute-sanitizer can watch them. ci/sanitize.sh builds and runs it.
+// Runs the kernels of all_reduce.cu and reduce.cu as AllReduceKernels and fused-ops' RankOrderReducer do, without a
+// JVM, so that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it.
 //
 //   kernels [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
@@ -51,8 +51,8 @@ const u64 TWO_SHOT_BYTES = 1 << 20;
 
 // What the Java host takes for granted.
 static_assert((sizeof(Control) + 4095) / 4096 * 4096 == 8192, "CONTROL of RegionLayout");
-static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the struct of P2pAllReduce");
-static_assert(offsetof(Status, stop) == 0 && offsetof(Status, missing) == 4, "the words of P2pAllReduce");
+static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the struct of AllReduceKernels");
+static_assert(offsetof(Status, stop) == 0 && offsetof(Status, missing) == 4, "the words of WaitStatus");
 
 float load_float32(u32 bits) {
   float value;
