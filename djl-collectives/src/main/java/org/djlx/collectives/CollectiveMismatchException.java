@@ -5,8 +5,9 @@
 package org.djlx.collectives;
 
 /**
- * Ranks called operations that do not fit together. Thrown on every rank, before any tensor was
- * changed; the group stays usable.
+ * Ranks called operations that do not fit together. Where calls are compared before they run, it is
+ * thrown on every rank before any tensor was changed, and the group stays usable. Where they are
+ * compared behind, the group is broken; {@link ProcessGroup} says which backend does what.
  */
 public class CollectiveMismatchException extends CollectiveException {
 

@@ -10,20 +10,36 @@ import java.util.Optional;
 import org.djlx.nativeops.GpuTopology;
 
 /**
- * Options of the {@code cuda_p2p} backend. They must be the same on all ranks.
+ * Options of the {@code cuda_p2p} backend. All but the devices must be the same on all ranks.
  *
  * <p>What this backend does not leave to NCCL, small all-reduces and operators on P2P buffers, runs
- * on the caller's current stream, and the call returns when all ranks have made theirs: ranks must
- * call the operations of all their groups in one order.
+ * on the caller's current stream. A call returns when its work is enqueued: hosts do not wait for
+ * each other, unless one is hundreds of calls ahead. It is the GPUs that wait, in kernels that give
+ * up at the operation's timeout, or when the group breaks or is destroyed. Operations of a group
+ * run in the order of the calls, also on different streams and whether NCCL runs them or not; on
+ * batches, see {@link NcclBatch}.
  *
- * <p>The same, and nothing else, can be recorded by {@link org.djlx.nativeops.CudaGraph#capture}.
- * All ranks record it, and launch their graphs equally often. A launch waits for those of the other
- * ranks, and in one process the driver may wait for that: so let a rank first do once without a
- * graph whatever it does between launches, and let the ranks wait for each other on the host
- * between recording and the first launch. Graphs, and operations outside of graphs, are not ordered
- * with each other: launch them on one stream, or order the streams, and none any more once the
- * group is destroyed. A launch that waits in vain for the group's timeout gives wrong results, and
- * breaks the group: the next call throws.
+ * <p><b>Calls that differ.</b> What each rank calls is compared behind the calls, messages and the
+ * sizes of an all-to-all excepted. Calls that differ break the group: on every rank, what is under
+ * way and what is called later fails with an error that names what each called, and tensors of what
+ * was under way hold anything. With {@link NcclOptions.Builder#optVerify} in {@link
+ * Builder#optNcclOptions}, a call waits on the host until all ranks have made theirs and compares
+ * before anything is enqueued; calls that differ then leave the group usable. That is for finding
+ * errors, and each rank needs a thread of its own for it.
+ *
+ * <p><b>Several groups.</b> A stream does its work in order, so an operation waits for what was
+ * called before on the same stream, for another group as well. Ranks that share several groups call
+ * their operations in one order, or on a stream for each group; otherwise GPUs wait for each other
+ * until the timeout.
+ *
+ * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
+ * org.djlx.nativeops.CudaGraph#capture}; what NCCL runs, messages included, then throws. All ranks
+ * record it at the same place among their calls, which is compared, and launch their graphs equally
+ * often, which is not. A launch waits on the GPU for those of the other ranks. Graphs, and
+ * operations outside of graphs, are not ordered with each other: launch them on one stream, or
+ * order the streams, and none any more once the group is destroyed. A launch that waits in vain,
+ * for the timeout with which the operation was recorded, gives wrong results and breaks the group:
+ * calls throw soon after.
  */
 public final class CudaP2pOptions extends BackendOptions {
 
@@ -186,8 +202,8 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the options of what runs on NCCL; its timeout and devices are also those of the
-         * rest.
+         * Sets the options of what runs on NCCL. The timeout, the devices, whether waiting for a
+         * work blocks the host, and whether calls are verified, are also those of the rest.
          *
          * @param options the options
          * @return this builder
@@ -231,8 +247,11 @@ public final class CudaP2pOptions extends BackendOptions {
         /**
          * Lets ranks share a GPU, to try out what runs on P2P buffers where there are fewer GPUs
          * than ranks. What needs NCCL fails then, as NCCL refuses to share. Ranks of one process
-         * must each have a current stream of their own, as they wait for each other on it, and more
-         * than four may not find room on a GPU for kernels that wait for each other.
+         * must each have a current stream of their own, as they wait for each other on it, and run
+         * with {@code CUDA_MODULE_LOADING=EAGER} in the environment: otherwise a kernel is loaded
+         * with its first launch, which may wait for kernels that already run on that very GPU and
+         * wait for this rank. More than four ranks may not find room on a GPU for kernels that wait
+         * for each other.
          *
          * @param shared whether they may; false, NCCL alone, unless set
          * @return this builder

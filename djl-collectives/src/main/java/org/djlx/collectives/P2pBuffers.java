@@ -21,7 +21,9 @@ import org.djlx.nativeops.Torch;
  *
  * <p>A signal word belongs to a channel, the rank it lies on, and the rank that raises it. Words
  * only grow: they are epoch counters, never reset, compared modulo 2³². What a rank wrote before it
- * raised a word is visible to the rank that saw the word raised.
+ * raised a word is visible to the rank that saw the word raised. On GPUs it is the current stream
+ * that raises words and waits for them: methods return when that is enqueued, and a wait in vain
+ * fails the operation, not the method.
  *
  * <p>The buffers are shared by all that is built on the group, so they are to be used within {@link
  * ProcessGroup#execute} only, whose operations run one after the other, and in one way: an
@@ -159,7 +161,7 @@ public abstract class P2pBuffers {
 
     /**
      * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the
-     * thread itself.
+     * thread itself. One of each kind is in use at a time, within one operation.
      *
      * @param operation the operation under way
      * @return the stream, to be closed by the caller
@@ -242,7 +244,8 @@ public abstract class P2pBuffers {
      * for those of all ranks; so the next but one may use the same half of the buffers again.
      *
      * @param operation the operation under way
-     * @return the number, the same on all ranks, and larger with each operation that asks for it
+     * @return the number, the same on all ranks, and larger with each operation that asks for it; 1
+     *     for one that goes into a CUDA graph, whose signals are on words of their own
      */
     public abstract int epoch(Operation operation);
 
@@ -262,14 +265,15 @@ public abstract class P2pBuffers {
      * @param rank the rank that raises it
      * @param channel the channel
      * @param epoch the value to wait for
-     * @throws CollectiveException if the rank is gone or does not raise it in time
+     * @throws CollectiveException if the rank is gone or does not raise it in time; on GPUs, the
+     *     operation's work fails with it instead
      */
     public abstract void waitSignal(Operation operation, int rank, int channel, int epoch);
 
     /**
      * Waits until all ranks have begun the operation and checks that they agree on what it is,
-     * where the host must know that before it goes on. Where the calls of all ranks are compared
-     * behind the operation, as {@code cuda_p2p} does, it returns at once.
+     * where the host must know that before it goes on. It returns at once on {@code cuda_p2p},
+     * which compares the calls behind the operation, or, if it verifies, has done so before.
      *
      * @param operation the operation under way
      * @throws CollectiveException if they do not agree, naming what each called

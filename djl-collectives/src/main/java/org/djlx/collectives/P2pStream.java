@@ -17,7 +17,8 @@ import ai.djl.ndarray.NDArray;
  *
  * <p>Methods may return before the work is done. Memory is given by address, on the device of the
  * group; it must live until the current stream has waited for the work that uses it, and until
- * every replay has ended if the work {@linkplain #isRecorded is recorded}.
+ * every replay has ended if the work {@linkplain #isRecorded is recorded}. A wait for a signal ends
+ * at the operation's timeout at the latest, and then the operation fails.
  */
 public interface P2pStream extends AutoCloseable {
 

@@ -25,8 +25,8 @@ import org.djlx.nativeops.Torch;
  * <p>Every rank of the group calls the same operations in the same order, with tensors of the same
  * element type, and of the same shape where a method says so. An operation returns at once with a
  * {@link Work}; the operations of a group run one after the other in the order of the calls, those
- * of different groups do not wait for each other; but see {@link
- * org.djlx.collectives.CudaP2pOptions}, on what {@code cuda_p2p} does without NCCL. Tensors are
+ * of different groups do not wait for each other; except that what {@code cuda_p2p} does without
+ * NCCL takes its turn on the caller's current stream, see {@link CudaP2pOptions}. Tensors are
  * PyTorch arrays on the device of the group's backend and need not be contiguous. Autograd does not
  * see the operations.
  *
@@ -50,11 +50,22 @@ import org.djlx.nativeops.Torch;
  * rank's part of the other, in its place: all-gather from a slice of the output and reduce-scatter
  * into a slice of the input work in place, without a copy of that part.
  *
- * <p>A wrong argument throws {@link IllegalArgumentException} before anything is sent. Calls that
- * do not fit together across ranks fail on every rank with a {@link CollectiveException} that names
- * what each called, and leave the group usable. A rank that does not arrive within the timeout
- * makes the others fail with a {@link CollectiveTimeoutException}; from then on the group is
- * broken.
+ * <p>A wrong argument throws {@link IllegalArgumentException} before anything is sent. A rank that
+ * does not arrive within the timeout makes the others fail with a {@link
+ * CollectiveTimeoutException}; from then on the group is broken: destroy it and create another.
+ * Calls that do not fit together across ranks fail on every rank with a {@link CollectiveException}
+ * that names what each called; mostly it is a {@link CollectiveMismatchException}. Whether the
+ * group then stays usable depends on when the backend compares:
+ *
+ * <ul>
+ *   <li>{@code shm}: before anything is changed; the group stays usable.
+ *   <li>{@code nccl}: only if its options {@linkplain NcclOptions.Builder#optVerify verify}, and
+ *       then as {@code shm}. Otherwise calls that differ hang until the timeout, or give wrong
+ *       results. The same holds of the messages and the sizes of all-to-alls of {@code cuda_p2p}.
+ *   <li>{@code cuda_p2p}: behind the calls, as hosts do not wait for each other; the group breaks.
+ *       If its options for NCCL verify, as {@code shm}. Where there is no P2P memory, as {@code
+ *       nccl}.
+ * </ul>
  *
  * <p>Methods are thread-safe, but if several threads issue operations on one group it is up to them
  * that the order is the same on all ranks.
@@ -251,7 +262,8 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @param tensor this rank's contribution, replaced by the result on the root and unchanged
      *     elsewhere; the same shape on all ranks
-     * @param root the rank that gets the result
+     * @param root the rank that gets the result: a rank of this group, also of a sub-group, while
+     *     c10d counts the whole job's
      * @param op how to reduce
      * @return the work
      */
@@ -274,7 +286,8 @@ public final class ProcessGroup implements AutoCloseable {
      * Sends a tensor from one rank to all others.
      *
      * @param tensor what to send on the root; elsewhere, where it goes; the same shape on all ranks
-     * @param root the rank that sends
+     * @param root the rank that sends: a rank of this group, also of a sub-group, while c10d counts
+     *     the whole job's
      * @return the work
      */
     public Work broadcast(NDArray tensor, int root) {
@@ -360,7 +373,8 @@ public final class ProcessGroup implements AutoCloseable {
      * @param outputs on the root, where the tensors go, one for each rank, each of the input's
      *     shape; null elsewhere
      * @param input this rank's tensor; the same shape on all ranks
-     * @param root the rank that gets them
+     * @param root the rank that gets them: a rank of this group, also of a sub-group, while c10d
+     *     counts the whole job's
      * @return the work, whose result are the outputs
      */
     public Work gather(List<NDArray> outputs, NDArray input, int root) {
@@ -383,7 +397,8 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @param output where this rank's tensor goes; the same shape on all ranks
      * @param inputs on the root, a tensor for each rank, each of the output's shape; null elsewhere
-     * @param root the rank that sends
+     * @param root the rank that sends: a rank of this group, also of a sub-group, while c10d counts
+     *     the whole job's
      * @return the work
      */
     public Work scatter(NDArray output, List<NDArray> inputs, int root) {
@@ -511,7 +526,7 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * Sends a part of a tensor from every rank to every rank. The split that one rank has for
      * another must equal the split that the other has from it; if not, the call fails on all ranks
-     * and nothing is changed.
+     * and nothing is changed (by NCCL, only if it verifies).
      *
      * @param output where the parts from all ranks go, one after the other along the first
      *     dimension, in rank order
@@ -557,6 +572,10 @@ public final class ProcessGroup implements AutoCloseable {
      * receiver expects another element type or number of elements, both calls fail with a {@link
      * CollectiveMismatchException}. A message that nobody asks for in time fails and is withdrawn:
      * the group stays usable.
+     *
+     * <p>NCCL has no tags: it matches the messages from one rank to another in their order, and
+     * compares them only if it verifies. A late one breaks the messages of its direction between
+     * these two ranks; the rest of the group stays usable.
      *
      * @param tensor what to send
      * @param destination the rank to send it to, not this one
@@ -762,10 +781,10 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Runs code as one operation of the group, in its turn among the others: the way for a library
-     * to add operations that use {@link #p2pBuffers()}. The code must itself wait for the agreement
-     * of all ranks ({@link P2pBuffers#awaitAgreement}) before it uses what they sent, and must not
-     * issue operations on the group. If it throws anything but {@link CollectiveException}, the
-     * group is broken.
+     * to add operations that use {@link #p2pBuffers()}. The code must itself call {@link
+     * P2pBuffers#awaitAgreement} before it uses what other ranks sent, and must not issue
+     * operations on the group. If it throws, the group is broken; except that {@code shm} stays
+     * usable after a {@link CollectiveMismatchException}, which all ranks get.
      *
      * @param type the kind of operation
      * @param agreed what all ranks must agree on

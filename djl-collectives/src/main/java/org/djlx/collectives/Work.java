@@ -44,9 +44,9 @@ public interface Work {
     Optional<Throwable> exception();
 
     /**
-     * Waits until the operation has ended; the group's timeout bounds the wait. On GPUs it is, as
-     * in c10d, the current stream that waits ({@link #blockCurrentStream()}) and not the host,
-     * unless the backend's options ask for that.
+     * Waits until the operation has ended; the group's timeout bounds the wait. On GPUs it is the
+     * current stream that waits ({@link #blockCurrentStream()}) and not the host, as by default in
+     * c10d, if the options say so ({@link NcclOptions.Builder#optBlockingWait}).
      *
      * <p>On the CPU the waiting thread may run the operation itself. If it is interrupted then, the
      * operation fails and the group is broken, on all ranks: a rank that takes part too late to be

@@ -12,6 +12,7 @@
  *   Store: TcpStore, FileStore, HashStore, PrefixStore
  *                               where ranks find each other
  *   P2pBuffers, P2pAllocator    memory into which other ranks write
+ *   P2pStream                   a stream that writes there, for operators of your own
  *   CollectiveException and its kin, StoreTimeoutException
  *                               what goes wrong
  *   Backend, BackendFactory, Backends, BackendOptions, Support, GroupContext, Operation, Reductions

@@ -36,8 +36,18 @@ import org.djlx.nativeops.TensorInfo;
  * group's backend; none need be contiguous. All ranks of the group call the same operator with A of
  * the same shape; an operator is one operation of the group and takes its turn among them. It
  * returns when the result is there; on a GPU, when it is enqueued on the current stream. Results
- * belong to the manager of A and carry no gradient. Calls that do not fit together, and ranks that
- * are missing, end like those of any operation of a {@link ProcessGroup}.
+ * belong to the manager of A.
+ *
+ * <p>No gradient flows through an operator: with gradients on, an input that requires one is
+ * refused with an {@link IllegalArgumentException}, and results carry none.
+ *
+ * <p>The first call for certain shapes, strides, type and dimension makes a plan, which later ones
+ * find again; a group keeps those used last. Operators may be called by any thread, one at a time
+ * on a group.
+ *
+ * <p>Calls that do not fit together, and ranks that are missing, end like those of any operation of
+ * a {@link ProcessGroup}. On a GPU they may do so after the operator has returned: then the group
+ * is broken and the result worthless, and the next call throws.
  */
 public final class FusedOps {
 

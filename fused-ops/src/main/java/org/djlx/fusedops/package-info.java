@@ -1,2 +1,21 @@
-/** Tensor-parallel operators that hide their communication behind the matmul. */
+/**
+ * Tensor-parallel operators that hide their communication behind the matmul. A plus marks what
+ * users call.
+ *
+ * <pre>
+ * + FusedOps                 all-gather + matmul, matmul + reduce-scatter
+ * + GatheredMatmul           what the former returns
+ * + LowContention            all-gather and reduce-scatter by copy engines
+ * + UsageCounter             how many calls took which path
+ * + FallbackReason           why one took the plain path
+ *   GroupPlans               what is kept for a group: the plans used last, and what they share
+ *   PlanKey                  what a plan is made for
+ *   FusedPlan                all about a call that does not change from one to the next
+ *   AllGatherMatmulPlan      that of all-gather + matmul
+ *   MatmulReduceScatterPlan  that of matmul + reduce-scatter
+ *   OperandChecks            checks of arguments
+ *   OperationScope           what lives until an operation has ended
+ *   Axes                     moves dimensions
+ * </pre>
+ */
 package org.djlx.fusedops;

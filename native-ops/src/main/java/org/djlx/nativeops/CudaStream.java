@@ -17,7 +17,9 @@ import org.bytedeco.cuda.global.cudart;
  * <p><b>Waiting for flags.</b> While a stream waits in {@link #waitValue32}, nothing may make the
  * host wait for the whole GPU before the flag is raised: not the first launch of a kernel whose
  * module loads lazily, nor allocating or freeing GPU memory, nor the default stream. Load and
- * allocate first.
+ * allocate first. The wait has no deadline and holds up its hardware queue, which other streams may
+ * share, so that the host may have no way to end it: where the flag may never be raised, wait in a
+ * kernel.
  */
 public final class CudaStream extends CudaResource {
 

@@ -11,6 +11,9 @@
  * <pre>
  *   libraries
  *   + NativeLibrary         which there are and, of those that are not, why
+ *   + NativeVersions        which versions of them are in use
+ *   + NativeCalls           how often a thread has called them
+ *     CallingThread         what is noted for each thread that does
  *     LibraryProbes         how each is found and tried
  *     LoadedLibraries       those that the process has loaded already
  *     LibC                  functions of the C library
@@ -49,6 +52,7 @@
  *   + CudaMemory            memory of GPUs, and of the host for GPUs
  *   + CudaVirtualMemory     memory that is mapped for several GPUs or processes
  *   + CudaStream            a queue of work
+ *   + CurrentStreams        those that libtorch has made current
  *   + CudaEvent             a mark in it
  *   + CudaGraph             work that is recorded and launched again
  *   + CudaException         a call that failed
@@ -56,6 +60,12 @@
  *     CudaDriver            how the driver is called
  *     CudaProbe             whether the driver works
  *     CudaPresetsProbe      whether JavaCPP's presets do
+ *   matrix products by cuBLASLt
+ *   + CublasLt              plans products on one GPU
+ *   + CublasLtMatmul        one that is planned
+ *   + MatrixLayout          where the elements of a matrix lie
+ *     CublasLtHandle        the library and the workspace that products share
+ *     CublasLtProbe         loads its part of the presets
  *   kernels
  *   + KernelSource          a source with what it includes
  *   + KernelCompiler        compiles it for the GPU at hand

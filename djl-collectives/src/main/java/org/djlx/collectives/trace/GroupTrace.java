@@ -112,7 +112,7 @@ public final class GroupTrace {
      * @return the file in which the record will be; null if it need not be written
      */
     String failed(Operation operation, Throwable failure, String message) {
-        // After a mismatch the group goes on.
+        // What each rank called stands in the error.
         if (closed || failure instanceof CollectiveMismatchException) {
             return null;
         }

@@ -1,5 +1,14 @@
 /**
- * The schedules of the fused operators, written once against a small stream interface. Internal:
- * users call {@link org.djlx.fusedops.FusedOps}.
+ * The schedules of the fused operators, and what computes in them. Internal: users call {@link
+ * org.djlx.fusedops.FusedOps}.
+ *
+ * <pre>
+ *   Schedule          who sends what to whom, when, and computes meanwhile; on any backend's streams
+ *   Slots             where in the P2P buffers that goes
+ *   Compute           prepares products and reductions for a group's device
+ *   Product           a product of matrices, prepared
+ *   RankOrderReducer  a kernel that sums the parts of all ranks
+ *   Libtorch          products and sums by libtorch, where there is nothing better
+ * </pre>
  */
 package org.djlx.fusedops.internal;

@@ -1,5 +1,26 @@
 /**
  * Backend {@code cuda_p2p}: NCCL, and beside it memory of each GPU that the GPUs of all ranks write
- * into.
+ * into. Hosts do not wait for each other: what is called is published, enqueued, and compared
+ * behind.
+ *
+ * <pre>
+ *   CudaP2pBackendFactory  the way in
+ *   CudaP2pBackend         sends each operation to NCCL or to P2p
+ *   P2p                    all that the group has besides NCCL
+ *   P2pQueue               runs what NCCL does not, and ends it if something goes wrong
+ *   StreamWork             an operation there
+ *   CapturedWork           an operation that went into a graph
+ *   the memory
+ *     P2pRegion            that of all ranks, as this rank addresses it
+ *     RegionLayout         what is where in it
+ *     RegionHandshake      how the ranks make it when a group is created
+ *     RetiredRegions       what destroyed groups have left and others may still write into
+ *   what is done with it
+ *     CudaP2pBuffers       the group's P2P buffers
+ *     CudaP2pStream        a stream that puts, signals and waits
+ *     SignalWaits          launches the kernel in which a stream waits for signals
+ *     WaitStatus           words by which the host ends waits, and learns who did not come
+ *     AllReduceKernels     launches the kernels of all-reduces
+ * </pre>
  */
 package org.djlx.collectives.internal.cudap2p;

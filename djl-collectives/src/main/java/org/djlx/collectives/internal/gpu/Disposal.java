@@ -12,9 +12,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Frees what destroyed groups held, beside the threads that destroy them. When memory is freed that
- * other GPUs can reach, the driver waits for these GPUs; and they may run an operation of another
- * group that waits for the very rank that frees. Internal: for backends on GPUs.
+ * Frees what destroyed groups held, beside the threads that destroy them. The driver, and NCCL, may
+ * wait for all that the GPU runs when its memory is freed; and that may be an operation of another
+ * group, which waits for ranks that wait for this one. Internal: for backends on GPUs.
  */
 public final class Disposal {
 

@@ -11,8 +11,11 @@ import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 
 /**
- * Lets the hosts of ranks on one machine, threads or processes, wait for each other, without data.
- * Internal: for backends whose data goes another way. Used by one thread at a time.
+ * Lets the hosts of ranks on one machine, threads or processes, know of each other what they call
+ * ({@link #publish}, {@link #difference}), and who has failed, died or left, without waiting; and
+ * wait for each other where that is asked for ({@link #agree}, {@link #meet}). Internal: for
+ * backends whose data goes another way. Whatever publishes or waits is used by one thread at a
+ * time, the rest by any.
  */
 public final class HostSync implements AutoCloseable {
 

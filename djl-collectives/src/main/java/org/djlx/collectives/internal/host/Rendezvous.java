@@ -25,10 +25,14 @@ import org.djlx.collectives.internal.host.ControlBlock.State;
  *       usable;
  *   <li>between the steps of an operation ({@link #synchronize}), if its data lie in memory that
  *       one host writes and others read: until all have written it may not be read, and until all
- *       have read, not written. Backends whose data go another way order that on the GPU, and meet
- *       here only to get back into step after a call that did not fit;
- *   <li>at a signal, which one rank raises for another.
+ *       have read, not written;
+ *   <li>at a signal, which one rank raises for another;
+ *   <li>if one has published so many more calls than another that the {@link CallLog} is full.
  * </ul>
+ *
+ * <p>A backend whose data go another way ({@link HostSync}) orders them on the GPU. Its hosts meet
+ * at the beginning of an operation only if calls are to be verified, and otherwise only when the
+ * log is full.
  *
  * <p>All ranks count the same meetings ("epochs"). A rank that has come to one waits in three ways,
  * one after the other. It spins for about 2 µs, if there is a core for every rank: peers that are

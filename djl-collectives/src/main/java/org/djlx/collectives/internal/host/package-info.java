@@ -1,9 +1,11 @@
 /**
- * How the ranks of a group on one host meet, and find out that one of them never will.
+ * How the ranks of a group on one host meet, find out that one of them never will, or that they
+ * called different things.
  *
  * <pre>
  *   Rendezvous       decides when hosts wait for each other, how, and when they give up
- *   HostSync         the same, for backends whose data goes another way
+ *   HostSync         for backends whose data goes another way: hosts that do not wait
+ *   CallLog          what each of them called, for comparing it afterwards
  *   GroupErrors      the errors of operations that the ranks cannot complete
  *   ControlBlock     what ranks tell each other, in memory that they share
  *   SharedSegment    that memory
