@@ -126,13 +126,14 @@ public final class CudaP2pOptions extends BackendOptions {
     public String toString() {
         return String.format(
                 "a buffer of %d bytes, a heap of %d, one-shot up to %d, two-shot up to %d, topology"
-                        + " %s%s",
+                        + " %s%s%s",
                 bufferSize,
                 heapSize,
                 oneShotBytes,
                 twoShotBytes,
                 topology == null ? "from NVML" : topology,
-                sharedGpus ? ", shared GPUs" : "");
+                sharedGpus ? ", shared GPUs" : "",
+                ncclOptions.isVerify() ? ", verified" : "");
     }
 
     /**

@@ -26,10 +26,8 @@ import org.djlx.collectives.internal.nccl.Batch;
  * <p>Works can be waited for when the batch has ended. Batches may be nested; the outermost counts.
  *
  * <p>Operations of {@code cuda_p2p} groups that do not go to NCCL are no part of a batch: they are
- * enqueued at once, before what the batch has yet to start, and within a batch they do not wait for
- * what NCCL still runs for their group. Groups whose calls are {@linkplain
- * NcclOptions.Builder#optVerify verified} by {@code cuda_p2p} need a thread for each rank, as each
- * call waits for those of the other ranks.
+ * enqueued at once, behind what was called before the batch, but before what the batch has yet to
+ * start.
  */
 public final class NcclBatch {
 

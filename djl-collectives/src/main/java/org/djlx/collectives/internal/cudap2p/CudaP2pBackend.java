@@ -174,7 +174,6 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public void startBatch() {
-        p2p.ifPresent(P2p::beforeBatch);
         nccl.startBatch();
     }
 

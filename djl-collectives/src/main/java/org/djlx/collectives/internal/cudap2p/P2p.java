@@ -20,6 +20,7 @@ import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.GpuWork;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.nccl.NcclBackend;
@@ -57,6 +58,7 @@ final class P2p implements NcclBackend.Companion {
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
     private Work lastOfNccl; // null if nothing need wait for it; guarded by the group's lock
+    private Object batchOfLast; // the batch that it is part of, or null; guarded by the same
 
     private P2p(
             GroupContext context,
@@ -296,8 +298,10 @@ final class P2p implements NcclBackend.Companion {
     /** Lets the caller's stream wait for what NCCL runs on a stream of its own. */
     private void afterNccl(Operation operation) {
         Work before = lastOfNccl;
-        // A graph is ordered by whoever launches it.
-        if (before != null && !nccl.isBatching() && !nccl.isCapturing()) {
+        // A graph is ordered by whoever launches it. What is in the open batch is not launched yet:
+        // it runs behind what the batch does here.
+        boolean launched = batchOfLast == null || batchOfLast != nccl.batch();
+        if (before != null && launched && !nccl.isCapturing()) {
             lastOfNccl = null;
             follow(before, operation);
         }
@@ -306,7 +310,7 @@ final class P2p implements NcclBackend.Companion {
     private static void follow(Work before, Object next) {
         if (!before.isCompleted()) {
             try {
-                before.blockCurrentStream();
+                ((GpuWork) before).orderCurrentStream();
             } catch (CollectiveException e) {
                 logger.debug("{} follows on an operation that failed", next, e);
             }
@@ -320,14 +324,8 @@ final class P2p implements NcclBackend.Companion {
             return refused;
         }
         lastOfNccl = call.get();
+        batchOfLast = nccl.batch();
         return lastOfNccl;
-    }
-
-    /** Orders what a batch does here behind what NCCL runs: later that is not launched yet. */
-    void beforeBatch() {
-        if (lastOfNccl != null && !nccl.isBatching()) {
-            follow(lastOfNccl, "a batch");
-        }
     }
 
     @Override

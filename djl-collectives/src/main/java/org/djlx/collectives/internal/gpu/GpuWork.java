@@ -254,6 +254,13 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     @Override
     public final void blockCurrentStream() {
         requireWaitable();
+        orderCurrentStream();
+    }
+
+    /**
+     * As {@link #blockCurrentStream}, for who knows that the work is, or is about to be, launched.
+     */
+    public final void orderCurrentStream() {
         CudaStream current = currentStreams.get();
         if (!isOn(current)) {
             CudaEvent behind = awaitEnqueued();

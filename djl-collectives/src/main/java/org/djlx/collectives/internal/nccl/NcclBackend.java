@@ -337,12 +337,12 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * Tells whether the calling thread is between {@link #startBatch} and {@link #endBatch}.
+     * Returns the batch that the calling thread has open.
      *
-     * @return whether it is
+     * @return an object that stands for the batch, or null
      */
-    public boolean isBatching() {
-        return Batch.current() != null;
+    public Object batch() {
+        return Batch.current();
     }
 
     /**

@@ -24,6 +24,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclBatch;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
@@ -335,6 +336,35 @@ class CudaP2pThreadsTest {
                         last.await(group.timeout());
                         assertEquals(rounds, tensor.max().getFloat());
                         assertEquals(rounds, tensor.min().getFloat());
+                    }
+                });
+    }
+
+    /** Coalesced operations and batches come behind what NCCL runs, though nobody waited for it. */
+    @Test
+    void batchesBehindThoseOfNccl() {
+        P2pRanks.requireNccl();
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    NDArray tensor = manager.zeros(new Shape(100_000));
+                    group.broadcast(tensor, 0).await(group.timeout());
+                    for (int round = 1; round <= 50; round++) {
+                        try (NDArray value = manager.full(tensor.getShape(), (float) round)) {
+                            if (group.rank() == 0) {
+                                Torch.copy(tensor, value);
+                            }
+                        }
+                        group.broadcast(tensor, 0);
+                        List<Work> works = new ArrayList<>();
+                        if (round % 2 == 0) {
+                            works.add(group.allReduceCoalesced(List.of(tensor), ReduceOp.SUM));
+                        } else {
+                            NcclBatch.run(() -> works.add(group.allReduce(tensor, ReduceOp.SUM)));
+                        }
+                        works.get(0).await(group.timeout());
+                        assertEquals(worldSize * round, tensor.max().getFloat());
+                        assertEquals(worldSize * round, tensor.min().getFloat());
                     }
                 });
     }
