@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import java.io.UncheckedIOException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -104,7 +105,8 @@ final class RankThreads<T> {
 
     /** Says which rank has failed; what callers want to catch stays what it is. */
     private static CollectiveException failure(int rank, Throwable t) {
-        String text = t instanceof CollectiveException ? t.getMessage() : t.toString();
+        boolean speaks = t instanceof CollectiveException || t instanceof UncheckedIOException;
+        String text = speaks ? t.getMessage() : t.toString();
         String message = "rank " + rank + " failed: " + text;
         if (t instanceof CollectiveTimeoutException timeout) {
             return new CollectiveTimeoutException(message, timeout.missingRanks(), timeout);

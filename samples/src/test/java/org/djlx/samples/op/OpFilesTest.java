@@ -242,12 +242,12 @@ class OpFilesTest {
         Files.createDirectory(file("out-1.npz"));
         fails(
                 "allReduce --input in.npz --output out-{rank}.npz",
-                "error: cannot write " + op.path("out-1.npz") + ": Is a directory");
+                "failed: cannot write " + op.path("out-1.npz") + ": Is a directory");
         op.reset();
-        fails("reduce --input in.npz --output /proc/out", "error: cannot write /proc/out: ");
+        fails("reduce --input in.npz --output /proc/out", "failed: cannot write /proc/out: ");
         op.reset();
         fails(
                 "reduce --input in.npz --output /dev/full",
-                "error: cannot write /dev/full: No space left on device");
+                "failed: cannot write /dev/full: No space left on device");
     }
 }

@@ -114,11 +114,12 @@ class MessageDriverTest {
 
         @Override
         public void fail(Throwable cause) {
+            boolean last = failed.getCount() == 1;
+            pending = !last;
             failed.countDown();
-            if (failed.getCount() > 0) {
+            if (!last) {
                 throw new OutOfMemoryError("again");
             }
-            pending = false;
         }
     }
 
