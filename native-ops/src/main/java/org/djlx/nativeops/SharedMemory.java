@@ -23,6 +23,8 @@ import java.util.regex.Pattern;
  */
 public final class SharedMemory implements AutoCloseable {
 
+    private static final int ENOMEM = 12;
+
     /** How {@link #path()} looks. */
     private static final Pattern PATH = Pattern.compile("/proc/[0-9]+/fd/[0-9]+");
 
@@ -93,8 +95,8 @@ public final class SharedMemory implements AutoCloseable {
                             + path
                             + " ("
                             + e.getMessage()
-                            + "): its creator must be alive, on this host, of the same user and in"
-                            + " the same PID namespace",
+                            + "): "
+                            + remedy(e, byteSize),
                     e);
         } catch (EngineException e) {
             closeQuietly(fd);
@@ -198,5 +200,16 @@ public final class SharedMemory implements AutoCloseable {
                 // Nothing was written through the descriptor, so nothing can be lost.
             }
         }
+    }
+
+    private static String remedy(Exception e, long byteSize) {
+        if (e instanceof LastErrorException error && error.getErrorCode() == ENOMEM) {
+            return "this process has no room for "
+                    + byteSize
+                    + " more bytes of addresses. Ranks that are threads need them each: take"
+                    + " processes, fewer ranks, or smaller buffers";
+        }
+        return "its creator must be alive, on this host, of the same user and in the same PID"
+                + " namespace";
     }
 }

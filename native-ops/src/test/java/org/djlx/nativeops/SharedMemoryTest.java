@@ -199,4 +199,18 @@ class SharedMemoryTest {
                 IllegalArgumentException.class,
                 () -> new AtomicBuffer(new NativeMemory(4096, 8, Device.cpu(), () -> {}), 8, 8));
     }
+
+    /** Twice so much is more than there are addresses. */
+    @Test
+    void saysThatThereIsNoRoom() {
+        long size = 1L << 46;
+        try (SharedMemory created = SharedMemory.create("large", size)) {
+            String message =
+                    assertThrows(
+                                    EngineException.class,
+                                    () -> SharedMemory.open(created.path(), size))
+                            .getMessage();
+            assertTrue(message.contains("no room for " + size), message);
+        }
+    }
 }
