@@ -27,7 +27,8 @@ import org.djlx.collectives.internal.nccl.Batch;
  *
  * <p>Operations of {@code cuda_p2p} groups that do not go to NCCL are no part of a batch: they are
  * enqueued at once, behind what was called before the batch, but before what the batch has yet to
- * start.
+ * start. Groups whose calls are {@linkplain NcclOptions.Builder#optVerify verified} by {@code
+ * cuda_p2p} need a thread for each rank, as each call waits for those of the other ranks.
  */
 public final class NcclBatch {
 
