@@ -29,6 +29,7 @@ final class GroupState {
     private final String name;
     private final int rank;
     private final int worldSize;
+    private final List<Integer> ranks; // in the group that was initialised
     private final GroupTrace trace; // null if this rank is not a member
     private final String unusable; // why, if it never was usable
     private final Object issueLock = new Object();
@@ -43,25 +44,32 @@ final class GroupState {
     private int monitoredBarriers;
     private volatile boolean destroyed;
 
-    GroupState(GroupContext context, Backend backend, String job, Runnable onDestroy) {
+    GroupState(
+            GroupContext context,
+            Backend backend,
+            String job,
+            List<Integer> ranks,
+            Runnable onDestroy) {
         this.context = context;
         this.backend = backend;
         this.onDestroy = onDestroy;
         this.name = context.name();
         this.rank = context.rank();
         this.worldSize = context.worldSize();
+        this.ranks = List.copyOf(ranks);
         this.trace = GroupTrace.open(context, backend.name(), job);
         this.unusable = null;
     }
 
     /** Creates the state of a group that this rank is not in. */
-    GroupState(String name, int worldSize, Backend backend, String member) {
+    GroupState(String name, List<Integer> ranks, Backend backend, String member) {
         this.context = null;
         this.backend = backend;
         this.onDestroy = () -> {};
         this.name = name;
         this.rank = -1;
-        this.worldSize = worldSize;
+        this.worldSize = ranks.size();
+        this.ranks = List.copyOf(ranks);
         this.trace = null;
         this.unusable = member + " is not a member of the group '" + name + "'";
     }
@@ -84,6 +92,10 @@ final class GroupState {
 
     int worldSize() {
         return worldSize;
+    }
+
+    List<Integer> ranks() {
+        return ranks;
     }
 
     GroupTrace trace() {

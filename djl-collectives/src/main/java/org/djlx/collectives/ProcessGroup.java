@@ -79,8 +79,13 @@ public final class ProcessGroup implements AutoCloseable {
     private final OperationChecks checks;
     private final Duration timeout;
 
-    ProcessGroup(GroupContext context, Backend backend, String job, Runnable onDestroy) {
-        this(new GroupState(context, backend, job, onDestroy), context.options().timeout());
+    ProcessGroup(
+            GroupContext context,
+            Backend backend,
+            String job,
+            List<Integer> ranks,
+            Runnable onDestroy) {
+        this(new GroupState(context, backend, job, ranks, onDestroy), context.options().timeout());
     }
 
     private ProcessGroup(GroupState state, Duration timeout) {
@@ -91,9 +96,9 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /** Creates the handle that a rank gets of a group that it is not in. */
-    static ProcessGroup nonMember(String name, int worldSize, ProcessGroup parent) {
+    static ProcessGroup nonMember(String name, List<Integer> ranks, ProcessGroup parent) {
         return new ProcessGroup(
-                new GroupState(name, worldSize, parent.backend, parent.toString()), parent.timeout);
+                new GroupState(name, ranks, parent.backend, parent.toString()), parent.timeout);
     }
 
     /**
@@ -116,8 +121,55 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Returns who the ranks of this group are in the group that was initialised, from which it was
+     * made in one step or several; the counterpart of {@code
+     * torch.distributed.get_process_group_ranks}. Roots and peers of operations are ranks of this
+     * group, unlike c10d's: {@link #globalRank} and {@link #groupRank} translate.
+     *
+     * @return the global rank of each rank of this group, in the order of the ranks
+     */
+    public List<Integer> ranks() {
+        return state.ranks();
+    }
+
+    /**
+     * Translates a rank of this group.
+     *
+     * @param groupRank the rank, from 0
+     * @return its rank in the group that was initialised
+     * @throws IllegalArgumentException if there is no such rank
+     */
+    public int globalRank(int groupRank) {
+        if (groupRank < 0 || groupRank >= worldSize()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "rank %d lies outside of the group '%s' of %d ranks",
+                            groupRank, name(), worldSize()));
+        }
+        return ranks().get(groupRank);
+    }
+
+    /**
+     * Translates a rank of the group that was initialised.
+     *
+     * @param globalRank the rank there
+     * @return its rank in this group
+     * @throws IllegalArgumentException if it is not in this group
+     */
+    public int groupRank(int globalRank) {
+        int rank = ranks().indexOf(globalRank);
+        if (rank < 0) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the global rank %d is not in the group '%s', whose ranks are %s",
+                            globalRank, name(), ranks()));
+        }
+        return rank;
+    }
+
+    /**
      * Tells whether this rank is in the group. The handle of a rank that is not, as {@link
-     * #newGroup} returns it, knows the group's name and size and nothing else: every operation
+     * #newGroup} returns it, knows the group's name and ranks and nothing else: every operation
      * throws {@link IllegalStateException}, and {@link #destroy} does nothing. The counterpart of
      * {@code torch.distributed.GroupMember.NON_GROUP_MEMBER}.
      *

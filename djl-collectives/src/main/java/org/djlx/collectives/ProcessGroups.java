@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.stream.IntStream;
 
 /**
  * Creates process groups; the counterpart of {@code torch.distributed.init_process_group}.
@@ -181,7 +182,9 @@ public final class ProcessGroups {
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
         String job = JobId.agreeOn(context); // Before the backend: when all are there, it is gone.
-        return new ProcessGroup(context, Backends.get(backend).create(context), job, onDestroy);
+        List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
+        return new ProcessGroup(
+                context, Backends.get(backend).create(context), job, ranks, onDestroy);
     }
 
     /**

@@ -167,7 +167,7 @@ final class SubGroups {
                 () -> {
                     if (color < 0) {
                         parent.state().backend().split(null, 0, List.of());
-                        return ProcessGroup.nonMember(name, 0, parent);
+                        return ProcessGroup.nonMember(name, List.of(), parent);
                     }
                     return create(parent, number + "." + color, name + "." + color, color, members);
                 });
@@ -202,9 +202,10 @@ final class SubGroups {
             ProcessGroup parent, String prefix, String name, int color, List<Integer> members) {
         Backend backend = parent.state().backend();
         int rank = members.indexOf(parent.rank());
+        List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
         if (rank < 0) {
             backend.split(null, color, members);
-            return ProcessGroup.nonMember(name, members.size(), parent);
+            return ProcessGroup.nonMember(name, ranks, parent);
         }
         GroupContext whole = parent.state().context();
         Store store = new PrefixStore("group" + prefix, whole.store());
@@ -215,6 +216,7 @@ final class SubGroups {
                         context,
                         join(parent, context, members, color),
                         parent.state().trace().job(),
+                        ranks,
                         () -> parent.state().removeSubGroup(self.get()));
         self.set(group);
         parent.state().addSubGroup(group);

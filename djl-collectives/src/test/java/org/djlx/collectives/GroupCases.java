@@ -30,6 +30,7 @@ final class GroupCases {
 
     static Map<String, Case> all() {
         Map<String, Case> cases = new LinkedHashMap<>();
+        cases.put("ranksOfSubGroups", GroupCases::ranksOfSubGroups);
         cases.put("newGroup", GroupCases::newGroup);
         cases.put("newGroupDiffers", GroupCases::newGroupDiffers);
         cases.put("wrongGroups", GroupCases::wrongGroups);
@@ -372,5 +373,22 @@ final class GroupCases {
         }
         group.monitoredBarrier(Duration.ofMinutes(1), true);
         assertEquals(n, sum(group, manager, 1));
+    }
+
+    /** Ranks of a group of a group, and back. */
+    private static void ranksOfSubGroups(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        assertEquals(IntStream.range(0, n).boxed().toList(), group.ranks());
+        ProcessGroup reversed = group.split(0, -group.rank());
+        List<Integer> backwards = IntStream.range(0, n).map(i -> n - 1 - i).boxed().toList();
+        assertEquals(backwards, reversed.ranks());
+        assertEquals(group.rank(), reversed.globalRank(reversed.rank()));
+        ProcessGroup first = reversed.newGroup(List.of(0));
+        assertEquals(List.of(n - 1), first.ranks()); // Also where it is not a member.
+        assertEquals(0, first.groupRank(n - 1));
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> first.groupRank(n)).getMessage();
+        assertTrue(message.contains("the global rank " + n + " is not in the group"), message);
+        assertThrows(IllegalArgumentException.class, () -> first.globalRank(1));
     }
 }
