@@ -159,14 +159,22 @@ final class P2pQueue implements Watchdog.Queue {
         return device.within(
                 () -> {
                     CudaStream current = currentStreams.get();
-                    boolean captured = current.isCapturing();
-                    StreamWork refused = announce(operation, current, captured, result);
-                    if (refused != null) {
-                        return refused;
+                    if (current.isCapturing()) {
+                        CollectiveException refused = announce(operation, true);
+                        if (refused != null) {
+                            throw refused;
+                        }
+                        return capture(operation, current, body, result);
                     }
-                    return captured
-                            ? capture(operation, current, body, result)
-                            : enqueue(operation, current, body, result);
+                    // Made before the others are told: it holds the arrays, which can fail.
+                    StreamWork work = new StreamWork(this, current, operation, result);
+                    CollectiveException refused = announce(operation, false);
+                    if (refused == null) {
+                        enqueue(work, current, body);
+                    } else {
+                        work.fail(refused);
+                    }
+                    return work;
                 });
     }
 
@@ -183,17 +191,20 @@ final class P2pQueue implements Watchdog.Queue {
                 () -> {
                     CudaStream current = currentStreams.get();
                     boolean captured = current.isCapturing();
-                    StreamWork refused = announce(operation, current, captured, result);
-                    if (refused == null && !captured) {
-                        current.waitEvent(last);
+                    CollectiveException refused = announce(operation, captured);
+                    if (refused == null) {
+                        if (!captured) {
+                            current.waitEvent(last);
+                        }
+                        return null;
                     }
-                    return refused;
+                    if (captured) {
+                        throw refused;
+                    }
+                    StreamWork work = new StreamWork(this, current, operation, result);
+                    work.fail(refused);
+                    return work;
                 });
-    }
-
-    /** Lets the current stream wait for an operation of NCCL's, unless that has failed. */
-    void follow(Work before) {
-        before.blockCurrentStream();
     }
 
     private void checkUsable(Operation operation) {
@@ -202,9 +213,8 @@ final class P2pQueue implements Watchdog.Queue {
         }
     }
 
-    /** Tells the others what is called; returns a work that has failed if the ranks disagree. */
-    private StreamWork announce(
-            Operation operation, CudaStream current, boolean captured, List<NDArray> result) {
+    /** Tells the others what is called; returns why it must not be enqueued, or null. */
+    private CollectiveException announce(Operation operation, boolean captured) {
         try {
             if (verify) {
                 hosts.agree(operation);
@@ -213,24 +223,18 @@ final class P2pQueue implements Watchdog.Queue {
             return null;
         } catch (CollectiveException e) {
             boolean usable = verify && e instanceof CollectiveMismatchException;
-            if (captured) {
+            if (!usable && captured) {
                 // What waits for the GPU would spoil the capture, before its user learns why.
-                if (!usable) {
-                    LongCalls.start("cuda_p2p-broken-" + context.name(), () -> fail(e));
-                }
-                throw e;
-            }
-            if (!usable) {
+                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> fail(e));
+            } else if (!usable) {
                 fail(e);
             }
-            StreamWork work = new StreamWork(this, current, operation, result);
-            work.fail(e);
-            return work;
+            return e;
         }
     }
 
-    private Work enqueue(Operation operation, CudaStream current, Body body, List<NDArray> result) {
-        StreamWork work = new StreamWork(this, current, operation, result);
+    private void enqueue(StreamWork work, CudaStream current, Body body) {
+        Operation operation = work.operation();
         try {
             operation.started();
             current.waitEvent(last);
@@ -240,16 +244,15 @@ final class P2pQueue implements Watchdog.Queue {
         } catch (RuntimeException | Error e) {
             // The other ranks run theirs, and wait for what this one did not enqueue.
             CollectiveException reason = GroupErrors.failed(operation, e);
-            watchdog.fail(List.of(this), reason);
+            fail(reason);
             work.fail(reason);
-            return work;
+            return;
         }
         watchdog.add(work);
         if (broken != null && watchdog.remove(work) && work.seal(broken)) {
             // Whoever broke the queue did not see the work.
             work.complete(false);
         }
-        return work;
     }
 
     /** Puts an operation into the graph that the current stream is recorded into. */
