@@ -5,6 +5,7 @@
 package org.djlx.collectives;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -62,8 +63,13 @@ class NewGroupFailureTest {
             assertEquals(CollectiveTimeoutException.class, e.getClass(), e.toString());
             assertEquals(List.of(2), ((CollectiveTimeoutException) e).missingRanks());
             assertTrue(e.getMessage().contains("rank 2 of group 'g'"), e.getMessage());
-            for (FutureTask<ProcessGroup> task : tasks) {
-                assertThrows(ExecutionException.class, task::get);
+            assertThrows(ExecutionException.class, tasks.get(2)::get);
+            // Rank 1, no member, waits for the others as long as they wait for each other. Its call
+            // ends either way, as one or the other is through first.
+            try {
+                assertFalse(tasks.get(1).get().isMember());
+            } catch (ExecutionException late) {
+                assertEquals(CollectiveTimeoutException.class, late.getCause().getClass());
             }
         }
     }
