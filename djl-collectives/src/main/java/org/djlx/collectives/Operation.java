@@ -53,8 +53,6 @@ public final class Operation {
     // Set when the operation is issued, before anybody else sees it.
     private TensorInfo tensor;
     private OperationTrace trace;
-
-    private Runnable onStart; // or null
     private String algorithm;
 
     /**
@@ -229,26 +227,15 @@ public final class Operation {
 
     /** Reports that the backend did not take the operation. */
     void withdrawn() {
-        onStart = null;
         trace.withdrawn();
-    }
-
-    /** Lets something be done just before the operation reads its tensors. */
-    void onStart(Runnable action) {
-        onStart = action;
     }
 
     /**
      * Reports that the execution begins. To be called by who executes it, once, before it reads any
-     * of the operation's tensors; if that throws, the operation has failed.
+     * of the operation's tensors.
      */
     public void started() {
         trace.started();
-        if (onStart != null) {
-            Runnable action = onStart;
-            onStart = null;
-            action.run();
-        }
     }
 
     /**
@@ -258,14 +245,8 @@ public final class Operation {
      * that.
      *
      * @param failure why it failed, or null if it ended well
-     * @throws IllegalStateException if the backend says that an operation ended well whose start it
-     *     did not report
      */
     public void ended(Throwable failure) {
-        if (onStart != null && failure == null) {
-            throw new IllegalStateException("the backend did not report the start of " + this);
-        }
-        onStart = null; // The trace may keep the operation, but not what its caller holds.
         String record = trace.ended(failure);
         if (record != null && failure instanceof CollectiveException exception) {
             exception.setFlightRecord(record);
