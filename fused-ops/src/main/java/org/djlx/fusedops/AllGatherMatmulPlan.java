@@ -158,7 +158,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
             long[] right = new long[products.length];
             long[] outs = new long[products.length];
             for (int i = 0; i < products.length; i++) {
-                NDArray b = directB[i] ? bs.get(i) : contiguous(scope, bs.get(i));
+                NDArray b = directB[i] ? bs.get(i) : scope.contiguous(bs.get(i), type);
                 right[i] = directB[i] ? infos[1 + i].address() : Torch.dataPointer(b);
                 NDArray out = Torch.empty(manager, outShapes[i], type);
                 made.add(out);
@@ -243,10 +243,6 @@ final class AllGatherMatmulPlan implements FusedPlan {
         NDArray view = Torch.alias(temporary, aShard);
         return NoGradient.get(
                 () -> Axes.contiguous(temporary, Axes.move(view, gatherDim, 0), type));
-    }
-
-    private NDArray contiguous(OperationScope scope, NDArray b) {
-        return NoGradient.get(() -> Axes.contiguous(scope.temporary(b), b, type));
     }
 
     private GatheredMatmul plain(NDArray aShard, List<NDArray> bs) {

@@ -159,7 +159,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         boolean done = false;
         try {
             NDArray left = directA ? a : front(scope, a);
-            NDArray right = directB ? b : contiguous(scope, b);
+            NDArray right = directB ? b : scope.contiguous(b, type);
             long leftAddress = directA ? infos[0].address() : Torch.dataPointer(left);
             long rightAddress = directB ? infos[1].address() : Torch.dataPointer(right);
             result = Torch.empty(a.getManager(), partShape, type);
@@ -224,10 +224,6 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                 () ->
                         Axes.contiguous(
                                 temporary, columns ? view : Axes.move(view, scatterDim, 0), type));
-    }
-
-    private NDArray contiguous(OperationScope scope, NDArray b) {
-        return NoGradient.get(() -> Axes.contiguous(scope.temporary(b), b, type));
     }
 
     private NDArray plain(NDArray a, NDArray b) {

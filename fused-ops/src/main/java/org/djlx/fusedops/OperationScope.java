@@ -9,6 +9,8 @@ import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorHold;
 
 /**
@@ -33,6 +35,11 @@ final class OperationScope {
             closeables.add(temporary);
         }
         return temporary;
+    }
+
+    /** A copy of an array whose elements lie one after the other; itself if they do. */
+    NDArray contiguous(NDArray array, ScalarType type) {
+        return NoGradient.get(() -> Axes.contiguous(temporary(array), array, type));
     }
 
     /** Closes an array with the operation. */

@@ -90,12 +90,7 @@ public final class Schedule {
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
-            side.waitEvent(current.record());
-            for (int step = 1; step < worldSize; step++) {
-                int peer = (rank - step + worldSize) % worldSize;
-                side.put(peer, slots.offset(epoch, rank), shard, byteSize);
-                side.signal(peer, CHANNEL, epoch);
-            }
+            push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
             consumer.consume(current, rank, shard);
             agreeBeforeWaits(operation, current, side);
             for (int step = 1; step < worldSize; step++) {
@@ -104,6 +99,17 @@ public final class Schedule {
                 consumer.consume(current, peer, slot(slots, epoch, peer));
             }
             finish(current, side, used);
+        }
+    }
+
+    /** Sends this rank's shard to the same place on all others, beside the current stream. */
+    private void push(
+            P2pStream current, P2pStream side, int epoch, long offset, long shard, long byteSize) {
+        side.waitEvent(current.record());
+        for (int step = 1; step < worldSize; step++) {
+            int peer = (rank - step + worldSize) % worldSize;
+            side.put(peer, offset, shard, byteSize);
+            side.signal(peer, CHANNEL, epoch);
         }
     }
 
@@ -152,12 +158,7 @@ public final class Schedule {
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
-            side.waitEvent(current.record());
-            for (int step = 1; step < worldSize; step++) {
-                int peer = (rank - step + worldSize) % worldSize;
-                side.put(peer, slots.offset(epoch, rank), shard, byteSize);
-                side.signal(peer, CHANNEL, epoch);
-            }
+            push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
             current.copy(slot(slots, epoch, rank), shard, byteSize);
             agreeBeforeWaits(operation, current, side);
             current.waitSignals(CHANNEL, epoch);
@@ -197,12 +198,7 @@ public final class Schedule {
                 P2pStream side = buffers.sideStream(operation)) {
             // Before, another rank may still read what it has there.
             buffers.intraNodeBarrier(operation);
-            side.waitEvent(current.record());
-            for (int step = 1; step < worldSize; step++) {
-                int peer = (rank - step + worldSize) % worldSize;
-                side.put(peer, own, shard, byteSize);
-                side.signal(peer, CHANNEL, epoch);
-            }
+            push(current, side, epoch, own, shard, byteSize);
             long place = buffers.address(rank, own);
             if (place != shard) {
                 current.copy(place, shard, byteSize);
