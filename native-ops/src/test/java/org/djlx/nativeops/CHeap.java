@@ -4,7 +4,10 @@
  */
 package org.djlx.nativeops;
 
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
 import com.sun.jna.Structure;
+import java.util.Arrays;
 
 /** Statistics of the C library's heap. */
 final class CHeap {
@@ -37,8 +40,29 @@ final class CHeap {
         public long keepcost;
     }
 
+    /**
+     * Runs a call many times, in rounds, and fails if it leaks: the smallest leak is 32 bytes a
+     * call. The JVM's compilers take and return megabytes of this heap at times of their own, so a
+     * leak is what the heap grows by in most of the rounds.
+     */
+    static void assertNoLeak(int callsInARound, Runnable call) {
+        long[] growth = new long[7];
+        for (int round = 0; round < growth.length; round++) {
+            long before = allocatedBytes();
+            for (int i = 0; i < callsInARound; i++) {
+                call.run();
+            }
+            growth[round] = allocatedBytes() - before;
+        }
+        long[] sorted = growth.clone();
+        Arrays.sort(sorted);
+        assertTrue(
+                sorted[sorted.length / 2] < 16L * callsInARound,
+                () -> "bytes by which the C heap grew in each round: " + Arrays.toString(growth));
+    }
+
     /** Returns how many bytes are allocated in all arenas, without large blocks. */
-    static long allocatedBytes() {
+    private static long allocatedBytes() {
         Mallinfo2 info =
                 (Mallinfo2)
                         com.sun.jna.NativeLibrary.getInstance("c")
