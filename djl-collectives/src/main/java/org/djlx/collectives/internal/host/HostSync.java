@@ -13,9 +13,8 @@ import org.djlx.collectives.Operation;
 /**
  * Lets the hosts of ranks on one machine, threads or processes, know of each other what they call
  * ({@link #publish}, {@link #difference}), and who has failed, died or left, without waiting; and
- * wait for each other where that is asked for ({@link #agree}, {@link #meet}). Internal: for
- * backends whose data goes another way. Whatever publishes or waits is used by one thread at a
- * time, the rest by any.
+ * wait for each other where that is asked for ({@link #agree}). Internal: for backends whose data
+ * goes another way. Whatever publishes or waits is used by one thread at a time, the rest by any.
  */
 public final class HostSync implements AutoCloseable {
 
@@ -129,16 +128,6 @@ public final class HostSync implements AutoCloseable {
         synchronized (log) {
             return log.behind();
         }
-    }
-
-    /**
-     * Waits until all ranks have got here, within an operation on which they have agreed.
-     *
-     * @param operation the operation
-     * @throws CollectiveException if a rank is gone or does not come in time
-     */
-    public void meet(Operation operation) {
-        rendezvous.synchronize(operation);
     }
 
     /**
