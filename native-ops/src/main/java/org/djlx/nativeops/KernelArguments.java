@@ -115,17 +115,38 @@ public final class KernelArguments {
         return this;
     }
 
+    /**
+     * Adds a struct that is kept: what it holds when the kernel is launched is passed by value.
+     *
+     * @param struct the struct, which must live until the launch
+     * @return this
+     * @throws IllegalArgumentException if there are too many arguments
+     */
+    public KernelArguments add(KernelStruct struct) {
+        if (count == MAX_COUNT) {
+            throw tooMany();
+        }
+        buffer.putLong(count * Long.BYTES, struct.address(0, struct.byteSize()));
+        sizes[count] = struct.byteSize();
+        count++;
+        return this;
+    }
+
+    private static IllegalArgumentException tooMany() {
+        return new IllegalArgumentException(
+                "a kernel takes no more than "
+                        + MAX_COUNT
+                        + " arguments of "
+                        + MAX_BYTES
+                        + " bytes together");
+    }
+
     /** Returns the offset for an argument of some size, and notes its address. */
     private int next(int size) {
         int offset = end;
         int next = offset + (size + Long.BYTES - 1) / Long.BYTES * Long.BYTES;
         if (count == MAX_COUNT || next > buffer.capacity()) {
-            throw new IllegalArgumentException(
-                    "a kernel takes no more than "
-                            + MAX_COUNT
-                            + " arguments of "
-                            + MAX_BYTES
-                            + " bytes together");
+            throw tooMany();
         }
         buffer.putLong(count * Long.BYTES, address + offset);
         sizes[count] = size;

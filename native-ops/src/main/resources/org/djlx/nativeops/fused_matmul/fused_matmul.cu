@@ -1,0 +1,506 @@
+// All-gather + matmul, and matmul + reduce-scatter, each as one launch on every rank: a persistent matmul for Hopper GPUs
+// whose tiles wait for what other ranks send, and are sent to them.
+//
+// A block is a warp group that moves data and two that multiply, 64 rows of a tile of 128 x TILE_N each, as in CUTLASS's
+// warp-specialised kernels and in DeepGEMM. Tiles are dealt out by a counter in memory.
+//
+// All-gather + matmul (Flux, Chang et al. 2024, has the same order of tiles): the first blocks push this rank's shard into
+// a slot on every peer, a chunk of rows after the other, and raise a signal for each; then they compute like the others.
+// Tiles of this rank's own shard come first, then those of the next rank's, and so on; a tile waits for its chunk.
+//
+// Matmul + reduce-scatter: a tile of another rank's part is stored into a slot on that rank, and a flag of its own is
+// raised there. The own part's tiles come late; they take the other ranks' tiles in, in rank order, and sum in float32.
+//
+// Compiled with
+//   TILE_N      64, 128 or 256
+//   TYPE        Bfloat16 or Float16
+//   TRANSPOSED  1: B's columns lie together (K-major), 0: its rows
+//   SCATTER     1: matmul + reduce-scatter, 0: all-gather + matmul
+//
+// Every wait for another rank ends after `timeout`, or when the host sets `stop`; then the kernel tells the host who was
+// missing, and goes on without: what it has computed is worthless.
+#include "hopper.cuh"
+#include "signal.cuh"
+
+#ifndef TILE_N
+#define TILE_N 256
+#endif
+#ifndef TYPE
+#define TYPE Bfloat16
+#endif
+#ifndef TRANSPOSED
+#define TRANSPOSED 0
+#endif
+#ifndef SCATTER
+#define SCATTER 0
+#endif
+
+const int MAX_RANKS = 8;
+const int MAX_RIGHTS = 4;
+const int TILE_M = 128;
+const int HALF_M = TILE_M / 2;          // the rows of a tile that a warp group computes
+const int BLOCK_K = 64;                 // 128 bytes, the width of a swizzled box
+const int BOX_COLUMNS = 64;
+const int BOX = HALF_M * BOX_COLUMNS * 2;
+const int BOXES = TILE_N / BOX_COLUMNS;  // of the rows of a warp group
+const int RING = 4;                      // boxes in shared memory for each warp group that computes
+const int LEFT = TILE_M * BLOCK_K * 2;
+const int RIGHT = BLOCK_K * TILE_N * 2;
+const int STAGE = LEFT + RIGHT;
+const int STAGES = TILE_N == 256 ? 3 : TILE_N == 128 ? 4 : 6;
+const int PIECE = 32768;  // bytes that a block pushes at once, from memory that stages use later
+const int PIECES = 4;
+const int COPY = 8192;    // bytes of the gathered A that a block copies at once
+const int ROWS_IN_GROUP = 16;
+const int SHARED = 1024 + STAGES * STAGE + 2 * RING * BOX + 2 * COPY;
+static_assert(SHARED <= 232448, "a block has 227 KB of shared memory");
+static_assert(PIECES * PIECE <= STAGES * STAGE, "pieces are pushed from the stages' memory");
+
+// All that a launch is told, in words of 8 bytes.
+struct Launch {
+  // A: this rank's shard, or all of it. B. What is stored: the products; or this rank's slot on each rank, and its result.
+  // What comes in: the shards, or the parts, of all ranks, in slots of this rank.
+  TensorMap left;
+  TensorMap arrived;
+  TensorMap right[MAX_RIGHTS];
+  TensorMap out[MAX_RANKS];
+  u64 columns[MAX_RIGHTS];  // of each B
+  u64 rights;               // how many Bs
+  u64 rows;                 // of a shard or a part
+  u64 inner;
+  u64 rank;
+  u64 ranks;
+  u64 epoch;    // what signals and flags are raised to
+  float factor; // of the sums; a power of two, so that nothing is rounded
+  u64 lag;      // tiles of the last other part that come before the own part's
+  u64 chunks;   // of a shard
+  u64 pushers;  // blocks
+  Status* status;
+  u64 timeout;      // ns
+  u32* counters;    // of this rank: zero, and so again when the kernel ends
+  char* signals[MAX_RANKS];  // of each rank. Gather: a word for each chunk and rank that raises it. Scatter: for each rank and tile
+  u64 chunk_distance;        // bytes from a chunk's words to the next one's
+  u64 rank_distance;         // bytes from a rank's word to the next one's
+  const char* shard;         // this rank's
+  u64 slot_bytes;            // from a rank's slot to the next
+  char* slots[MAX_RANKS];    // of each rank, of which the shards are sent
+  char* whole;               // where the gathered A is to be copied to, or null
+};
+
+// Where the counters are.
+const int NEXT_TILE = 0;
+const int BLOCKS_ENDED = 1;
+#if !SCATTER
+const int PUSHED = 2;  // for each rank and chunk, the blocks that have pushed their pieces
+const int MAX_CHUNKS = 4;
+#endif
+
+struct Shared {
+  Barrier full[STAGES], empty[STAGES];
+  Barrier tile_full[2], tile_empty[2];
+  Barrier box_full[2][RING], box_empty[2][RING];
+  Barrier staged[2], stage_free[2];
+  Barrier pieces[PIECES], copies[2];
+  int tiles[2];
+  int gave_up;  // whether a wait for another rank was in vain
+};
+
+__device__ __forceinline__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
+
+__device__ __forceinline__ void await_rank(const Launch& launch, Shared& shared, const char* word, u32 peer) {
+  if (*(volatile int*)&shared.gave_up) return;
+  if (!wait((const u32*)word, launch.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.gave_up = 1;
+  fence_async();
+}
+
+// Which tile it is.
+struct Place {
+  u32 part;   // whose rows
+  u32 row;    // the first one within the part
+  u32 right;  // which B
+  u32 column; // the first one
+  u32 number; // within the part
+};
+
+__device__ __forceinline__ u32 tile_columns(const Launch& launch) {
+  u32 sum = 0;
+  for (u32 i = 0; i < launch.rights; i++) sum += ceil_div(launch.columns[i], TILE_N);
+  return sum;
+}
+
+__device__ __forceinline__ Place place(const Launch& launch, u32 tile) {
+  u32 tile_rows = ceil_div(launch.rows, TILE_M);
+  u32 across = tile_columns(launch);
+  u32 each = tile_rows * across;
+  u32 step = tile / each;
+  u32 number = tile - step * each;
+  Place place;
+#if SCATTER
+  // The own part's tiles begin when the peers have had time to compute those of the last part; then both in turn.
+  u32 begin = (launch.ranks - 2) * each + launch.lag;
+  if (launch.ranks > 1 && tile >= begin) {
+    u32 both = tile - begin;
+    u32 left = each - launch.lag;
+    bool own = both >= 2 * left || (both & 1);
+    number = both >= 2 * left ? left + (both - 2 * left) : own ? both / 2 : launch.lag + both / 2;
+    step = own ? launch.ranks - 1 : launch.ranks - 2;
+  }
+  place.part = (launch.rank + 1 + step) % launch.ranks;
+#else
+  place.part = (launch.rank + step) % launch.ranks;
+#endif
+  // Down a group of rows first, then to the next column: what is read stays in the L2 cache.
+  u32 group = number / (ROWS_IN_GROUP * across);
+  u32 height = min((u32)ROWS_IN_GROUP, tile_rows - group * ROWS_IN_GROUP);
+  u32 within = number - group * ROWS_IN_GROUP * across;
+  place.row = (group * ROWS_IN_GROUP + within % height) * TILE_M;
+  u32 column = within / height;
+  place.right = 0;
+  while (column >= ceil_div(launch.columns[place.right], TILE_N)) column -= ceil_div(launch.columns[place.right++], TILE_N);
+  place.column = column * TILE_N;
+  place.number = number;
+  return place;
+}
+
+#if SCATTER
+// The flag that a rank raises on another for half a tile.
+__device__ __forceinline__ char* flag(const Launch& launch, u32 on, u32 source, u32 number, u32 half) {
+  return launch.signals[on] + source * launch.rank_distance + (2 * number + half) * sizeof(u32);
+}
+#else
+__device__ __forceinline__ char* signal(const Launch& launch, u32 on, u32 source, u32 chunk) {
+  return launch.signals[on] + chunk * launch.chunk_distance + source * launch.rank_distance;
+}
+
+// The rows of a chunk, but for the last: whole tiles.
+__device__ __forceinline__ u32 chunk_rows(const Launch& launch) {
+  return ceil_div(ceil_div(launch.rows, launch.chunks), TILE_M) * TILE_M;
+}
+
+// Pushes this block's pieces of the shard to all peers.
+__device__ void push(const Launch& launch, Shared& shared, char* memory) {
+  u64 row_bytes = launch.inner * 2;
+  u64 chunk_bytes = chunk_rows(launch) * row_bytes;
+  u64 shard_bytes = launch.rows * row_bytes;
+  u32 loads = 0, stores = 0;  // pieces so far
+  for (u32 step = 1; step < launch.ranks; step++) {
+    u32 peer = (launch.rank + launch.ranks - step) % launch.ranks;
+    char* slot = launch.slots[peer] + launch.rank * launch.slot_bytes;
+    for (u32 chunk = 0; chunk < launch.chunks; chunk++) {
+      u64 end = min(shard_bytes, (chunk + 1) * chunk_bytes);
+      u64 first = chunk * chunk_bytes + blockIdx.x * (u64)PIECE;
+      u64 distance = launch.pushers * PIECE;
+      u64 to_load = first;
+      for (u64 to_store = first; to_store < end; to_store += distance) {
+        for (; to_load < end && loads - stores < PIECES - 1; to_load += distance, loads++) {
+          // The piece that was here has been read: all but the last store's are.
+          wait_stores_read<1>();
+          u32 bytes = min((u64)PIECE, end - to_load);
+          Barrier& loaded = shared.pieces[loads % PIECES];
+          loaded.arrive_expecting(bytes);
+          load_bytes(memory + loads % PIECES * PIECE, launch.shard + to_load, bytes, loaded);
+        }
+        u32 piece = stores % PIECES;
+        shared.pieces[piece].wait(stores / PIECES & 1);
+        store_bytes(slot + to_store, memory + piece * PIECE, min((u64)PIECE, end - to_store));
+        commit_stores();
+        stores++;
+      }
+      wait_stores_written();
+      fence_async();
+      // Who comes last raises the signal, for all.
+      u32* count = launch.counters + PUSHED + peer * MAX_CHUNKS + chunk;
+      u32 before;
+      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+      if (before == launch.pushers - 1) {
+        *(volatile u32*)count = 0;
+        __threadfence_system();
+        raise((u32*)signal(launch, peer, launch.rank, chunk), launch.epoch);
+      }
+    }
+  }
+}
+
+// Copies this block's share of all shards to where the caller wants the gathered A.
+__device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory) {
+  u64 row_bytes = launch.inner * 2;
+  u64 chunk_bytes = chunk_rows(launch) * row_bytes;
+  u64 shard_bytes = launch.rows * row_bytes;
+  u32 copies = 0;
+  for (u32 step = 0; step < launch.ranks; step++) {
+    u32 source = (launch.rank + step) % launch.ranks;
+    const char* from = source == launch.rank ? launch.shard : launch.slots[launch.rank] + source * launch.slot_bytes;
+    char* to = launch.whole + source * shard_bytes;
+    for (u32 chunk = 0; chunk < launch.chunks; chunk++) {
+      u64 end = min(shard_bytes, (chunk + 1) * chunk_bytes);
+      u64 first = chunk * chunk_bytes + blockIdx.x * (u64)COPY;
+      if (first < end && source != launch.rank) {
+        await_rank(launch, shared, signal(launch, launch.rank, source, chunk), source);
+      }
+      for (u64 at = first; at < end; at += gridDim.x * (u64)COPY, copies++) {
+        u32 bytes = min((u64)COPY, end - at);
+        char* buffer = memory + copies % 2 * COPY;
+        wait_stores_read<1>();
+        shared.copies[copies % 2].arrive_expecting(bytes);
+        load_bytes(buffer, from + at, bytes, shared.copies[copies % 2]);
+        shared.copies[copies % 2].wait(copies / 2 & 1);
+        store_bytes(to + at, buffer, bytes);
+        commit_stores();
+      }
+    }
+  }
+  wait_stores_written();
+}
+#endif
+
+// One thread: deals tiles out to the block and loads what they multiply.
+__device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u32 tiles) {
+#if !SCATTER
+  if (blockIdx.x < launch.pushers) push(launch, shared, stages);
+  u32 waited = 0xffffffff;  // the last chunk that was there
+#endif
+  u32 steps = ceil_div(launch.inner, BLOCK_K);
+  u32 stage = 0, parity = 0;
+  for (u32 turn = 0;; turn++) {
+    u32 entry = turn & 1;
+    shared.tile_empty[entry].wait((turn >> 1 & 1) ^ 1);
+    u32 tile = atomicAdd(launch.counters + NEXT_TILE, 1);
+    shared.tiles[entry] = tile;
+    shared.tile_full[entry].arrive();
+    if (tile >= tiles) break;
+    Place at = place(launch, tile);
+#if !SCATTER
+    bool own = at.part == launch.rank;
+    if (!own) {
+      u32 chunk = at.row / chunk_rows(launch);
+      u32 key = at.part * MAX_CHUNKS + chunk;
+      if (key != waited) await_rank(launch, shared, signal(launch, launch.rank, at.part, chunk), at.part);
+      waited = key;
+    }
+#endif
+    const TensorMap& right = launch.right[at.right];
+    for (u32 step = 0; step < steps; step++) {
+      shared.empty[stage].wait(parity ^ 1);
+      char* left_box = stages + stage * STAGE;
+      char* right_box = left_box + LEFT;
+      Barrier& full = shared.full[stage];
+      full.arrive_expecting(STAGE);
+#if SCATTER
+      load_box(left_box, launch.left, full, step * BLOCK_K, at.row, at.part);
+#else
+      if (own) {
+        load_box(left_box, launch.left, full, step * BLOCK_K, at.row);
+      } else {
+        load_box(left_box, launch.arrived, full, step * BLOCK_K, at.row, at.part);
+      }
+#endif
+      if (TRANSPOSED) {
+        load_box(right_box, right, full, step * BLOCK_K, at.column);
+      } else {
+#pragma unroll
+        for (int box = 0; box < TILE_N / BOX_COLUMNS; box++) {
+          load_box(right_box + box * BLOCK_K * BOX_COLUMNS * 2, right, full, at.column + box * BOX_COLUMNS, step * BLOCK_K);
+        }
+      }
+      if (++stage == STAGES) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+  }
+  // The last block leaves the counters as they were.
+  if (atomicAdd(launch.counters + BLOCKS_ENDED, 1) == gridDim.x - 1) {
+    launch.counters[NEXT_TILE] = 0;
+    launch.counters[BLOCKS_ENDED] = 0;
+  }
+}
+
+// One thread for each warp group that computes: stores its results, and loads what other ranks have sent for them.
+__device__ void move_results(const Launch& launch, Shared& shared, char* ring, u32 half, u32 tiles) {
+#if SCATTER
+  u32 boxes = 0;  // loaded so far
+#endif
+  for (u32 turn = 0;; turn++) {
+    u32 entry = turn & 1;
+    shared.tile_full[entry].wait(turn >> 1 & 1);
+    u32 tile = shared.tiles[entry];
+    shared.tile_empty[entry].arrive();
+    if (tile >= tiles) break;
+    Place at = place(launch, tile);
+    u32 row = at.row + half * HALF_M;
+#if SCATTER
+    bool own = at.part == launch.rank;
+    if (own) {
+      for (u32 box = 0; box < BOXES; box++) {
+        for (u32 source = 0; source < launch.ranks; source++) {
+          if (source == launch.rank) continue;
+          if (box == 0) await_rank(launch, shared, flag(launch, launch.rank, source, at.number, half), source);
+          u32 place_in_ring = boxes % RING;
+          shared.box_empty[half][place_in_ring].wait((boxes / RING & 1) ^ 1);
+          shared.box_full[half][place_in_ring].arrive_expecting(BOX);
+          load_box(ring + place_in_ring * BOX, launch.arrived, shared.box_full[half][place_in_ring], at.column + box * BOX_COLUMNS,
+                   row, source);
+          boxes++;
+        }
+      }
+    }
+#endif
+    shared.stage_free[half].arrive();
+    shared.staged[half].wait(turn & 1);
+    for (u32 box = 0; box < BOXES; box++) {
+#if SCATTER
+      store_box(launch.out[at.part], ring + box * BOX, at.column + box * BOX_COLUMNS, row);
+#else
+      store_box(launch.out[at.right], ring + box * BOX, at.column + box * BOX_COLUMNS, row, at.part);
+#endif
+    }
+    commit_stores();
+#if SCATTER
+    if (!own) {
+      wait_stores_written();
+      fence_async();
+      raise((u32*)flag(launch, at.part, launch.rank, at.number, half), launch.epoch);
+      continue;
+    }
+#endif
+    wait_stores_read<0>();
+  }
+  wait_stores_written();
+}
+
+// A warp group: multiplies the rows of its half of each tile.
+__device__ void compute(const Launch& launch, Shared& shared, char* stages, char* ring, u32 half, u32 tiles) {
+  const int COUNT = TILE_N / 2;  // each thread has two columns of every eight, in two rows
+  float d[COUNT];
+  u32 thread = threadIdx.x % 128, lane = thread % 32;
+  // The warp's 16 rows by 16 columns are four matrices: rows first. A row of a box has 8 pieces of 16 bytes, swizzled.
+  u32 row = thread / 32 * 16 + lane % 16;
+  u32 matrices = shared_address(ring) + row * 128;
+  u32 swizzle = (lane / 16 ^ row % 8) << 4;
+  u32 steps = ceil_div(launch.inner, BLOCK_K);
+  u32 stage = 0, parity = 0;
+#if SCATTER
+  u32 boxes = 0;  // taken in so far
+#endif
+  for (u32 turn = 0;; turn++) {
+    u32 entry = turn & 1;
+    shared.tile_full[entry].wait(turn >> 1 & 1);
+    u32 tile = shared.tiles[entry];
+    __syncwarp();
+    if (lane == 0) shared.tile_empty[entry].arrive();
+    if (tile >= tiles) break;
+    if (steps == 0) {
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) d[i] = 0;
+    }
+    for (u32 step = 0; step < steps; step++) {
+      shared.full[stage].wait(parity);
+      u32 left = shared_address(stages + stage * STAGE) + half * HALF_M * BLOCK_K * 2;
+      u32 right = shared_address(stages + stage * STAGE + LEFT);
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < BLOCK_K / 16; k++) {
+        u64 b = TRANSPOSED ? matrix(right + k * 32, 16, 1024) : matrix(right + k * 2048, BLOCK_K * BOX_COLUMNS * 2, 1024);
+        product<TRANSPOSED>(TYPE(), d, matrix(left + k * 32, 16, 1024), b, step | k);
+      }
+      commit_products();
+      // The products of the step before have been made: its stage can be loaded again.
+      wait_products<1>();
+      if (step > 0 && lane == 0) shared.empty[stage == 0 ? STAGES - 1 : stage - 1].arrive();
+      if (++stage == STAGES) {
+        stage = 0;
+        parity ^= 1;
+      }
+    }
+    wait_products<0>();
+    if (steps > 0 && lane == 0) shared.empty[stage == 0 ? STAGES - 1 : stage - 1].arrive();
+#if SCATTER
+    if (place(launch, tile).part == launch.rank) {
+#pragma unroll
+      for (int box = 0; box < BOXES; box++) {
+        float sum[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++) sum[i] = -0.0f;  // the sum of nothing: -0 + x is x, with its sign
+        for (u32 source = 0; source < launch.ranks; source++) {
+          if (source == launch.rank) {
+#pragma unroll
+            for (int i = 0; i < 32; i++) sum[i] += d[box * 32 + i];
+            continue;
+          }
+          u32 place_in_ring = boxes % RING;
+          shared.box_full[half][place_in_ring].wait(boxes / RING & 1);
+#pragma unroll
+          for (int j = 0; j < 8; j += 2) {
+            u32 pairs[4];
+            load_matrices(matrices + place_in_ring * BOX + (swizzle ^ j << 4), pairs);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+              sum[4 * j + 2 * i] += TYPE::load((u16)pairs[i]);
+              sum[4 * j + 2 * i + 1] += TYPE::load((u16)(pairs[i] >> 16));
+            }
+          }
+          __syncwarp();
+          if (lane == 0) shared.box_empty[half][place_in_ring].arrive();
+          boxes++;
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) d[box * 32 + i] = sum[i] * launch.factor;
+      }
+    }
+#endif
+    shared.stage_free[half].wait(turn & 1);
+    // All warps have read what came in before any writes over it.
+    asm volatile("bar.sync %0, 128;" ::"r"(half + 1) : "memory");
+#pragma unroll
+    for (int j = 0; j < COUNT / 4; j += 2) {
+      const float* sums = d + 4 * j;
+      store_matrices(matrices + j / 8 * BOX + (swizzle ^ j % 8 << 4), pack(TYPE(), sums[0], sums[1]), pack(TYPE(), sums[2], sums[3]),
+                     pack(TYPE(), sums[4], sums[5]), pack(TYPE(), sums[6], sums[7]));
+    }
+    fence_async_shared();
+    asm volatile("bar.sync %0, 128;" ::"r"(half + 1) : "memory");
+    if (thread == 0) shared.staged[half].arrive();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) fused_matmul(const __grid_constant__ Launch launch) {
+  extern __shared__ char unaligned[];
+  __shared__ Shared shared;
+  char* stages = (char*)(((u64)unaligned + 1023) / 1024 * 1024);
+  char* rings = stages + STAGES * STAGE;
+  u32 group = threadIdx.x / 128;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) {
+      shared.full[i].init(1);
+      shared.empty[i].init(8);
+    }
+    for (int i = 0; i < PIECES; i++) shared.pieces[i].init(1);
+    for (int i = 0; i < 2; i++) {
+      shared.tile_full[i].init(1);
+      shared.tile_empty[i].init(10);  // eight warps that compute, two threads that move
+      shared.staged[i].init(1);
+      shared.stage_free[i].init(1);
+      shared.copies[i].init(1);
+      for (int k = 0; k < RING; k++) {
+        shared.box_full[i][k].init(1);
+        shared.box_empty[i][k].init(4);
+      }
+    }
+    shared.gave_up = 0;
+    publish_barriers();
+  }
+  __syncthreads();
+  u32 tiles = launch.ranks * ceil_div(launch.rows, TILE_M) * tile_columns(launch);
+  if (group == 0) {
+    give_registers<40>();
+    if (threadIdx.x == 0) load_tiles(launch, shared, stages, tiles);
+    if (threadIdx.x == 32) move_results(launch, shared, rings, 0, tiles);
+    if (threadIdx.x == 64) move_results(launch, shared, rings + RING * BOX, 1, tiles);
+#if !SCATTER
+    if (threadIdx.x == 96 && launch.whole != nullptr) copy_gathered(launch, shared, rings + 2 * RING * BOX);
+#endif
+  } else {
+    take_registers<232>();
+    compute(launch, shared, stages, rings + (group - 1) * RING * BOX, group - 1, tiles);
+  }
+}
