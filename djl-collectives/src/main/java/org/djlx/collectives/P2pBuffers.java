@@ -7,6 +7,7 @@ package org.djlx.collectives;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.Optional;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -248,6 +249,16 @@ public abstract class P2pBuffers {
      *     for one that goes into a CUDA graph, whose signals are on words of their own
      */
     public abstract int epoch(Operation operation);
+
+    /**
+     * Returns what kernels need to raise signals and wait for them themselves. What is returned
+     * within an operation is good for that one, which may be recorded into a graph.
+     *
+     * @return the signals; empty, on all ranks alike, where the ranks have no such kernels
+     */
+    public Optional<KernelSignals> kernelSignals() {
+        return Optional.empty();
+    }
 
     /**
      * Raises this rank's signal word on a rank.

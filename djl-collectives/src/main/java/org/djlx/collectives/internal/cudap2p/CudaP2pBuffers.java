@@ -8,6 +8,8 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.BitSet;
+import java.util.Optional;
+import org.djlx.collectives.KernelSignals;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
@@ -31,6 +33,9 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final CudaP2pStream current = new CudaP2pStream(this);
     private final CudaP2pStream beside = new CudaP2pStream(this);
     private final int rank;
+    private final KernelSignals kernelSignals; // null if kernels have none
+    private final KernelSignals recordedSignals; // and for operations that are recorded
+    private boolean recordedFlags; // whether what is recorded may raise flags
     private int epoch;
     private int barriers;
     private Operation numbered; // the last operation that has an epoch
@@ -40,7 +45,11 @@ final class CudaP2pBuffers extends P2pBuffers {
     private volatile boolean destroyed;
 
     CudaP2pBuffers(
-            P2pRegion region, CudaDevice device, CurrentStreams currentStreams, SignalWaits waits) {
+            P2pRegion region,
+            CudaDevice device,
+            CurrentStreams currentStreams,
+            SignalWaits waits,
+            int kernelBlocks) {
         super(
                 region.rank(),
                 region.ranks(),
@@ -52,6 +61,40 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.rank = region.rank();
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.waits = waits;
+        kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks, false);
+        recordedSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks, true);
+    }
+
+    private KernelSignals kernelSignals(int blocks, boolean recorded) {
+        RegionLayout layout = region.layout();
+        int ranks = region.ranks();
+        long[] words = new long[ranks];
+        long[] flags = new long[ranks];
+        for (int peer = 0; peer < ranks; peer++) {
+            long memory = region.address(peer);
+            words[peer] = memory + layout.signal(recorded ? RegionLayout.CAPTURED : 0, 0);
+            flags[peer] = memory + layout.flags(recorded, ranks);
+        }
+        return new KernelSignals(
+                blocks,
+                waits.status(),
+                words,
+                RegionLayout.MAX_RANKS * RegionLayout.LINE,
+                RegionLayout.LINE,
+                flags,
+                RegionLayout.FLAGS,
+                region.address(rank) + layout.counters());
+    }
+
+    @Override
+    public Optional<KernelSignals> kernelSignals() {
+        requireUsable();
+        if (!isCapturing()) {
+            return Optional.ofNullable(kernelSignals);
+        }
+        capturedChannels.set(0, RegionLayout.CHANNELS);
+        recordedFlags = true;
+        return Optional.ofNullable(recordedSignals);
     }
 
     @Override
@@ -114,10 +157,16 @@ final class CudaP2pBuffers extends P2pBuffers {
     void capture(CudaStream stream, Runnable barrier, Runnable body) {
         capturedBarrier = barrier;
         capturedChannels.clear();
+        recordedFlags = false;
         try {
             barrier.run();
             body.run();
             capturedChannels.stream().forEach(channel -> lower(stream, row(channel)));
+            if (recordedFlags) {
+                int ranks = region.ranks();
+                long flags = region.address(rank) + region.layout().flags(true, ranks);
+                stream.memsetAsync(flags, (byte) 0, RegionLayout.flagBytes(ranks));
+            }
             barrier.run();
         } finally {
             capturedBarrier = null;

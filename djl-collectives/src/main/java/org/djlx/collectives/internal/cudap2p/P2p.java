@@ -6,6 +6,8 @@ package org.djlx.collectives.internal.cudap2p;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
+import java.nio.charset.StandardCharsets;
+import java.util.Collections;
 import java.util.List;
 import java.util.Locale;
 import java.util.Optional;
@@ -24,6 +26,7 @@ import org.djlx.collectives.internal.gpu.GpuWork;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.nccl.NcclBackend;
+import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
@@ -78,7 +81,7 @@ final class P2p implements NcclBackend.Companion {
         this.hosts = parts.hosts;
         this.topology = topology;
         CurrentStreams currentStreams = new CurrentStreams(device);
-        buffers = new CudaP2pBuffers(region, device, currentStreams, signals);
+        buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
         queue =
                 new P2pQueue(
                         context,
@@ -117,6 +120,9 @@ final class P2p implements NcclBackend.Companion {
                 problem = RegionHandshake.agree(context, "p2p-hosts", parts::checkHosts);
             }
             if (problem == null) {
+                parts.compareGpus(context, device);
+            }
+            if (problem == null) {
                 GpuTopology.Kind topology =
                         options.topology()
                                 .orElseGet(
@@ -144,6 +150,7 @@ final class P2p implements NcclBackend.Companion {
         private SignalWaits signals;
         private HostSync hosts;
         private RuntimeException noHosts;
+        private int kernelBlocks; // of kernels that wait; 0 if the ranks' GPUs differ
 
         Parts(P2pRegion region) {
             this.region = region;
@@ -165,6 +172,25 @@ final class P2p implements NcclBackend.Companion {
             } catch (RuntimeException e) {
                 noHosts = e;
             }
+        }
+
+        /** Finds how many blocks of a kernel that waits for other ranks all can run at once. */
+        void compareGpus(GroupContext context, CudaDevice device) {
+            int processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+            String gpu = device.architecture() + " " + processors + " " + device.pciBusId();
+            List<String> gpus =
+                    context.exchange("p2p-gpus", gpu.getBytes(StandardCharsets.UTF_8)).stream()
+                            .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
+                            .toList();
+            boolean alike =
+                    gpus.stream()
+                                    .map(one -> one.substring(0, one.lastIndexOf(' ')))
+                                    .distinct()
+                                    .count()
+                            == 1;
+            int sharing =
+                    gpus.stream().mapToInt(one -> Collections.frequency(gpus, one)).max().orElse(1);
+            kernelBlocks = alike ? processors / sharing : 0;
         }
 
         void checkHosts() {

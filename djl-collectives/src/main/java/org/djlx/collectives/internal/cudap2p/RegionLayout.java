@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.KernelSignals;
 
 /**
  * How a rank's region of GPU memory is divided, the same on all ranks. Offsets are in bytes.
@@ -13,6 +14,8 @@ import org.djlx.collectives.CudaP2pOptions;
  *   all-reduce   control block, then two halves; see all_reduce.cu
  *   signals      a word for each channel and each rank that raises it, 64 bytes apart
  *   probe        a word for each rank, written when the group is created
+ *   counters     zeros, for kernels that leave them so
+ *   flags        words for each rank that raises them, and as many for operations in graphs
  *   buffer       the P2P buffer, and the heap
  * </pre>
  */
@@ -30,12 +33,19 @@ final class RegionLayout {
     /** From a signal of one rank to that of the next on the same channel, in bytes. */
     static final long LINE = 64;
 
+    /**
+     * How many flags each rank may raise here: of a fused matmul, two for each tile of its part.
+     */
+    static final int FLAGS = 65536;
+
     private static final long PAGE = 4096;
 
     private final long oneShotBytes;
     private final long twoShotSlot;
     private final long half;
     private final long signals;
+    private final long counters;
+    private final long flags;
     private final long buffer;
     private final long bufferSize;
     private final long heapSize;
@@ -50,7 +60,9 @@ final class RegionLayout {
                         (worldSize + 1) * meshSlot(),
                         worldSize * twoShotSlot + worldSize * twoShotSlot);
         signals = CONTROL + 2 * half;
-        buffer = align(signals + (ROWS + 1) * MAX_RANKS * LINE); // the last is for probes
+        counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row is for probes
+        flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
+        buffer = flags + 2 * flagBytes(worldSize);
         bufferSize = options.bufferSize();
         heapSize = options.heapSize();
     }
@@ -85,6 +97,20 @@ final class RegionLayout {
 
     long probe(int source) {
         return signal(ROWS, source);
+    }
+
+    long counters() {
+        return counters;
+    }
+
+    /** The flags of operations, or of those that are recorded. */
+    long flags(boolean recorded, int worldSize) {
+        return flags + (recorded ? flagBytes(worldSize) : 0);
+    }
+
+    /** The size of the flags of one kind. */
+    static long flagBytes(int worldSize) {
+        return (long) worldSize * FLAGS * Integer.BYTES;
     }
 
     long buffer() {

@@ -38,6 +38,11 @@ final class SignalWaits implements AutoCloseable {
         kernel = module.kernel("wait_signals");
     }
 
+    /** The address of the words by which waits end, and tell who did not come. */
+    long status() {
+        return status.address();
+    }
+
     /**
      * Enqueues a wait.
      *
