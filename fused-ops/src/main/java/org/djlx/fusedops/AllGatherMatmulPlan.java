@@ -9,11 +9,13 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.PersistentMatmul;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.Schedule;
 import org.djlx.fusedops.internal.Slots;
@@ -57,6 +59,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private Shape[] outShapes;
     private long[] outBytes; // of a shard's rows
     private Product[] products;
+    private PersistentMatmul.Gather persistent; // null if it is more than one launch
 
     AllGatherMatmulPlan(
             ProcessGroup group,
@@ -90,7 +93,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
     }
 
     private FallbackReason fallbackReason(long count) {
-        if (FusedOps.isFallbackForced()) {
+        if (FusedOps.isForced(Path.PLAIN)) {
             return FallbackReason.FORCED;
         }
         if (gatherDim == lastDim) {
@@ -114,25 +117,58 @@ final class AllGatherMatmulPlan implements FusedPlan {
         direct = gatherDim == 0 && infos[0].isContiguous();
         frontShape = Axes.move(gatheredShape, gatherDim, 0);
         long inner = shape.get(lastDim);
-        small = Schedule.isSmall(shardBytes);
         long rows = Axes.rows(shape);
-        long rowsAtOnce = small ? worldSize * rows : rows;
         int count = infos.length - 1;
-        directB = new boolean[count];
         outShapes = new Shape[count];
-        outBytes = new long[count];
-        products = new Product[count];
+        MatrixLayout[] bs = new MatrixLayout[count];
         for (int i = 0; i < count; i++) {
-            MatrixLayout b = Axes.layout(infos[1 + i]);
-            directB[i] = Axes.isUsable(b);
+            bs[i] = Axes.layout(infos[1 + i]);
             outShapes[i] = Axes.with(frontShape, lastDim, columns[i]);
+        }
+        // Ranks may differ in this: both ways push the same shards and raise the same signals.
+        Optional<PersistentMatmul> oneLaunch =
+                FusedOps.isForced(Path.SCHEDULED) ? Optional.empty() : compute.persistent();
+        if (oneLaunch.isPresent() && oneLaunch.get().gathers(slots, type, rows, inner, columns)) {
+            preparePersistent(oneLaunch.get(), infos, rows, inner, bs);
+        } else {
+            prepareSchedule(rows, inner, bs);
+        }
+    }
+
+    private void preparePersistent(
+            PersistentMatmul oneLaunch,
+            TensorInfo[] infos,
+            long rows,
+            long inner,
+            MatrixLayout[] layouts) {
+        direct &=
+                PersistentMatmul.isUsable(MatrixLayout.contiguous(rows, inner), infos[0].address());
+        long[] addresses = new long[layouts.length];
+        for (int i = 0; i < layouts.length; i++) {
+            addresses[i] = infos[1 + i].address();
+        }
+        directB = PersistentMatmul.usable(layouts, addresses);
+        for (int i = 0; i < layouts.length; i++) {
+            layouts[i] = directB[i] ? layouts[i] : MatrixLayout.contiguous(inner, columns[i]);
+        }
+        persistent = oneLaunch.gather(slots, type, rows, inner, layouts);
+    }
+
+    private void prepareSchedule(long rows, long inner, MatrixLayout[] layouts) {
+        small = Schedule.isSmall(shardBytes);
+        long rowsAtOnce = small ? worldSize * rows : rows;
+        directB = new boolean[layouts.length];
+        outBytes = new long[layouts.length];
+        products = new Product[layouts.length];
+        for (int i = 0; i < layouts.length; i++) {
+            directB[i] = Axes.isUsable(layouts[i]);
             outBytes[i] = rows * columns[i] * type.itemSize();
             products[i] =
                     compute.product(
                             type,
                             MatrixLayout.contiguous(rowsAtOnce, columns[i]),
                             MatrixLayout.contiguous(rowsAtOnce, inner),
-                            directB[i] ? b : MatrixLayout.contiguous(inner, columns[i]));
+                            directB[i] ? layouts[i] : MatrixLayout.contiguous(inner, columns[i]));
         }
     }
 
@@ -140,7 +176,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
     record Issued(GatheredMatmul result, Work work) {}
 
     Issued run(NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
-        UsageCounter.count(reason);
+        UsageCounter.count(reason, persistent != null);
         return reason == null
                 ? pipelined(aShard, bs, infos)
                 : new Issued(NoGradient.get(() -> plain(aShard, bs)), null);
@@ -149,16 +185,16 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private Issued pipelined(NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
         NDManager manager = aShard.getManager();
         OperationScope scope = new OperationScope(gpu);
-        List<NDArray> made = new ArrayList<>(1 + products.length);
+        List<NDArray> made = new ArrayList<>(1 + outShapes.length);
         boolean done = false;
         try {
             NDArray shard = direct ? aShard : front(scope, aShard);
             long shardAddress = direct ? infos[0].address() : Torch.dataPointer(shard);
-            NDArray[] used = new NDArray[2 + 2 * products.length];
-            long[] right = new long[products.length];
-            long[] outs = new long[products.length];
-            for (int i = 0; i < products.length; i++) {
-                NDArray b = directB[i] ? bs.get(i) : scope.contiguous(bs.get(i), type);
+            NDArray[] used = new NDArray[2 + 2 * outShapes.length];
+            long[] right = new long[outShapes.length];
+            long[] outs = new long[outShapes.length];
+            for (int i = 0; i < outShapes.length; i++) {
+                NDArray b = directB[i] ? bs.get(i) : scope.copy(bs.get(i), type);
                 right[i] = directB[i] ? infos[1 + i].address() : Torch.dataPointer(b);
                 NDArray out = Torch.empty(manager, outShapes[i], type);
                 made.add(out);
@@ -179,6 +215,11 @@ final class AllGatherMatmulPlan implements FusedPlan {
                             TYPE,
                             agreed,
                             operation -> {
+                                if (persistent != null) {
+                                    persistent.run(
+                                            operation, shardAddress, right, outs, whole, used);
+                                    return;
+                                }
                                 compute.begin();
                                 if (small) {
                                     schedule.gatherThenConsume(
@@ -214,8 +255,8 @@ final class AllGatherMatmulPlan implements FusedPlan {
                             });
             done = true;
             scope.closeAfter(work);
-            List<NDArray> outputs = new ArrayList<>(products.length);
-            for (int i = 0; i < products.length; i++) {
+            List<NDArray> outputs = new ArrayList<>(outShapes.length);
+            for (int i = 0; i < outShapes.length; i++) {
                 outputs.add(Axes.restore(made.get(i), gatherDim));
             }
             return new Issued(
@@ -241,8 +282,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private NDArray front(OperationScope scope, NDArray aShard) {
         NDManager temporary = scope.temporary(aShard);
         NDArray view = Torch.alias(temporary, aShard);
-        return NoGradient.get(
-                () -> Axes.contiguous(temporary, Axes.move(view, gatherDim, 0), type));
+        return NoGradient.get(() -> Axes.copy(temporary, Axes.move(view, gatherDim, 0), type));
     }
 
     private GatheredMatmul plain(NDArray aShard, List<NDArray> bs) {

@@ -43,9 +43,11 @@ final class Axes {
 
     /** Returns an array with the same elements one after the other: itself, or a copy. */
     static NDArray contiguous(NDManager manager, NDArray array, ScalarType type) {
-        if (Torch.isContiguous(array)) {
-            return array;
-        }
+        return Torch.isContiguous(array) ? array : copy(manager, array, type);
+    }
+
+    /** Returns a copy of an array with its elements one after the other. */
+    static NDArray copy(NDManager manager, NDArray array, ScalarType type) {
         NDArray copy = Torch.empty(manager, array.getShape(), type);
         Torch.copy(copy, array);
         return copy;

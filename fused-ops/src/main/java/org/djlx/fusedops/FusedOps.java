@@ -7,7 +7,7 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicIntegerArray;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -55,7 +55,7 @@ public final class FusedOps {
     private static final int GATHER = 1;
     private static final int SCATTER = 2;
 
-    private static final AtomicInteger FORCED = new AtomicInteger();
+    private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(Path.values().length);
 
     private FusedOps() {}
 
@@ -109,7 +109,7 @@ public final class FusedOps {
             infos[1 + i] = checks.operand(bs.size() == 1 ? "B" : "B number " + i, bs.get(i));
             arrays.add(bs.get(i));
         }
-        int option = (isFallbackForced() ? 1 : 0) + (returnGathered ? 2 : 0);
+        int option = forced() * 2 + (returnGathered ? 1 : 0);
         PlanKey key = new PlanKey(GATHER, gatherDim, option, arrays, infos);
         GroupPlans plans = GroupPlans.of(group);
         AllGatherMatmulPlan.Issued issued;
@@ -153,7 +153,7 @@ public final class FusedOps {
         checks.checkNotNull("the group", group);
         TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
         checks.checkSum(op);
-        int option = (isFallbackForced() ? 1 : 0) + (op == ReduceOp.AVG ? 2 : 0);
+        int option = forced() * 2 + (op == ReduceOp.AVG ? 1 : 0);
         PlanKey key = new PlanKey(SCATTER, scatterDim, option, List.of(a, b), infos);
         GroupPlans plans = GroupPlans.of(group);
         MatmulReduceScatterPlan.Issued issued;
@@ -187,8 +187,26 @@ public final class FusedOps {
      * @return the scope, to be closed once
      */
     public static Scope forceFallback() {
-        FORCED.incrementAndGet();
-        return FORCED::decrementAndGet;
+        return force(Path.PLAIN);
+    }
+
+    /** As {@link #forceFallback()}, for a path; for tests. */
+    static Scope force(Path path) {
+        FORCED.incrementAndGet(path.ordinal());
+        return () -> FORCED.decrementAndGet(path.ordinal());
+    }
+
+    static boolean isForced(Path path) {
+        return FORCED.get(path.ordinal()) > 0;
+    }
+
+    /** A number for the paths that are forced. */
+    private static int forced() {
+        int bits = 0;
+        for (Path path : Path.values()) {
+            bits |= isForced(path) ? 1 << path.ordinal() : 0;
+        }
+        return bits;
     }
 
     /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
@@ -214,10 +232,6 @@ public final class FusedOps {
                 closeResult.run();
             }
         }
-    }
-
-    static boolean isFallbackForced() {
-        return FORCED.get() > 0;
     }
 
     /** Something that is in force until it is closed. */

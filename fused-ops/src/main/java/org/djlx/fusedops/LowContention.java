@@ -64,7 +64,7 @@ public final class LowContention {
         FallbackReason reason =
                 fallbackReason(
                         group, () -> offset.isPresent() || fits(group, in.count(), in.type()));
-        UsageCounter.count(reason);
+        UsageCounter.count(reason, false);
         if (reason != null) {
             return group.allGatherIntoTensor(output, input);
         }
@@ -128,7 +128,7 @@ public final class LowContention {
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
         FallbackReason reason = fallbackReason(group, () -> fits(group, out.count(), out.type()));
-        UsageCounter.count(reason);
+        UsageCounter.count(reason, false);
         if (reason != null) {
             return group.reduceScatterTensor(output, input, op);
         }
@@ -169,7 +169,7 @@ public final class LowContention {
     }
 
     private static FallbackReason fallbackReason(ProcessGroup group, BooleanSupplier fits) {
-        if (FusedOps.isFallbackForced()) {
+        if (FusedOps.isForced(Path.PLAIN)) {
             return FallbackReason.FORCED;
         }
         if (!group.isP2pAvailable()) {

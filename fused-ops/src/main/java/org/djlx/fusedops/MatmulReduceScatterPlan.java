@@ -7,12 +7,14 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.Optional;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.PersistentMatmul;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.Schedule;
 import org.djlx.fusedops.internal.Slots;
@@ -55,6 +57,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     private long partBytes;
     private Shape partShape; // of the result, with the scatter dimension in front
     private Shape stagingShape;
+    private PersistentMatmul.Scatter persistent; // null if it is more than one launch
     private Product multiply;
     private Compute.Reduction reduction;
 
@@ -95,7 +98,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     }
 
     private FallbackReason fallbackReason() {
-        if (FusedOps.isFallbackForced()) {
+        if (FusedOps.isForced(Path.PLAIN)) {
             return FallbackReason.FORCED;
         }
         if (!group.isP2pAvailable()) {
@@ -130,6 +133,15 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         partBytes = partRows * partColumns * type.itemSize();
         slots = new Slots(group.p2pBuffers().orElseThrow(), partBytes);
         partShape = Axes.move(part(), columns ? 0 : scatterDim, 0);
+        Optional<PersistentMatmul> oneLaunch =
+                columns || FusedOps.isForced(Path.SCHEDULED)
+                        ? Optional.empty()
+                        : compute.persistent();
+        if (oneLaunch.isPresent()
+                && oneLaunch.get().scatters(slots, type, partRows, partColumns, op)) {
+            preparePersistent(oneLaunch.get(), infos, partRows, left, right);
+            return;
+        }
         small = !columns && Schedule.isSmall(partBytes);
         long rowsAtOnce = small ? rows : partRows;
         stagingShape = new Shape(rowsAtOnce * partColumns);
@@ -143,11 +155,28 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         reduction = compute.reduction(type, partRows * partColumns, worldSize, op == ReduceOp.AVG);
     }
 
+    private void preparePersistent(
+            PersistentMatmul oneLaunch,
+            TensorInfo[] infos,
+            long partRows,
+            MatrixLayout left,
+            MatrixLayout right) {
+        directA &= PersistentMatmul.isUsable(left, infos[0].address());
+        directB &=
+                PersistentMatmul.usable(
+                        new MatrixLayout[] {right}, new long[] {infos[1].address()})[0];
+        long inner = left.columns();
+        MatrixLayout a = directA ? left : PersistentMatmul.layout(left.rows(), inner);
+        MatrixLayout b = directB ? right : MatrixLayout.contiguous(inner, right.columns());
+        boolean average = op == ReduceOp.AVG;
+        persistent = oneLaunch.scatter(slots, type, partRows, a, b, average);
+    }
+
     /** What a call has enqueued or issued, whose result is there when the work has ended. */
     record Issued(NDArray result, Work work) {}
 
     Issued run(NDArray a, NDArray b, TensorInfo[] infos) {
-        UsageCounter.count(reason);
+        UsageCounter.count(reason, persistent != null);
         return reason == null
                 ? pipelined(a, b, infos)
                 : new Issued(NoGradient.get(() -> plain(a, b)), null);
@@ -159,14 +188,14 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         boolean done = false;
         try {
             NDArray left = directA ? a : front(scope, a);
-            NDArray right = directB ? b : scope.contiguous(b, type);
+            NDArray right = directB ? b : scope.copy(b, type);
             long leftAddress = directA ? infos[0].address() : Torch.dataPointer(left);
             long rightAddress = directB ? infos[1].address() : Torch.dataPointer(right);
             result = Torch.empty(a.getManager(), partShape, type);
             long resultAddress = Torch.dataPointer(result);
             long[] staging = new long[2];
             NDArray[] used = {left, right, result, result, result};
-            for (int i = 0; i < (small ? 1 : Math.min(2, worldSize - 1)); i++) {
+            for (int i = 0; i < stagings(); i++) {
                 // A single one is for the first step, which has number 1.
                 int turn = 1 - i;
                 used[3 + i] = scope.add(Torch.empty(a.getManager(), stagingShape, type));
@@ -178,6 +207,15 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                             TYPE,
                             agreed,
                             operation -> {
+                                if (persistent != null) {
+                                    persistent.run(
+                                            operation,
+                                            leftAddress,
+                                            rightAddress,
+                                            resultAddress,
+                                            used);
+                                    return;
+                                }
                                 compute.begin();
                                 Schedule.SlotReducer reducer =
                                         (first, distance) ->
@@ -216,14 +254,27 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         }
     }
 
+    /** How many parts are kept until they have been pushed. */
+    private int stagings() {
+        if (persistent != null) {
+            return 0;
+        }
+        return small ? 1 : Math.min(2, worldSize - 1);
+    }
+
     /** A with the scatter dimension in front, unless it is the last, contiguous. */
     private NDArray front(OperationScope scope, NDArray a) {
         NDManager temporary = scope.temporary(a);
         NDArray view = Torch.alias(temporary, a);
         return NoGradient.get(
-                () ->
-                        Axes.contiguous(
-                                temporary, columns ? view : Axes.move(view, scatterDim, 0), type));
+                () -> {
+                    NDArray moved = columns ? view : Axes.move(view, scatterDim, 0);
+                    if (persistent == null) {
+                        return Axes.copy(temporary, moved, type);
+                    }
+                    NDArray matrix = Axes.matrix(Axes.contiguous(temporary, moved, type));
+                    return PersistentMatmul.copy(temporary, matrix, type);
+                });
     }
 
     private NDArray plain(NDArray a, NDArray b) {

@@ -37,9 +37,9 @@ final class OperationScope {
         return temporary;
     }
 
-    /** A copy of an array whose elements lie one after the other; itself if they do. */
-    NDArray contiguous(NDArray array, ScalarType type) {
-        return NoGradient.get(() -> Axes.contiguous(temporary(array), array, type));
+    /** A copy of an array, whose elements lie one after the other. */
+    NDArray copy(NDArray array, ScalarType type) {
+        return NoGradient.get(() -> Axes.copy(temporary(array), array, type));
     }
 
     /** Closes an array with the operation. */

@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDArray;
 import java.util.Arrays;
 import java.util.List;
 import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.TensorMap;
 
 /** What a plan is made for: an operator and all of its arguments but the arrays' elements. */
 final class PlanKey {
@@ -29,7 +30,7 @@ final class PlanKey {
     PlanKey(int operator, int dimension, int option, List<NDArray> arrays, TensorInfo[] infos) {
         int size = HEADER;
         for (TensorInfo info : infos) {
-            size += 3 + 2 * info.sizes().length;
+            size += 4 + 2 * info.sizes().length;
         }
         words = new long[size];
         words[0] = operator;
@@ -42,10 +43,11 @@ final class PlanKey {
             long[] sizes = infos[i].sizes();
             words[next] = device.isGpu() ? device.getDeviceId() : -1;
             words[next + 1] = infos[i].type().ordinal();
-            words[next + 2] = sizes.length;
-            System.arraycopy(sizes, 0, words, next + 3, sizes.length);
-            System.arraycopy(infos[i].strides(), 0, words, next + 3 + sizes.length, sizes.length);
-            next += 3 + 2 * sizes.length;
+            words[next + 2] = infos[i].address() % TensorMap.ALIGNMENT;
+            words[next + 3] = sizes.length;
+            System.arraycopy(sizes, 0, words, next + 4, sizes.length);
+            System.arraycopy(infos[i].strides(), 0, words, next + 4 + sizes.length, sizes.length);
+            next += 4 + 2 * sizes.length;
         }
     }
 

@@ -20,6 +20,7 @@ public final class UsageCounter implements AutoCloseable {
     private static final List<UsageCounter> OPEN = new CopyOnWriteArrayList<>();
 
     private final AtomicLong pipelined = new AtomicLong();
+    private final AtomicLong oneLaunches = new AtomicLong();
     private final Map<FallbackReason, AtomicLong> fallbacks = new EnumMap<>(FallbackReason.class);
 
     UsageCounter() {
@@ -30,10 +31,23 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /** Counts a call; the reason is null if it is pipelined. */
-    static void count(FallbackReason reason) {
+    static void count(FallbackReason reason, boolean oneLaunch) {
         for (UsageCounter counter : OPEN) {
             (reason == null ? counter.pipelined : counter.fallbacks.get(reason)).incrementAndGet();
+            if (oneLaunch) {
+                counter.oneLaunches.incrementAndGet();
+            }
         }
+    }
+
+    /**
+     * Returns the number of pipelined calls that were a single launch of a kernel, which pushes,
+     * waits and multiplies.
+     *
+     * @return the number
+     */
+    public long oneLaunches() {
+        return oneLaunches.get();
     }
 
     /**

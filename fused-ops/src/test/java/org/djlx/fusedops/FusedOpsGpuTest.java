@@ -7,7 +7,9 @@ package org.djlx.fusedops;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -15,9 +17,12 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.BrokenBarrierException;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
-import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -95,6 +100,163 @@ class FusedOpsGpuTest {
                                     c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
                                     c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
                                 }));
+    }
+
+    @SuppressWarnings("try") // the scope is not named in the body
+    private void forced(Path path, Runnable body) {
+        try (FusedOps.Scope scope = FusedOps.force(path)) {
+            body.run();
+        }
+    }
+
+    /** Where the GPUs have no such kernel, as before the Hopper architecture, nothing is tested. */
+    private void expectOneLaunches(long bufferSize, long calls, Consumer<ProcessGroup> body) {
+        try (CudaDevice device = CudaDevice.open(Device.gpu(0))) {
+            assumeTrue(device.architecture().equals("sm_90a"), "the GPU is not a Hopper");
+        }
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            run(bufferSize, body);
+            assertEquals(calls * worldSize, usage.oneLaunches());
+        }
+    }
+
+    private static final List<ScalarType> HALVES = List.of(ScalarType.FLOAT16, ScalarType.BFLOAT16);
+
+    /** Tiles that are full and not, one and many, Bs by rows and by columns, all ranks of A. */
+    @Test
+    void allGatherMatmulInOneLaunch() {
+        List<FusedCase> grid = new ArrayList<>();
+        for (ScalarType type : HALVES) {
+            grid.add(new FusedCase(type, new Shape(8, 8), List.of(8), 0, false, 1));
+            grid.add(new FusedCase(type, new Shape(1, 16), List.of(8, 72, 8, 264), 0, false, 2));
+            grid.add(new FusedCase(type, new Shape(128, 64), List.of(256), 0, false, 3));
+            grid.add(new FusedCase(type, new Shape(200, 136), List.of(264, 520), 0, false, 4));
+            grid.add(new FusedCase(type, new Shape(2, 3, 16), List.of(24), 0, false, 5));
+            grid.add(new FusedCase(type, new Shape(2, 150, 72), List.of(40), 1, false, 6));
+            grid.add(new FusedCase(type, new Shape(33, 64), List.of(32, 40), -2, true, 7));
+            grid.add(new FusedCase(type, new Shape(700, 1032), List.of(1032), 0, false, 8));
+        }
+        expectOneLaunches(
+                64 << 20, 3L * grid.size(), g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 3)));
+    }
+
+    /** As above; also As of widths that must be padded, and of none. */
+    @Test
+    void matmulReduceScatterInOneLaunch() {
+        int w = worldSize;
+        List<FusedCase> grid = new ArrayList<>();
+        for (ScalarType type : HALVES) {
+            grid.add(new FusedCase(type, new Shape(w, 8), List.of(8), 0, false, 1));
+            grid.add(new FusedCase(type, new Shape(5 * w, 7), List.of(16), 0, false, 2));
+            grid.add(new FusedCase(type, new Shape(w, 0), List.of(8), 0, false, 3));
+            grid.add(new FusedCase(type, new Shape(128L * w, 64), List.of(256), 0, false, 4));
+            grid.add(new FusedCase(type, new Shape(200L * w, 136), List.of(520), 0, false, 5));
+            grid.add(new FusedCase(type, new Shape(2, 150L * w, 72), List.of(40), 1, false, 6));
+            grid.add(new FusedCase(type, new Shape(33L * w, 65), List.of(32), 0, true, 7));
+            grid.add(new FusedCase(type, new Shape(700L * w, 1032), List.of(1032), 0, false, 8));
+        }
+        boolean averages = Integer.bitCount(w) == 1;
+        expectOneLaunches(
+                64 << 20,
+                (averages ? 4L : 2L) * grid.size(),
+                group ->
+                        grid.forEach(
+                                c -> {
+                                    c.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
+                                    c.checkMatmulReduceScatter(group, ReduceOp.AVG, 2);
+                                }));
+    }
+
+    @Test
+    void randomCasesInOneLaunch() {
+        Random random = new Random(11);
+        List<Consumer<ProcessGroup>> checks = new ArrayList<>();
+        for (int i = 0; i < 100; i++) {
+            ScalarType type = HALVES.get(random.nextInt(2));
+            boolean strided = random.nextInt(4) == 0;
+            long inner = 8L * (1 + random.nextInt(100));
+            int rows = 1 + random.nextInt(random.nextBoolean() ? 20 : 600);
+            List<Integer> columns =
+                    random.ints(1 + random.nextInt(2), 1, 100).map(n -> 8 * n).boxed().toList();
+            FusedCase gather = new FusedCase(type, new Shape(rows, inner), columns, 0, strided, i);
+            FusedCase scatter =
+                    new FusedCase(
+                            type,
+                            new Shape((long) rows * worldSize, inner - random.nextInt(3)),
+                            columns,
+                            0,
+                            strided,
+                            i);
+            checks.add(group -> gather.checkAllGatherMatmul(group, 2));
+            checks.add(group -> scatter.checkMatmulReduceScatter(group, ReduceOp.SUM, 2));
+        }
+        expectOneLaunches(
+                64 << 20, 2L * checks.size(), group -> checks.forEach(c -> c.accept(group)));
+    }
+
+    /** Without the kernel, as on GPUs that have none. */
+    @Test
+    void scheduled() {
+        List<FusedCase> gathers = FusedOpsTest.gatherGrid();
+        List<FusedCase> scatters = FusedOpsTest.scatterGrid(worldSize);
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            forced(
+                    Path.SCHEDULED,
+                    () ->
+                            run(
+                                    64 << 20,
+                                    group -> {
+                                        gathers.forEach(c -> c.checkAllGatherMatmul(group, 2));
+                                        scatters.forEach(
+                                                c ->
+                                                        c.checkMatmulReduceScatter(
+                                                                group, ReduceOp.SUM, 2));
+                                        manyInFlight(group);
+                                    }));
+            assertEquals(
+                    (2L * (gathers.size() + scatters.size()) + 100) * worldSize, usage.pipelined());
+            assertEquals(0, usage.oneLaunches());
+        }
+    }
+
+    /** One way after the other, which use the same buffers: nobody overtakes anybody. */
+    @Test
+    void pathsInTurn() {
+        FusedCase gather =
+                new FusedCase(ScalarType.BFLOAT16, new Shape(256, 512), List.of(384), 0, false, 5);
+        long rows = 256L * worldSize;
+        FusedCase scatter =
+                new FusedCase(ScalarType.BFLOAT16, new Shape(rows, 512), List.of(384), 0, false, 6);
+        CyclicBarrier turn = new CyclicBarrier(worldSize);
+        Consumer<ProcessGroup> both =
+                group -> {
+                    gather.checkAllGatherMatmul(group, 2);
+                    scatter.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
+                };
+        run(
+                64 << 20,
+                group -> {
+                    for (int i = 0; i < 10; i++) {
+                        both.accept(group);
+                        await(turn); // What is in force counts for all ranks.
+                        forced(
+                                Path.SCHEDULED,
+                                () -> {
+                                    await(turn);
+                                    both.accept(group);
+                                    await(turn);
+                                });
+                        await(turn);
+                    }
+                });
+    }
+
+    private static void await(CyclicBarrier barrier) {
+        try {
+            barrier.await(60, TimeUnit.SECONDS);
+        } catch (InterruptedException | BrokenBarrierException | TimeoutException e) {
+            throw new IllegalStateException(e);
+        }
     }
 
     /** The grid once more, each rank in a process. */
@@ -324,6 +486,10 @@ class FusedOpsGpuTest {
     /** Sizes at which pushes and matmuls overlap for real, one operator right after the other. */
     @Test
     void manyInFlight() {
+        expect(64 << 20, 100, 0, this::manyInFlight);
+    }
+
+    private void manyInFlight(ProcessGroup group) {
         FusedCase gather =
                 new FusedCase(ScalarType.BFLOAT16, new Shape(256, 512), List.of(384), 0, false, 5);
         FusedCase scatter =
@@ -334,18 +500,10 @@ class FusedOpsGpuTest {
                         0,
                         false,
                         6);
-        expect(
-                64 << 20,
-                100,
-                0,
-                group ->
-                        IntStream.range(0, 10)
-                                .forEach(
-                                        i -> {
-                                            gather.checkAllGatherMatmul(group, 5);
-                                            scatter.checkMatmulReduceScatter(
-                                                    group, ReduceOp.SUM, 5);
-                                        }));
+        for (int i = 0; i < 10; i++) {
+            gather.checkAllGatherMatmul(group, 5);
+            scatter.checkMatmulReduceScatter(group, ReduceOp.SUM, 5);
+        }
     }
 
     /** Operators in turn on two streams, of which neither is waited for. With B of ones. */

@@ -52,6 +52,7 @@ public final class Compute implements AutoCloseable {
         private final CurrentStreams streams;
         private final CublasLt cublas; // null if it is not here
         private final RankOrderReducer reducer;
+        private final PersistentMatmul persistent; // null if this GPU has none
         private CudaStream stream; // the current one, of the operation under way
 
         Gpu(Device device) {
@@ -63,6 +64,8 @@ public final class Compute implements AutoCloseable {
                 logger.warn("fused operators multiply by libtorch, which takes longer", cause);
             }
             cublas = cause == null ? CublasLt.create(cuda) : null;
+            persistent =
+                    PersistentMatmul.isSupported(cuda) ? new PersistentMatmul(cuda, streams) : null;
         }
 
         @Override
@@ -70,10 +73,22 @@ public final class Compute implements AutoCloseable {
             if (cublas != null) {
                 cublas.close();
             }
+            if (persistent != null) {
+                persistent.close();
+            }
             reducer.close();
             streams.close();
             cuda.close();
         }
+    }
+
+    /**
+     * Returns what runs an operator as one launch.
+     *
+     * @return the kernels; empty if this device has none
+     */
+    public Optional<PersistentMatmul> persistent() {
+        return Optional.ofNullable(gpu == null ? null : gpu.persistent);
     }
 
     /** To be called when an operation begins: looks which stream is current. */

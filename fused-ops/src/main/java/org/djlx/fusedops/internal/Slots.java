@@ -20,6 +20,7 @@ public final class Slots {
     /** Vector and matrix instructions like aligned rows, and a cache line has one writer. */
     static final long ALIGNMENT = 256;
 
+    private final P2pBuffers buffers;
     private final long half;
     private final long slot;
 
@@ -30,6 +31,7 @@ public final class Slots {
      * @param byteSize the size of what a rank sends to another
      */
     public Slots(P2pBuffers buffers, long byteSize) {
+        this.buffers = buffers;
         half = halfSize(buffers.bufferSize());
         slot = align(byteSize);
     }
@@ -54,6 +56,15 @@ public final class Slots {
     public static boolean fit(P2pBuffers buffers, int worldSize, long count, ScalarType type) {
         long byteSize = Math.multiplyExact(count, type.itemSize());
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;
+    }
+
+    /**
+     * Returns the buffers.
+     *
+     * @return what is divided
+     */
+    public P2pBuffers buffers() {
+        return buffers;
     }
 
     /** Where on any rank the slot is into which a rank writes. */

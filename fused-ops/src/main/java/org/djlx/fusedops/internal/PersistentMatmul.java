@@ -1,0 +1,701 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Optional;
+import org.djlx.collectives.KernelSignals;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.P2pStream;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaKernel;
+import org.djlx.nativeops.CudaModule;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.KernelArguments;
+import org.djlx.nativeops.KernelCache;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.KernelStruct;
+import org.djlx.nativeops.LaunchSize;
+import org.djlx.nativeops.MatrixLayout;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorMap;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Fused operators of which each is a single launch: the persistent matmul of {@code
+ * fused_matmul.cu}, on GPUs of the Hopper architecture, in float16 and bfloat16.
+ *
+ * <p>What decides whether one is used, and how, is the same on all ranks: shapes, types, and what
+ * the {@linkplain KernelSignals ranks have}. How a rank's B lies in memory, in rows or in columns,
+ * may differ. For one thread at a time, in the order of the group's operations.
+ */
+public final class PersistentMatmul implements AutoCloseable {
+
+    /** How many Bs an all-gather + matmul can have. */
+    public static final int MAX_RIGHTS = 4;
+
+    private static final String ARCHITECTURE = "sm_90a";
+    private static final int MAX_RANKS = 8;
+    private static final int THREADS = 384;
+    private static final int TILE_ROWS = 128;
+    private static final int BOX = 64; // elements of a row of a box: 128 bytes
+    private static final int HALF = TILE_ROWS / 2;
+
+    private static final int MAX_TILES = 1 << 24; // beyond, a schedule does as well
+    private static final int UNIT = 8; // elements in 16 bytes, of which rows have whole ones
+
+    // Shapes of tiles: their columns, and stages of loads in shared memory.
+    private static final int[] TILE_COLUMNS = {256, 128, 64};
+    private static final int[] STAGES = {3, 4, 6};
+
+    // A model of an H200, in microseconds: what a tile takes for each 64 columns of A, and besides;
+    // and how many bytes a block, and all blocks, push in one.
+    private static final double[] STEP_TIMES = {0.72, 0.40, 0.27};
+    private static final double TILE_TIME = 3;
+    private static final double BLOCK_RATE = 45e3;
+    private static final double LINK_RATE = 340e3;
+
+    private static final long PIECE = 32768; // bytes that a block pushes at once
+    private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
+    private static final long USUAL_INNER = 4096; // where ranks may differ in it
+
+    // struct Launch of fused_matmul.cu
+    private static final int LEFT = 0;
+    private static final int ARRIVED = TensorMap.BYTES;
+    private static final int RIGHT = 2 * TensorMap.BYTES;
+    private static final int OUT = RIGHT + MAX_RIGHTS * TensorMap.BYTES;
+    private static final int COLUMNS = OUT + MAX_RANKS * TensorMap.BYTES;
+    private static final int RIGHTS = COLUMNS + MAX_RIGHTS * Long.BYTES;
+    private static final int ROWS = RIGHTS + Long.BYTES;
+    private static final int INNER = ROWS + Long.BYTES;
+    private static final int RANK = INNER + Long.BYTES;
+    private static final int RANKS = RANK + Long.BYTES;
+    private static final int EPOCH = RANKS + Long.BYTES;
+    private static final int FACTOR = EPOCH + Long.BYTES;
+    private static final int LAG = FACTOR + Long.BYTES;
+    private static final int CHUNKS = LAG + Long.BYTES;
+    private static final int PUSHING = CHUNKS + Long.BYTES;
+    private static final int STATUS = PUSHING + Long.BYTES;
+    private static final int TIMEOUT = STATUS + Long.BYTES;
+    private static final int COUNTERS = TIMEOUT + Long.BYTES;
+    private static final int SIGNALS = COUNTERS + Long.BYTES;
+    private static final int CHUNK_DISTANCE = SIGNALS + MAX_RANKS * Long.BYTES;
+    private static final int RANK_DISTANCE = CHUNK_DISTANCE + Long.BYTES;
+    private static final int SHARD = RANK_DISTANCE + Long.BYTES;
+    private static final int SLOT_BYTES = SHARD + Long.BYTES;
+    private static final int SLOTS = SLOT_BYTES + Long.BYTES;
+    private static final int WHOLE = SLOTS + MAX_RANKS * Long.BYTES;
+    private static final int BYTES = (WHOLE + Long.BYTES + 63) / 64 * 64;
+
+    private final CudaDevice device;
+    private final CurrentStreams streams;
+    private final KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+    private final Map<Variant, CudaModule> modules = new HashMap<>();
+    private final KernelArguments arguments = new KernelArguments();
+
+    PersistentMatmul(CudaDevice device, CurrentStreams streams) {
+        this.device = device;
+        this.streams = streams;
+    }
+
+    /** What a kernel is compiled for. */
+    private record Variant(ScalarType type, int tile, boolean transposed, boolean scatter) {
+
+        String[] options() {
+            return new String[] {
+                "-DTYPE=" + (type == ScalarType.FLOAT16 ? "Float16" : "Bfloat16"),
+                "-DTILE_N=" + TILE_COLUMNS[tile],
+                "-DTRANSPOSED=" + (transposed ? 1 : 0),
+                "-DSCATTER=" + (scatter ? 1 : 0)
+            };
+        }
+
+        int sharedBytes() {
+            int stage = (TILE_ROWS + TILE_COLUMNS[tile]) * BOX * Short.BYTES;
+            int ring = 2 * 4 * HALF * BOX * Short.BYTES;
+            return 1024 + STAGES[tile] * stage + ring + 2 * 8192;
+        }
+    }
+
+    /** Tells whether GPUs of this kind have such kernels. */
+    static boolean isSupported(CudaDevice device) {
+        return device.architecture().equals(ARCHITECTURE);
+    }
+
+    /** The sizes of an operator. */
+    private record Sizes(
+            ScalarType type, int ranks, long rows, long[] columns, KernelSignals signals) {
+
+        int blocks() {
+            return signals.blocks();
+        }
+
+        boolean fit() {
+            return (type == ScalarType.FLOAT16 || type == ScalarType.BFLOAT16)
+                    && ranks <= MAX_RANKS
+                    && columns.length <= MAX_RIGHTS
+                    && rows > 0
+                    && rows < Integer.MAX_VALUE / 2
+                    && Arrays.stream(columns)
+                            .allMatch(n -> n > 0 && n % UNIT == 0 && n < Integer.MAX_VALUE / 2)
+                    && ranks * tilesOfPart(TILE_COLUMNS.length - 1) < MAX_TILES;
+        }
+
+        /** Whether there is a flag for each half of the tiles of a part. */
+        boolean hasFlags() {
+            return 2 * tilesOfPart(tile()) <= signals.flagCount();
+        }
+
+        /** The tiles of one rank's rows. */
+        long tilesOfPart(int tile) {
+            long across = 0;
+            for (long n : columns) {
+                across += ceilDiv(n, TILE_COLUMNS[tile]);
+            }
+            return ceilDiv(rows, TILE_ROWS) * across;
+        }
+
+        /** How long a tile takes. */
+        private static double tileTime(int tile, long inner) {
+            return TILE_TIME + ceilDiv(inner, BOX) * STEP_TIMES[tile];
+        }
+
+        /** The shape of tiles that is the fastest where nothing is pushed before. */
+        int tile() {
+            int best = 0;
+            for (int tile = 1; tile < TILE_COLUMNS.length; tile++) {
+                if (time(tile, USUAL_INNER, 0, 0) < time(best, USUAL_INNER, 0, 0)) {
+                    best = tile;
+                }
+            }
+            return best;
+        }
+
+        /** The fastest way to push a shard and to multiply. */
+        Tiling tiling(long inner) {
+            long pushed = (ranks - 1) * rows * inner * type.itemSize();
+            Tiling best = null;
+            for (int tile = 0; tile < TILE_COLUMNS.length; tile++) {
+                for (int pushers : PUSHERS) {
+                    if (pushers > blocks() || pushers > 1 && (pushers - 1) * PIECE >= pushed) {
+                        continue;
+                    }
+                    double time = time(tile, inner, pushers, pushed);
+                    if (best == null || time < best.time) {
+                        best = new Tiling(tile, pushers, time);
+                    }
+                }
+            }
+            return best;
+        }
+
+        /** How long it takes until all tiles have been dealt out and computed. */
+        private double time(int tile, long inner, int pushers, long pushed) {
+            double one = tileTime(tile, inner);
+            double push = pushers == 0 ? 0 : pushed / Math.min(pushers * BLOCK_RATE, LINK_RATE);
+            long tiles = ranks * tilesOfPart(tile);
+            // Blocks that push begin later; no peer's tile can begin before its shard is there.
+            long waves = Math.max(1, tiles / blocks() - (long) (push / one) - 1);
+            while (true) {
+                double[] ends = {waves * one, push + waves * one};
+                for (double end : ends) {
+                    long late = (long) Math.max(0, (end - push) / one + 1e-9);
+                    long early = (long) (end / one + 1e-9);
+                    if ((blocks() - pushers) * early + pushers * late >= tiles
+                            && (ranks == 1 || end + 1e-9 >= push + one)) {
+                        return end;
+                    }
+                }
+                waves++;
+            }
+        }
+    }
+
+    /** How an all-gather + matmul is divided. */
+    private record Tiling(int tile, int pushers, double time) {}
+
+    private static long ceilDiv(long a, long b) {
+        return (a + b - 1) / b;
+    }
+
+    private static boolean isRowMajor(MatrixLayout matrix) {
+        // Two bytes an element.
+        return matrix.isRowMajor()
+                && matrix.rowStride() * Short.BYTES % TensorMap.ALIGNMENT == 0
+                && matrix.rowStride() > 0;
+    }
+
+    /**
+     * Tells which Bs can be loaded as they lie. The others must be given row by row, as copies.
+     *
+     * @param bs the Bs
+     * @param addresses where they are
+     * @return for each whether it can
+     */
+    public static boolean[] usable(MatrixLayout[] bs, long[] addresses) {
+        boolean[] usable = new boolean[bs.length];
+        boolean columnMajor = true;
+        for (int i = 0; i < bs.length; i++) {
+            usable[i] = isUsable(bs[i], addresses[i]);
+            columnMajor &= isUsable(bs[i].transposed(), addresses[i]);
+        }
+        if (columnMajor) {
+            Arrays.fill(usable, true);
+        }
+        return usable;
+    }
+
+    /**
+     * Tells whether a matrix A can be loaded as it lies.
+     *
+     * @param a the matrix
+     * @param address where it is
+     * @return whether it can
+     */
+    public static boolean isUsable(MatrixLayout a, long address) {
+        return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
+    }
+
+    /**
+     * Returns how a copy of A is to lie: row by row, of whole units.
+     *
+     * @param rows its rows
+     * @param inner its columns
+     * @return the layout
+     */
+    public static MatrixLayout layout(long rows, long inner) {
+        return new MatrixLayout(rows, inner, Math.max(1, ceilDiv(inner, UNIT)) * UNIT, 1);
+    }
+
+    /**
+     * Copies A, as {@link #layout} says.
+     *
+     * @param manager the manager of the copy
+     * @param a the matrix
+     * @param type its element type
+     * @return the copy, wider if need be
+     */
+    public static NDArray copy(NDManager manager, NDArray a, ScalarType type) {
+        MatrixLayout layout = layout(a.getShape().get(0), a.getShape().get(1));
+        Shape wide = new Shape(layout.rows(), layout.rowStride());
+        NDArray copy = Torch.empty(manager, wide, type);
+        long address = Torch.dataPointer(copy);
+        Torch.copy(Libtorch.view(manager, a.getDevice(), type, address, layout), a);
+        return copy;
+    }
+
+    private static Optional<Sizes> sizes(Slots slots, ScalarType type, long rows, long... columns) {
+        P2pBuffers buffers = slots.buffers();
+        return buffers.kernelSignals()
+                .map(signals -> new Sizes(type, buffers.worldSize(), rows, columns, signals));
+    }
+
+    /**
+     * Tells whether an all-gather + matmul is one launch.
+     *
+     * @param slots slots of a shard's size
+     * @param type the element type
+     * @param rows of a shard
+     * @param inner the columns of A
+     * @param columns of each B
+     * @return whether it is
+     */
+    public boolean gathers(Slots slots, ScalarType type, long rows, long inner, long[] columns) {
+        return inner > 0
+                && inner % UNIT == 0
+                && inner < Integer.MAX_VALUE / 2
+                && sizes(slots, type, rows, columns).filter(Sizes::fit).isPresent();
+    }
+
+    /**
+     * Tells whether a matmul + reduce-scatter is one launch; the same on all ranks.
+     *
+     * @param slots slots of a part's size
+     * @param type the element type
+     * @param rows of a part
+     * @param columns of B
+     * @param op the reduction
+     * @return whether it is
+     */
+    public boolean scatters(Slots slots, ScalarType type, long rows, long columns, ReduceOp op) {
+        // Other averages than by a power of two would be rounded twice.
+        int ranks = slots.buffers().worldSize();
+        boolean exact = op == ReduceOp.SUM || Integer.bitCount(ranks) == 1;
+        return exact
+                && sizes(slots, type, rows, columns)
+                        .filter(Sizes::hasFlags)
+                        .filter(Sizes::fit)
+                        .isPresent();
+    }
+
+    /**
+     * Prepares an all-gather + matmul, which it {@link #gathers}.
+     *
+     * @param slots slots of a shard's size
+     * @param type the element type
+     * @param rows of a shard
+     * @param inner the columns of A
+     * @param bs how the Bs lie, {@linkplain #usable as they are given}
+     * @return the launch
+     */
+    public Gather gather(Slots slots, ScalarType type, long rows, long inner, MatrixLayout... bs) {
+        long[] columns = Arrays.stream(bs).mapToLong(MatrixLayout::columns).toArray();
+        Sizes sizes = sizes(slots, type, rows, columns).orElseThrow();
+        Tiling tiling = sizes.tiling(inner);
+        Variant variant = new Variant(type, tiling.tile(), !isRowMajor(bs[0]), false);
+        return new Gather(slots, sizes, inner, variant, bs, tiling.pushers());
+    }
+
+    /**
+     * Prepares a matmul + reduce-scatter, which it {@link #scatters}.
+     *
+     * @param slots slots of a part's size
+     * @param type the element type
+     * @param rows of a part
+     * @param a how A lies, {@link #isUsable}; ranks may have As of different widths, even none
+     * @param b how B lies, {@linkplain #usable as it is given}
+     * @param average whether the sum is divided by the number of ranks
+     * @return the launch
+     */
+    public Scatter scatter(
+            Slots slots,
+            ScalarType type,
+            long rows,
+            MatrixLayout a,
+            MatrixLayout b,
+            boolean average) {
+        Sizes sizes = sizes(slots, type, rows, b.columns()).orElseThrow();
+        Variant variant = new Variant(type, sizes.tile(), !isRowMajor(b), true);
+        return new Scatter(slots, sizes, variant, a, b, average ? 1f / sizes.ranks() : 1);
+    }
+
+    private CudaKernel kernel(Variant variant) {
+        CudaModule module =
+                modules.computeIfAbsent(
+                        variant,
+                        key ->
+                                compiler.load(
+                                        device,
+                                        KernelSource.ofResource(
+                                                NativeLibrary.class,
+                                                "fused_matmul/fused_matmul.cu"),
+                                        key.options()));
+        CudaKernel kernel = module.kernel("fused_matmul");
+        kernel.allowSharedMemory(variant.sharedBytes());
+        return kernel;
+    }
+
+    /** An operator of certain shapes on this rank. Its memory is that of the plan's group. */
+    public abstract class Launch {
+
+        private final P2pBuffers buffers;
+        private final Slots slots;
+        private final CudaKernel kernel;
+        private final LaunchSize size;
+        private final Half[] halves = new Half[2];
+        final Sizes sizes;
+        final int rank;
+
+        private Launch(
+                Slots slots,
+                Sizes sizes,
+                long inner,
+                Variant variant,
+                long blocks,
+                long lag,
+                long pushers) {
+            this.buffers = slots.buffers();
+            this.slots = slots;
+            this.sizes = sizes;
+            this.rank = buffers.rank();
+            kernel = kernel(variant);
+            size =
+                    LaunchSize.of((int) Math.min(sizes.blocks(), blocks), THREADS)
+                            .withShared(variant.sharedBytes());
+            for (int half = 0; half < halves.length; half++) {
+                halves[half] = new Half();
+                KernelStruct struct = halves[half].struct;
+                for (int i = 0; i < sizes.columns().length; i++) {
+                    struct.put(COLUMNS + i * Long.BYTES, sizes.columns()[i]);
+                }
+                struct.put(RIGHTS, sizes.columns().length)
+                        .put(ROWS, sizes.rows())
+                        .put(INNER, inner)
+                        .put(RANK, rank)
+                        .put(RANKS, sizes.ranks())
+                        .put(FACTOR, 1f)
+                        .put(LAG, lag)
+                        .put(CHUNKS, 1L)
+                        .put(PUSHING, pushers)
+                        .put(SLOT_BYTES, slots.distance());
+                for (int peer = 0; peer < sizes.ranks(); peer++) {
+                    struct.put(SLOTS + peer * Long.BYTES, slot(half, peer, 0));
+                }
+            }
+        }
+
+        /** What a launch that uses one half of the buffers is told. */
+        final class Half {
+            final KernelStruct struct = new KernelStruct(BYTES);
+            private KernelSignals signals; // those that the struct has
+            TensorMap left;
+            TensorMap[] rights;
+            TensorMap[] outs;
+
+            TensorMap map(int offset, long[] dimensions, long[] strides, int... box) {
+                return new TensorMap(struct, offset, sizes.type(), dimensions, strides, box);
+            }
+
+            private void put(KernelSignals now, boolean flags) {
+                if (signals == now) {
+                    return;
+                }
+                signals = now;
+                long[] words = flags ? now.flags() : now.words();
+                for (int peer = 0; peer < words.length; peer++) {
+                    struct.put(SIGNALS + peer * Long.BYTES, words[peer]);
+                }
+                struct.put(CHUNK_DISTANCE, now.channelDistance())
+                        .put(
+                                RANK_DISTANCE,
+                                flags ? (long) now.flagCount() * Integer.BYTES : now.rankDistance())
+                        .put(STATUS, now.status())
+                        .put(COUNTERS, now.counters());
+            }
+        }
+
+        final Half half(int number) {
+            return halves[number];
+        }
+
+        /** Where on a rank the slot is that another writes into. */
+        final long slot(int half, int on, int source) {
+            return buffers.address(on, slots.offset(half, source));
+        }
+
+        final TensorMap[] rights(Half half, MatrixLayout[] bs, int tile) {
+            TensorMap[] maps = new TensorMap[bs.length];
+            for (int i = 0; i < bs.length; i++) {
+                boolean transposed = !bs[i].isRowMajor();
+                MatrixLayout b = transposed ? bs[i].transposed() : bs[i];
+                long stride = Math.max(b.rowStride(), b.columns()) * sizes.type().itemSize();
+                maps[i] =
+                        half.map(
+                                RIGHT + i * TensorMap.BYTES,
+                                new long[] {Math.max(b.columns(), 1), Math.max(b.rows(), 1)},
+                                new long[] {stride},
+                                BOX,
+                                transposed ? TILE_COLUMNS[tile] : BOX);
+            }
+            return maps;
+        }
+
+        /** Enqueues it on the current stream; within the operation. */
+        final void launch(Operation operation, boolean flags, Arguments placed, NDArray... used) {
+            operation.setAlgorithm("persistent");
+            int epoch = buffers.epoch(operation);
+            Half half = halves[epoch & 1];
+            half.put(buffers.kernelSignals().orElseThrow(), flags);
+            placed.place(half);
+            half.struct.put(EPOCH, epoch).put(TIMEOUT, operation.timeout().toNanos());
+            CudaStream stream = streams.get();
+            try (P2pStream current = buffers.currentStream(operation)) {
+                kernel.launch(stream, size, arguments.clear().add(half.struct));
+                current.keepAlive(used);
+            }
+        }
+    }
+
+    /** Puts the addresses of a call's arrays. */
+    @FunctionalInterface
+    private interface Arguments {
+        void place(Launch.Half half);
+    }
+
+    /** All-gather + matmul. */
+    public final class Gather extends Launch {
+
+        private Gather(
+                Slots slots,
+                Sizes sizes,
+                long inner,
+                Variant variant,
+                MatrixLayout[] bs,
+                long pushers) {
+            super(
+                    slots,
+                    sizes,
+                    inner,
+                    variant,
+                    Math.max(pushers, sizes.ranks() * sizes.tilesOfPart(variant.tile())),
+                    0,
+                    pushers);
+            long rows = sizes.rows();
+            long rowBytes = inner * sizes.type().itemSize();
+            for (int number = 0; number < 2; number++) {
+                Half half = half(number);
+                half.left =
+                        half.map(
+                                LEFT,
+                                new long[] {inner, rows},
+                                new long[] {rowBytes},
+                                BOX,
+                                TILE_ROWS);
+                half.map(
+                                ARRIVED,
+                                new long[] {inner, rows, sizes.ranks()},
+                                new long[] {rowBytes, slots.distance()},
+                                BOX,
+                                TILE_ROWS,
+                                1)
+                        .place(slot(number, rank, 0));
+                half.rights = rights(half, bs, variant.tile());
+                half.outs = new TensorMap[bs.length];
+                for (int i = 0; i < bs.length; i++) {
+                    long outBytes = sizes.columns()[i] * sizes.type().itemSize();
+                    half.outs[i] =
+                            half.map(
+                                    OUT + i * TensorMap.BYTES,
+                                    new long[] {sizes.columns()[i], rows, sizes.ranks()},
+                                    new long[] {outBytes, rows * outBytes},
+                                    BOX,
+                                    HALF,
+                                    1);
+                }
+            }
+        }
+
+        /**
+         * Enqueues the operator on the current stream, within the operation.
+         *
+         * @param operation the operation under way
+         * @param shard the address of this rank's shard, contiguous; like all others a multiple of
+         *     {@link TensorMap#ALIGNMENT}
+         * @param bs the addresses of the Bs
+         * @param outs the addresses of the products
+         * @param whole where the gathered A goes, or 0
+         * @param used all arrays, kept for replays
+         */
+        public void run(
+                Operation operation,
+                long shard,
+                long[] bs,
+                long[] outs,
+                long whole,
+                NDArray... used) {
+            launch(
+                    operation,
+                    false,
+                    half -> {
+                        half.left.place(shard);
+                        half.struct.put(SHARD, shard).put(WHOLE, whole);
+                        for (int i = 0; i < bs.length; i++) {
+                            half.rights[i].place(bs[i]);
+                            half.outs[i].place(outs[i]);
+                        }
+                    },
+                    used);
+        }
+    }
+
+    /** Matmul + reduce-scatter. */
+    public final class Scatter extends Launch {
+
+        private Scatter(
+                Slots slots,
+                Sizes sizes,
+                Variant variant,
+                MatrixLayout a,
+                MatrixLayout b,
+                float factor) {
+            super(
+                    slots,
+                    sizes,
+                    a.columns(),
+                    variant,
+                    sizes.ranks() * sizes.tilesOfPart(variant.tile()),
+                    Math.min(sizes.blocks(), sizes.tilesOfPart(variant.tile())),
+                    0);
+            long rows = sizes.rows();
+            long columns = sizes.columns()[0];
+            long item = sizes.type().itemSize();
+            long inner = a.columns();
+            long rowBytes = Math.max(a.rowStride(), inner) * item;
+            for (int number = 0; number < 2; number++) {
+                Half half = half(number);
+                half.struct.put(FACTOR, factor);
+                half.left =
+                        half.map(
+                                LEFT,
+                                new long[] {Math.max(inner, 1), rows, sizes.ranks()},
+                                new long[] {rowBytes, rows * rowBytes},
+                                BOX,
+                                TILE_ROWS,
+                                1);
+                half.map(
+                                ARRIVED,
+                                new long[] {columns, rows, sizes.ranks()},
+                                new long[] {columns * item, slots.distance()},
+                                BOX,
+                                HALF,
+                                1)
+                        .place(slot(number, rank, 0));
+                half.rights = rights(half, new MatrixLayout[] {b}, variant.tile());
+                half.outs = new TensorMap[sizes.ranks()];
+                for (int peer = 0; peer < sizes.ranks(); peer++) {
+                    half.outs[peer] =
+                            half.map(
+                                    OUT + peer * TensorMap.BYTES,
+                                    new long[] {columns, rows},
+                                    new long[] {columns * item},
+                                    BOX,
+                                    HALF);
+                    if (peer != rank) {
+                        half.outs[peer].place(slot(number, peer, rank));
+                    }
+                }
+            }
+        }
+
+        /**
+         * Enqueues the operator on the current stream, within the operation.
+         *
+         * @param operation the operation under way
+         * @param a the address of A; like all others a multiple of {@link TensorMap#ALIGNMENT}
+         * @param b the address of B
+         * @param result where this rank's part of the sum goes
+         * @param used all arrays, kept for replays
+         */
+        public void run(Operation operation, long a, long b, long result, NDArray... used) {
+            launch(
+                    operation,
+                    true,
+                    half -> {
+                        if (a != 0 && b != 0) { // Otherwise they have no elements.
+                            half.left.place(a);
+                            half.rights[0].place(b);
+                        }
+                        half.outs[rank].place(result);
+                    },
+                    used);
+        }
+    }
+
+    @Override
+    public void close() {
+        modules.values().forEach(CudaModule::close);
+        modules.clear();
+    }
+}
