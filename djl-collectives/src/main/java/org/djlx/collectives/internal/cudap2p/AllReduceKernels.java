@@ -7,6 +7,9 @@ package org.djlx.collectives.internal.cudap2p;
 import java.time.Duration;
 import java.util.EnumMap;
 import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.stream.Collectors;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
 import org.djlx.nativeops.CudaModule;
@@ -92,9 +95,23 @@ final class AllReduceKernels implements AutoCloseable {
         return words;
     }
 
-    /** Tells whether this rank's GPU has kernels for a type. */
-    boolean isSupported(ScalarType type) {
-        return kernels.get(Algorithm.ONE_SHOT).containsKey(type);
+    /** The names of the kernels that there are. */
+    Set<String> names() {
+        return kernels.values().stream()
+                .flatMap(ofType -> ofType.values().stream())
+                .map(CudaKernel::name)
+                .collect(Collectors.toCollection(TreeSet::new));
+    }
+
+    /** Gives up all kernels but these, which the GPUs of all ranks have. */
+    void retain(Set<String> names) {
+        kernels.values()
+                .forEach(ofType -> ofType.values().removeIf(k -> !names.contains(k.name())));
+    }
+
+    /** Tells whether there is a kernel that does so. */
+    boolean isSupported(Algorithm algorithm, ScalarType type) {
+        return kernels.get(algorithm).containsKey(type);
     }
 
     /**

@@ -11,6 +11,7 @@ import java.util.Collections;
 import java.util.List;
 import java.util.Locale;
 import java.util.Optional;
+import java.util.Set;
 import java.util.function.LongConsumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
@@ -116,6 +117,7 @@ final class P2p implements NcclBackend.Companion {
                                 context, "p2p-kernels", () -> parts.loadKernels(device));
             }
             if (problem == null) {
+                parts.agreeOnKernels(context);
                 parts.join(context);
                 problem = RegionHandshake.agree(context, "p2p-hosts", parts::checkHosts);
             }
@@ -162,6 +164,20 @@ final class P2p implements NcclBackend.Companion {
             waits = new WaitStatus(device, region.rank());
             kernels = new AllReduceKernels(region, device, waits, compiler);
             signals = new SignalWaits(device, waits, compiler);
+        }
+
+        /** Leaves out what the GPU of another rank cannot run: NCCL does that on all ranks. */
+        void agreeOnKernels(GroupContext context) {
+            Set<String> own = kernels.names();
+            kernels.retain(RegionHandshake.common(context, "p2p-kernel-names", own));
+            own.removeAll(kernels.names());
+            if (!own.isEmpty()) {
+                logger.info(
+                        "rank {} of group '{}' does without {}, which another GPU cannot run",
+                        context.rank(),
+                        context.name(),
+                        own);
+            }
         }
 
         void join(GroupContext context) {
@@ -233,12 +249,16 @@ final class P2p implements NcclBackend.Companion {
     Algorithm algorithm(TensorInfo tensor, ReduceOp op) {
         boolean sum = op == ReduceOp.SUM || op == ReduceOp.AVG;
         long byteSize = tensor.byteSize();
-        if (!sum
-                || !kernels.isSupported(tensor.type())
-                || byteSize == 0
-                || context.worldSize() == 1) {
+        if (!sum || byteSize == 0 || context.worldSize() == 1) {
             return null;
         }
+        Algorithm algorithm = algorithm(byteSize);
+        return algorithm != null && kernels.isSupported(algorithm, tensor.type())
+                ? algorithm
+                : null;
+    }
+
+    private Algorithm algorithm(long byteSize) {
         switch (topology) {
             case FULLY_CONNECTED_NVLINK:
                 if (byteSize <= options.oneShotBytes()) {

@@ -16,6 +16,8 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
+import java.util.Set;
+import java.util.TreeSet;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.internal.gpu.Disposal;
@@ -72,7 +74,6 @@ final class RegionHandshake {
         long pid;
         int ordinal;
         String bus;
-        String architecture; // which decides on the kernels that there are
         String channel; // where it receives descriptors
         String token; // with which
     }
@@ -159,6 +160,22 @@ final class RegionHandshake {
         return null;
     }
 
+    /**
+     * Finds what all ranks have.
+     *
+     * @param context the group and the rank
+     * @param name names the step
+     * @param own what this rank has: names, without commas
+     * @return what is on every rank. The same answer on all
+     */
+    static Set<String> common(GroupContext context, String name, Set<String> own) {
+        Set<String> common = new TreeSet<>(own);
+        for (byte[] names : context.exchange(name, bytes(String.join(",", own)))) {
+            common.retainAll(Set.of(text(names).split(",")));
+        }
+        return common;
+    }
+
     /** What speaks against P2P in what the ranks said; everybody finds the same. */
     static String describe(List<Card> cards, boolean sharedGpus) {
         for (int rank = 0; rank < cards.size(); rank++) {
@@ -173,11 +190,6 @@ final class RegionHandshake {
                 return String.format(
                         "rank 0 and rank %d have different options: %s; and %s",
                         rank, cards.get(0).options, card.options);
-            }
-            if (!card.architecture.equals(cards.get(0).architecture)) {
-                return String.format(
-                        "rank 0 and rank %d have GPUs of different architectures: %s and %s",
-                        rank, cards.get(0).architecture, card.architecture);
             }
             for (int other = 0; other < rank && !sharedGpus; other++) {
                 if (card.bus.equals(cards.get(other).bus)) {
@@ -219,7 +231,6 @@ final class RegionHandshake {
         card.pid = ProcessHandle.current().pid();
         card.ordinal = device.device().getDeviceId();
         card.bus = device.pciBusId();
-        card.architecture = device.architecture();
         try {
             channel = DescriptorChannel.open();
             card.channel = channel.name();

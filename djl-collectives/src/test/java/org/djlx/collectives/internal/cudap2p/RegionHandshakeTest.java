@@ -8,15 +8,26 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.time.Duration;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.function.Consumer;
+import java.util.function.Function;
 import java.util.stream.IntStream;
+import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
 import org.djlx.nativeops.GpuTopology;
 import org.junit.jupiter.api.Test;
 
 /** What speaks against P2P, from what the ranks say of themselves. */
 class RegionHandshakeTest {
+
+    private static final Duration SECONDS = Duration.ofSeconds(30);
 
     private static List<RegionHandshake.Card> cards() {
         return IntStream.range(0, 3)
@@ -26,7 +37,6 @@ class RegionHandshakeTest {
                             card.options = CudaP2pOptions.builder().build().toString();
                             card.problem = "";
                             card.host = "host";
-                            card.architecture = "sm_90a";
                             card.bus = "0000:0" + rank + ":00.0";
                             return card;
                         })
@@ -61,11 +71,41 @@ class RegionHandshakeTest {
                 "rank 0 and rank 2 are on different hosts", problem(card -> card.host = "other"));
     }
 
+    /** GPUs of different architectures do not have the same kernels. */
     @Test
-    void otherArchitectures() {
-        assertEquals(
-                "rank 0 and rank 2 have GPUs of different architectures: sm_90a and sm_80",
-                problem(card -> card.architecture = "sm_80"));
+    void ranksKeepTheKernelsThatAllHave() {
+        Set<String> all = Set.of("mesh_float32", "mesh_float16", "mesh_bfloat16");
+        Set<String> old = Set.of("mesh_float32", "mesh_float16");
+        assertEquals(List.of(all, all), common(List.of(all, all)));
+        assertEquals(List.of(old, old, old), common(List.of(all, old, all)));
+        assertEquals(List.of(Set.of(), Set.of(), Set.of()), common(List.of(all, Set.of(), old)));
+    }
+
+    private static List<Set<String>> common(List<Set<String>> names) {
+        return onRanks(
+                names.size(),
+                context -> RegionHandshake.common(context, "kernels", names.get(context.rank())));
+    }
+
+    /** Runs code on the threads of some ranks, which meet in a store. */
+    private static <T> List<T> onRanks(int ranks, Function<GroupContext, T> body) {
+        HashStore store = new HashStore();
+        BackendOptions options = CudaP2pOptions.builder().optTimeout(SECONDS).build();
+        ExecutorService threads = Executors.newFixedThreadPool(ranks);
+        try {
+            return IntStream.range(0, ranks)
+                    .mapToObj(rank -> new GroupContext("g", rank, ranks, store, options, null))
+                    .map(
+                            context ->
+                                    CompletableFuture.supplyAsync(
+                                            () -> body.apply(context), threads))
+                    .toList()
+                    .stream()
+                    .map(CompletableFuture::join)
+                    .toList();
+        } finally {
+            threads.shutdownNow();
+        }
     }
 
     @Test
