@@ -235,17 +235,19 @@ class Group {
   int gpu(u64 rank) const { return ranks[rank].gpu; }
 
   void enqueue(u64 rank, const Type& type, Algorithm algorithm, char* address, u64 count, float divisor, u64 timeout) {
+    // A group of one, which only loads the kernel, is its own four and its own relay.
+    u32 four = size() == 1 ? 1 : rank < 4 ? 0x0f : 0xf0;
+    u32 relay = size() == 1 ? 0 : rank ^ 4;
+    u32 linked = algorithm == MESH ? four | 1 << relay : ~0u;
     Launch launch = {};
-    for (u64 peer = 0; peer < size(); peer++) launch.peers.region[peer] = ranks[peer].region;
+    for (u64 peer = 0; peer < size(); peer++)
+      if (linked >> peer & 1) launch.peers.region[peer] = ranks[peer].region;
     launch.status = ranks[rank].status;
     launch.timeout = timeout;
     launch.half_bytes = layout.half;
     launch.slot_bytes = layout.slots[algorithm];
     launch.rank = rank;
     launch.ranks = size();
-    // A group of one, which only loads the kernel, is its own four and its own relay.
-    u32 four = size() == 1 ? 1 : rank < 4 ? 0x0f : 0xf0;
-    u32 relay = size() == 1 ? 0 : rank ^ 4;
     void* arguments[] = {&address, &count, &launch, &divisor, &four, &relay};  // the last two are for the mesh alone
     u64 packs = (count * type.size + 15) / 16;
     u64 work = algorithm == TWO_SHOT ? (packs + size() - 1) / size() : packs;

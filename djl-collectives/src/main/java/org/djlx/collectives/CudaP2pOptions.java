@@ -19,6 +19,13 @@ import org.djlx.nativeops.GpuTopology;
  * run in the order of the calls, also on different streams and whether NCCL runs them or not; on
  * batches, see {@link NcclBatch}.
  *
+ * <p><b>Which GPUs.</b> If the GPUs of every two ranks can access each other's memory, all this is
+ * done between them. GPUs that form a hybrid cube mesh, as in a DGX-1, are asked for that only
+ * where they are linked by NVLink: eight ranks there do all-reduces up to {@link #oneShotBytes}
+ * over these links, and have no P2P buffers, so that operators fall back. Everywhere else NCCL does
+ * all. GPUs may be of different architectures; what one of them has no kernel for, bfloat16 before
+ * sm_80, NCCL does on all ranks. Before sm_70, NCCL does all.
+ *
  * <p><b>Calls that differ.</b> What each rank calls is compared behind the calls, messages and the
  * sizes of an all-to-all excepted. Calls that differ break the group: on every rank, what is under
  * way and what is called later fails with an error that names what each called, and tensors of what
@@ -264,7 +271,8 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Sets how the GPUs are taken to be linked, for tests; NVML tells unless set. In a hybrid
-         * cube mesh, ranks 0 to 3 and 4 to 7 are taken to be the fours.
+         * cube mesh, ranks 0 to 3 and 4 to 7 are taken to be the fours, and rank i to be linked to
+         * rank i + 4; between other ranks there is no P2P then, whatever the GPUs can do.
          *
          * @param kind the topology
          * @return this builder

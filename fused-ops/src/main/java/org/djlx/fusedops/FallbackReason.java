@@ -6,7 +6,10 @@ package org.djlx.fusedops;
 
 /** Why a fused operator took the plain path: the collective, and the matmul before or after it. */
 public enum FallbackReason {
-    /** The group's backend has no P2P buffers, or no means to use them here. */
+    /**
+     * The group's backend has no P2P buffers, or no means to use them here: its GPUs do not all
+     * access each other's memory, for example in a hybrid cube mesh.
+     */
     NO_P2P_BUFFERS,
     /** A is gathered along its last dimension, over which the matmul sums. */
     GATHER_ALONG_LAST_DIMENSION,

@@ -37,8 +37,10 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaGraph;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -481,6 +483,27 @@ class FusedOpsGpuTest {
                     wide.checkMatmulReduceScatter(group, ReduceOp.SUM, 2);
                 });
         expect(0, 0, 1, group -> large.checkAllGatherMatmul(group, 1));
+    }
+
+    @Test
+    void fallbacksInAHybridCubeMesh() {
+        P2pRanks.requireNccl();
+        Assumptions.assumeTrue(worldSize == 8, "a hybrid cube mesh has eight GPUs");
+        FusedCase small =
+                new FusedCase(ScalarType.FLOAT32, new Shape(64, 64), List.of(64), 0, true, 1);
+        CudaP2pOptions mesh =
+                P2pRanks.options().optTopology(GpuTopology.Kind.HYBRID_CUBE_MESH).build();
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            run(
+                    mesh,
+                    group -> {
+                        small.checkAllGatherMatmul(group, 1);
+                        small.checkMatmulReduceScatter(group, ReduceOp.SUM, 1);
+                    });
+            assertEquals(2L * worldSize, usage.fallbacks(FallbackReason.NO_P2P_BUFFERS));
+            assertEquals(2L * worldSize, usage.fallbacks());
+            assertEquals(0, usage.pipelined());
+        }
     }
 
     /** Sizes at which pushes and matmuls overlap for real, one operator right after the other. */

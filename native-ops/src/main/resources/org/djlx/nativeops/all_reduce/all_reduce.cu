@@ -1,7 +1,7 @@
 // All-reduce between the GPUs of a host that can write into each other's memory.
 //
-// Every rank has a region of memory that all can write. It begins with the block below; behind it lie two halves of
-// data, used in turn by one launch after the other:
+// Every rank has a region of memory that all can write, or for the mesh, those that are linked to it. It begins with the
+// block below; behind it lie two halves of data, used in turn by one launch after the other:
 //
 //   one-shot, mesh   slot of rank 0 | slot of rank 1 | …                  a slot holds a whole tensor
 //   two-shot         slot of rank 0 | slot of rank 1 | … | result         a slot holds a part, the result all parts
@@ -13,8 +13,8 @@
 // A half is free when it is written again: its last readers were the kernels of two launches before; a peer's flag of
 // the launch between was raised after that peer's kernel before had ended.
 //
-// All ranks launch with the same count, blocks and threads. Sums are in float32 and in rank order (mesh: the lower
-// four ranks, the upper four, then the two sums), so that all ranks get the same bits.
+// All ranks launch with the same count, blocks and threads. Sums are in float32 and in rank order (mesh: each four ranks,
+// then the two sums), so that all ranks get the same bits.
 //
 // Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
 // the host who was missing and ends; what it has written into the tensor is worthless.
@@ -33,7 +33,7 @@ struct Control {
 };
 
 struct Peers {
-  char* region[MAX_RANKS];  // of each rank, as this GPU addresses it
+  char* region[MAX_RANKS];  // of each rank, as this GPU addresses it; null if it is not linked
 };
 
 struct Launch {
@@ -161,6 +161,8 @@ __device__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& laun
 
 // For eight GPUs that have a link to four neighbours each, as in a hybrid cube mesh: three form a group of four with
 // this one, the fourth, the relay, belongs to the other four. Every rank sums its four and swaps sums with its relay.
+// It reads and writes no other rank's memory. With no elements it is a barrier of all eight: a relay tells this rank of
+// its own sum when its whole four has come.
 // The relay's sum comes in float32, in the slots that the tensors of the other four would have.
 template <typename T>
 __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 four, u32 relay, float divisor) {

@@ -14,6 +14,7 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
 import org.djlx.nativeops.CudaModule;
 import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.KernelArguments;
 import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.KernelSource;
@@ -60,6 +61,9 @@ final class AllReduceKernels implements AutoCloseable {
     private final WaitStatus status;
     private final KernelArguments arguments = new KernelArguments();
     private final long[] launch;
+    private final Algorithm barrier;
+    private final int four; // of the mesh
+    private final int relay;
 
     AllReduceKernels(
             P2pRegion region, CudaDevice device, WaitStatus status, KernelCompiler compiler) {
@@ -80,6 +84,11 @@ final class AllReduceKernels implements AutoCloseable {
             kernels.put(algorithm, ofType);
         }
         launch = launch();
+        P2pLinks links = region.links();
+        boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
+        barrier = mesh ? Algorithm.MESH : Algorithm.ONE_SHOT;
+        four = mesh ? links.four(rank) : 0;
+        relay = mesh ? links.relay(rank) : 0;
     }
 
     /** The kernels' struct Launch. */
@@ -144,7 +153,7 @@ final class AllReduceKernels implements AutoCloseable {
                 };
         arguments.clear().add(address).add(count).addStruct(launch).add(divisor);
         if (algorithm == Algorithm.MESH) {
-            arguments.add(rank < 4 ? 0x0f : 0xf0).add(rank ^ 4);
+            arguments.add(four).add(relay);
         }
         long packs = (count * type.itemSize() + 15) / 16;
         long work = algorithm == Algorithm.TWO_SHOT ? (packs + ranks - 1) / ranks : packs;
@@ -161,7 +170,7 @@ final class AllReduceKernels implements AutoCloseable {
      */
     void barrier(CudaStream stream, Duration timeout) {
         long any = region.address(rank); // Nothing of it is read or written.
-        enqueue(stream, Algorithm.ONE_SHOT, any, 0, ScalarType.FLOAT32, 1, timeout);
+        enqueue(stream, barrier, any, 0, ScalarType.FLOAT32, 1, timeout);
     }
 
     @Override

@@ -8,6 +8,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.Function;
 import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CudaP2pOptions;
@@ -21,10 +22,11 @@ import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.GpuTopology;
 
 /**
- * NCCL, and where the GPUs of all ranks reach each other's memory, a {@link P2p} beside it for
- * small all-reduces and for operators built on P2P buffers.
+ * NCCL, and where the GPUs of all ranks reach each other's memory, or form a hybrid cube mesh, a
+ * {@link P2p} beside it for small all-reduces and for operators built on P2P buffers.
  */
 final class CudaP2pBackend extends Backend {
 
@@ -36,13 +38,17 @@ final class CudaP2pBackend extends Backend {
     private final Optional<P2p> p2p;
     private boolean closed; // guarded by this
 
-    private CudaP2pBackend(GroupContext context, CudaP2pOptions options, NcclBackend nccl) {
+    private CudaP2pBackend(
+            GroupContext context,
+            CudaP2pOptions options,
+            Function<List<String>, GpuTopology> topology,
+            NcclBackend nccl) {
         this.name = context.name();
         this.nccl = nccl;
         this.device = CudaDevice.open(nccl.device());
         boolean done = false;
         try {
-            this.p2p = P2p.create(context, options, device, nccl);
+            this.p2p = P2p.create(context, options, device, topology, nccl);
             done = true;
         } finally {
             if (!done) {
@@ -51,10 +57,20 @@ final class CudaP2pBackend extends Backend {
         }
     }
 
-    static CudaP2pBackend create(GroupContext context, CudaP2pOptions options) {
+    /**
+     * Creates the backend.
+     *
+     * @param context the group and the rank
+     * @param options the options
+     * @param topology how GPUs are linked, by where they are on the PCI bus
+     */
+    static CudaP2pBackend create(
+            GroupContext context,
+            CudaP2pOptions options,
+            Function<List<String>, GpuTopology> topology) {
         NcclBackend nccl = NcclBackend.create(context, options.ncclOptions());
         try {
-            return new CudaP2pBackend(context, options, nccl);
+            return new CudaP2pBackend(context, options, topology, nccl);
         } catch (RuntimeException | LinkageError e) {
             nccl.close();
             throw e;

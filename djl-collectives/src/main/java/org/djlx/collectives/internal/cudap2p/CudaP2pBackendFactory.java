@@ -4,6 +4,8 @@
  */
 package org.djlx.collectives.internal.cudap2p;
 
+import java.util.List;
+import java.util.function.Function;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.BackendFactory;
 import org.djlx.collectives.BackendOptions;
@@ -12,6 +14,7 @@ import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.internal.nccl.NcclBackendFactory;
+import org.djlx.nativeops.GpuTopology;
 
 /**
  * Creates {@code cuda_p2p} backends; takes {@link CudaP2pOptions}, {@link NcclOptions} or plain
@@ -19,8 +22,22 @@ import org.djlx.collectives.internal.nccl.NcclBackendFactory;
  */
 public final class CudaP2pBackendFactory implements BackendFactory {
 
+    private final Function<List<String>, GpuTopology> topology;
+
     /** Constructor for {@link java.util.ServiceLoader}. */
-    public CudaP2pBackendFactory() {}
+    public CudaP2pBackendFactory() {
+        this(GpuTopology::queryBus);
+    }
+
+    /**
+     * For tests, which take links away.
+     *
+     * @param topology how GPUs are linked, by where they are on the PCI bus, in the order of the
+     *     ranks; asked on rank 0, unless the options say
+     */
+    CudaP2pBackendFactory(Function<List<String>, GpuTopology> topology) {
+        this.topology = topology;
+    }
 
     @Override
     public String name() {
@@ -34,7 +51,7 @@ public final class CudaP2pBackendFactory implements BackendFactory {
 
     @Override
     public Backend create(GroupContext context) {
-        return CudaP2pBackend.create(context, options(context.options()));
+        return CudaP2pBackend.create(context, options(context.options()), topology);
     }
 
     private static CudaP2pOptions options(BackendOptions options) {

@@ -12,6 +12,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Optional;
 import java.util.Set;
+import java.util.function.Function;
 import java.util.function.LongConsumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
@@ -41,13 +42,13 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * All that a {@code cuda_p2p} group has besides NCCL: memory that the GPUs of all ranks write into,
- * kernels for all-reduces, and a queue of what is done with them. Either all ranks have it or none.
+ * All that a {@code cuda_p2p} group has besides NCCL: memory that the GPUs of all ranks, or of
+ * those that are linked, write into, kernels for all-reduces, and a queue of what is done with
+ * them. Either all ranks have it or none.
  */
 final class P2p implements NcclBackend.Companion {
 
     private static final Logger logger = LoggerFactory.getLogger(P2p.class);
-    private static final int MESH_RANKS = 8;
 
     private final GroupContext context;
     private final CudaP2pOptions options;
@@ -58,7 +59,6 @@ final class P2p implements NcclBackend.Companion {
     private final AllReduceKernels kernels;
     private final SignalWaits signals;
     private final HostSync hosts;
-    private final GpuTopology.Kind topology;
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
     private Work lastOfNccl; // null if nothing need wait for it; guarded by the group's lock
@@ -69,8 +69,7 @@ final class P2p implements NcclBackend.Companion {
             CudaP2pOptions options,
             CudaDevice device,
             NcclBackend nccl,
-            Parts parts,
-            GpuTopology.Kind topology) {
+            Parts parts) {
         this.context = context;
         this.options = options;
         this.device = device;
@@ -80,7 +79,6 @@ final class P2p implements NcclBackend.Companion {
         this.kernels = parts.kernels;
         this.signals = parts.signals;
         this.hosts = parts.hosts;
-        this.topology = topology;
         CurrentStreams currentStreams = new CurrentStreams(device);
         buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
         queue =
@@ -101,12 +99,17 @@ final class P2p implements NcclBackend.Companion {
      * @param context the group and the rank
      * @param options the options
      * @param device the rank's GPU
+     * @param topology how GPUs are linked, by where they are on the PCI bus
      * @param nccl runs the group's other operations
      * @return what all ranks have then; empty on all, if it cannot be done on one
      */
     static Optional<P2p> create(
-            GroupContext context, CudaP2pOptions options, CudaDevice device, NcclBackend nccl) {
-        RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device);
+            GroupContext context,
+            CudaP2pOptions options,
+            CudaDevice device,
+            Function<List<String>, GpuTopology> topology,
+            NcclBackend nccl) {
+        RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device, topology);
         Parts parts = new Parts(outcome.region());
         String problem = outcome.problem();
         P2p p2p = null;
@@ -123,13 +126,7 @@ final class P2p implements NcclBackend.Companion {
             }
             if (problem == null) {
                 parts.compareGpus(context, device);
-            }
-            if (problem == null) {
-                GpuTopology.Kind topology =
-                        options.topology()
-                                .orElseGet(
-                                        () -> RegionHandshake.topology(context, outcome.buses()));
-                p2p = new P2p(context, options, device, nccl, parts, topology);
+                p2p = new P2p(context, options, device, nccl, parts);
                 nccl.accompany(p2p);
             }
         } finally {
@@ -139,6 +136,10 @@ final class P2p implements NcclBackend.Companion {
         }
         if (problem != null && context.rank() == 0) {
             logger.warn("group '{}' uses NCCL alone, for all ranks: {}", context.name(), problem);
+        } else if (context.rank() == 0 && !outcome.region().links().isComplete()) {
+            logger.info(
+                    "group '{}' has no P2P buffers: not every two of its GPUs are linked",
+                    context.name());
         }
         return Optional.ofNullable(p2p);
     }
@@ -206,7 +207,8 @@ final class P2p implements NcclBackend.Companion {
                             == 1;
             int sharing =
                     gpus.stream().mapToInt(one -> Collections.frequency(gpus, one)).max().orElse(1);
-            kernelBlocks = alike ? processors / sharing : 0;
+            boolean buffers = region.layout().bufferSize() > 0;
+            kernelBlocks = alike && buffers ? processors / sharing : 0;
         }
 
         void checkHosts() {
@@ -239,6 +241,7 @@ final class P2p implements NcclBackend.Companion {
         }
     }
 
+    /** The buffers; empty also where not every pair of ranks is linked. */
     Optional<P2pBuffers> buffers() {
         return buffers.bufferSize() + buffers.heapSize() == 0
                 ? Optional.empty()
@@ -259,16 +262,14 @@ final class P2p implements NcclBackend.Companion {
     }
 
     private Algorithm algorithm(long byteSize) {
-        switch (topology) {
+        switch (region.links().kind()) {
             case FULLY_CONNECTED_NVLINK:
                 if (byteSize <= options.oneShotBytes()) {
                     return Algorithm.ONE_SHOT;
                 }
                 return byteSize <= options.twoShotBytes() ? Algorithm.TWO_SHOT : null;
             case HYBRID_CUBE_MESH:
-                return context.worldSize() == MESH_RANKS && byteSize <= options.oneShotBytes()
-                        ? Algorithm.MESH
-                        : null;
+                return byteSize <= options.oneShotBytes() ? Algorithm.MESH : null;
             default:
                 return null;
         }

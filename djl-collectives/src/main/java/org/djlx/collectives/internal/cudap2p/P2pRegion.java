@@ -4,12 +4,12 @@
  */
 package org.djlx.collectives.internal.cudap2p;
 
-import java.util.List;
+import java.util.Arrays;
 import org.djlx.nativeops.NativeMemory;
 
 /**
- * Memory of each rank's GPU that the GPUs of all ranks address, as this rank does; see {@link
- * RegionLayout} on what is where.
+ * Memory of each rank's GPU that the GPUs of all ranks linked to it address, as this rank does; see
+ * {@link RegionLayout} on what is where.
  *
  * <p>It is memory mapped by virtual memory management, not {@code cudaMalloc}'s: a copy into the
  * latter blocks the host while another thread stands in {@code cudaFree} on that GPU, which may
@@ -18,29 +18,43 @@ import org.djlx.nativeops.NativeMemory;
 final class P2pRegion implements AutoCloseable {
 
     private final RegionLayout layout;
+    private final P2pLinks links;
     private final int rank;
     private final AutoCloseable own;
-    private final List<NativeMemory> memory; // of each rank
-    private final long[] addresses;
+    private final NativeMemory[] memory; // of each rank; null if it is not linked
+    private final long[] addresses; // 0 there
 
     /**
      * Creates it.
      *
      * @param layout how it is divided
+     * @param links which ranks address each other's
      * @param rank this rank
      * @param own what frees this rank's memory
-     * @param memory that of each rank; the others' are closed by {@link #closePeers}
+     * @param memory that of each rank, null where it is not linked; the others' are closed by
+     *     {@link #closePeers}
      */
-    P2pRegion(RegionLayout layout, int rank, AutoCloseable own, List<NativeMemory> memory) {
+    P2pRegion(
+            RegionLayout layout,
+            P2pLinks links,
+            int rank,
+            AutoCloseable own,
+            NativeMemory[] memory) {
         this.layout = layout;
+        this.links = links;
         this.rank = rank;
         this.own = own;
-        this.memory = List.copyOf(memory);
-        this.addresses = memory.stream().mapToLong(NativeMemory::address).toArray();
+        this.memory = memory.clone();
+        this.addresses =
+                Arrays.stream(memory).mapToLong(one -> one == null ? 0 : one.address()).toArray();
     }
 
     RegionLayout layout() {
         return layout;
+    }
+
+    P2pLinks links() {
+        return links;
     }
 
     int rank() {
@@ -51,20 +65,21 @@ final class P2pRegion implements AutoCloseable {
         return addresses.length;
     }
 
-    /** A rank's memory. */
+    /** The memory of a rank, which must be linked to this one. */
     NativeMemory memory(int peer) {
-        return memory.get(peer);
+        return memory[peer];
     }
 
+    /** Where the memory of a rank begins; 0 if it is not linked to this one. */
     long address(int peer) {
         return addresses[peer];
     }
 
     /** Unmaps the memory of the others, which this rank uses no more. */
     void closePeers() {
-        for (int peer = 0; peer < memory.size(); peer++) {
-            if (peer != rank) {
-                memory.get(peer).close();
+        for (int peer = 0; peer < memory.length; peer++) {
+            if (peer != rank && memory[peer] != null) {
+                memory[peer].close();
             }
         }
     }

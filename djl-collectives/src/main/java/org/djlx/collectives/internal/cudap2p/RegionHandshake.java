@@ -18,6 +18,7 @@ import java.util.HexFormat;
 import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.function.Function;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.internal.gpu.Disposal;
@@ -39,8 +40,9 @@ import org.slf4j.LoggerFactory;
  * Makes a {@link P2pRegion} with the other ranks, when a group is created. Step by step the ranks
  * tell each other through the store how it went, so that all have a region or none.
  *
- * <p>Ranks of one process use one mapping, to which the GPUs of all of them are given access; to
- * another process a rank passes a file descriptor of its memory, over a {@link DescriptorChannel}.
+ * <p>Ranks of one process use one mapping, to which the GPUs of those that are linked are given
+ * access; to another process a rank passes a file descriptor of its memory, over a {@link
+ * DescriptorChannel}. Of ranks that are not linked nothing is asked.
  */
 final class RegionHandshake {
 
@@ -52,17 +54,26 @@ final class RegionHandshake {
     private final GroupContext context;
     private final CudaP2pOptions options;
     private final CudaDevice device;
+    private final Function<List<String>, GpuTopology> topology;
     private final int rank;
     private final List<CudaDevice> opened = new ArrayList<>(); // of other ranks of this process
-    private final List<NativeMemory> memory = new ArrayList<>(); // of each rank
+    private NativeMemory[] memory = {}; // of each rank; null where it is not linked
     private List<Card> cards;
+    private P2pLinks links;
+    private int[] linked; // the ranks that this one is linked to, itself among them
+    private RegionLayout layout;
     private DescriptorChannel channel; // null if it could not be opened
     private CudaVirtualMemory own;
 
-    private RegionHandshake(GroupContext context, CudaP2pOptions options, CudaDevice device) {
+    private RegionHandshake(
+            GroupContext context,
+            CudaP2pOptions options,
+            CudaDevice device,
+            Function<List<String>, GpuTopology> topology) {
         this.context = context;
         this.options = options;
         this.device = device;
+        this.topology = topology;
         this.rank = context.rank();
     }
 
@@ -82,35 +93,42 @@ final class RegionHandshake {
      * What came of it, the same on all ranks.
      *
      * @param region the memory; null if there is a problem
-     * @param buses where the ranks' GPUs are
      * @param problem why there is none, or null
      */
-    record Outcome(P2pRegion region, List<String> buses, String problem) {}
+    record Outcome(P2pRegion region, String problem) {}
 
     /**
-     * Maps the memory of all ranks and probes every pair.
+     * Maps the memory of all ranks and probes every pair that is linked.
      *
      * @param context the group and the rank
      * @param options the options, which also tell how the memory is divided
      * @param device the rank's GPU
+     * @param topology how the ranks' GPUs are linked, by where they are on the PCI bus
      */
-    static Outcome run(GroupContext context, CudaP2pOptions options, CudaDevice device) {
+    static Outcome run(
+            GroupContext context,
+            CudaP2pOptions options,
+            CudaDevice device,
+            Function<List<String>, GpuTopology> topology) {
         // All have left the groups before this one, so that the memory of those can be freed.
         context.exchange("p2p-begin", new byte[0]);
         Disposal.run("P2P memory of groups before", RetiredRegions::free);
-        RegionHandshake handshake = new RegionHandshake(context, options, device);
+        RegionHandshake handshake = new RegionHandshake(context, options, device, topology);
         boolean done = false;
         try {
             String problem = handshake.firstProblem();
             if (problem != null) {
-                return new Outcome(null, List.of(), problem);
+                return new Outcome(null, problem);
             }
-            RegionLayout layout = new RegionLayout(options, context.worldSize());
-            List<String> buses = handshake.cards.stream().map(card -> card.bus).toList();
             P2pRegion region =
-                    new P2pRegion(layout, context.rank(), handshake.own, handshake.memory);
+                    new P2pRegion(
+                            handshake.layout,
+                            handshake.links,
+                            context.rank(),
+                            handshake.own,
+                            handshake.memory);
             done = true;
-            return new Outcome(region, buses, null);
+            return new Outcome(region, null);
         } finally {
             handshake.close(done);
         }
@@ -126,6 +144,10 @@ final class RegionHandshake {
                         .toList();
         String problem = describe(cards, options.isSharedGpus());
         if (problem == null) {
+            List<String> buses = cards.stream().map(one -> one.bus).toList();
+            links = links(context, options, buses, topology);
+            linked = links.linkedTo(rank);
+            layout = new RegionLayout(options, links);
             problem = agree(context, "p2p-allocated", this::allocate);
         }
         if (problem == null) {
@@ -247,7 +269,8 @@ final class RegionHandshake {
     }
 
     private void allocate() {
-        for (Card card : cards) {
+        for (int peer : linked) {
+            Card card = cards.get(peer);
             if (isHere(card) && card.ordinal != device.device().getDeviceId()) {
                 CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
                 opened.add(other);
@@ -256,25 +279,24 @@ final class RegionHandshake {
                 }
             }
         }
-        long byteSize = new RegionLayout(options, context.worldSize()).byteSize();
         try {
-            own = CudaVirtualMemory.allocate(device, opened, byteSize);
+            own = CudaVirtualMemory.allocate(device, opened, layout.byteSize());
         } catch (CudaException e) {
             // Maybe groups before this one are still being freed.
             Disposal.await(FREE_PATIENCE);
             Disposal.run("P2P memory", RetiredRegions::free);
-            own = CudaVirtualMemory.allocate(device, opened, byteSize);
+            own = CudaVirtualMemory.allocate(device, opened, layout.byteSize());
         }
         try (CudaStream stream = CudaStream.create(device)) {
-            long cleared = new RegionLayout(options, context.worldSize()).buffer();
-            stream.memsetAsync(own.memory().address(), (byte) 0, cleared);
+            stream.memsetAsync(own.memory().address(), (byte) 0, layout.buffer());
             stream.synchronize();
         }
     }
 
-    /** Gives this rank's memory to the ranks of other processes. */
+    /** Gives this rank's memory to the ranks of other processes that are linked to it. */
     private void send() {
-        for (Card card : cards) {
+        for (int peer : linked) {
+            Card card = cards.get(peer);
             if (isHere(card)) {
                 continue;
             }
@@ -294,13 +316,13 @@ final class RegionHandshake {
         byte[] token = HexFormat.of().parseHex(cards.get(rank).token);
         boolean done = false;
         try {
-            for (int peer = 0; peer < cards.size(); peer++) {
+            for (int peer : linked) {
                 if (peer == rank) {
                     found[peer] = own.memory();
                 } else if (isHere(cards.get(peer))) {
                     found[peer] = openHere(peer, Long.parseLong(text(addresses.get(peer))));
                 } else {
-                    // They come in any order; there is one from each.
+                    // They come in any order; there is one from each that is linked.
                     DescriptorChannel.Received received =
                             channel.receive(token, context.options().timeout())
                                     .orElseThrow(
@@ -313,7 +335,7 @@ final class RegionHandshake {
                     }
                 }
             }
-            memory.addAll(List.of(found));
+            memory = found;
             done = true;
         } finally {
             for (int peer = 0; peer < found.length && !done; peer++) {
@@ -325,7 +347,11 @@ final class RegionHandshake {
     }
 
     private int sender(int tag, NativeMemory[] found) {
-        if (tag < 0 || tag >= found.length || isHere(cards.get(tag)) || found[tag] != null) {
+        if (tag < 0
+                || tag >= found.length
+                || isHere(cards.get(tag))
+                || !links.isLinked(rank, tag)
+                || found[tag] != null) {
             throw new EngineException("memory arrived of a rank " + tag + " that does not send it");
         }
         return tag;
@@ -359,20 +385,18 @@ final class RegionHandshake {
     }
 
     private void writeProbes() {
-        RegionLayout layout = new RegionLayout(options, context.worldSize());
         try (CudaStream stream = CudaStream.create(device)) {
-            for (int peer = 0; peer < memory.size(); peer++) {
+            for (int peer : linked) {
                 stream.writeValue32(
-                        memory.get(peer).address() + layout.probe(rank), pattern(rank, peer));
+                        memory[peer].address() + layout.probe(rank), pattern(rank, peer));
             }
             stream.synchronize();
         }
     }
 
     private void checkProbes() {
-        RegionLayout layout = new RegionLayout(options, context.worldSize());
         try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
-            for (int peer = 0; peer < memory.size(); peer++) {
+            for (int peer : linked) {
                 long probe = layout.probe(peer);
                 NDArray word =
                         Torch.view(manager, own.memory(), probe, new Shape(1), ScalarType.INT32);
@@ -384,18 +408,29 @@ final class RegionHandshake {
         }
     }
 
-    /** How the ranks' GPUs are linked, as rank 0 sees it; asked on all ranks. */
-    static GpuTopology.Kind topology(GroupContext context, List<String> buses) {
-        GpuTopology.Kind kind = GpuTopology.Kind.OTHER;
+    /**
+     * Finds how the ranks are linked, as the options or rank 0 say; asked on all ranks, and the
+     * same answer on all.
+     */
+    static P2pLinks links(
+            GroupContext context,
+            CudaP2pOptions options,
+            List<String> buses,
+            Function<List<String>, GpuTopology> topology) {
+        int ranks = buses.size();
+        if (options.topology().isPresent()) {
+            return P2pLinks.of(options.topology().get(), ranks);
+        }
+        P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
         if (context.rank() == 0) {
             try {
-                kind = GpuTopology.queryBus(buses).kind();
+                links = P2pLinks.of(topology.apply(buses));
             } catch (RuntimeException | LinkageError e) {
                 logger.warn("cannot tell how the GPUs are linked; all-reduce uses NCCL", e);
             }
         }
-        List<byte[]> kinds = context.exchange("p2p-topology", bytes(kind.name()));
-        return GpuTopology.Kind.valueOf(text(kinds.get(0)));
+        List<byte[]> all = context.exchange("p2p-links", bytes(GSON.toJson(links)));
+        return GSON.fromJson(text(all.get(0)), P2pLinks.class);
     }
 
     /** Gives up what a region does not need, and everything if there is none. */
@@ -407,9 +442,9 @@ final class RegionHandshake {
         if (done) {
             return;
         }
-        for (int peer = 0; peer < memory.size(); peer++) {
-            if (peer != rank) {
-                memory.get(peer).close();
+        for (int peer = 0; peer < memory.length; peer++) {
+            if (memory[peer] != null && peer != rank) {
+                memory[peer].close();
             }
         }
         if (own != null) {

@@ -18,6 +18,9 @@ import org.djlx.collectives.KernelSignals;
  *   flags        words for each rank that raises them, and as many for operations in graphs
  *   buffer       the P2P buffer, and the heap
  * </pre>
+ *
+ * <p>There is no buffer and no heap unless every pair of ranks is linked: a rank could not write
+ * into the other ranks' buffers.
  */
 final class RegionLayout {
 
@@ -50,7 +53,8 @@ final class RegionLayout {
     private final long bufferSize;
     private final long heapSize;
 
-    RegionLayout(CudaP2pOptions options, int worldSize) {
+    RegionLayout(CudaP2pOptions options, P2pLinks links) {
+        int worldSize = links.ranks();
         oneShotBytes = align(options.oneShotBytes());
         twoShotSlot = align((options.twoShotBytes() + worldSize - 1) / worldSize + 16);
         // One-shot has a slot for each rank; the mesh one more, and of float32 where elements have
@@ -63,8 +67,8 @@ final class RegionLayout {
         counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row is for probes
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
         buffer = flags + 2 * flagBytes(worldSize);
-        bufferSize = options.bufferSize();
-        heapSize = options.heapSize();
+        bufferSize = links.isComplete() ? options.bufferSize() : 0;
+        heapSize = links.isComplete() ? options.heapSize() : 0;
     }
 
     private static long align(long bytes) {

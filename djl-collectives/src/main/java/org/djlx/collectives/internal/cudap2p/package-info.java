@@ -11,6 +11,7 @@
  *   StreamWork             an operation there
  *   CapturedWork           an operation that went into a graph
  *   the memory
+ *     P2pLinks             between which ranks it is shared
  *     P2pRegion            that of all ranks, as this rank addresses it
  *     RegionLayout         what is where in it
  *     RegionHandshake      how the ranks make it when a group is created

@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
@@ -67,6 +68,66 @@ final class AllReduceCases {
                     TestArrays.values(tensor),
                     () -> type + " " + count + " " + op + " from " + begin);
         }
+    }
+
+    /**
+     * Eight ranks that are linked as in a hybrid cube mesh: each four is summed, then the two sums.
+     * Ranks may share a GPU: no kernel comes to it for the first time once they wait for each other
+     * there, and it has room for the kernels of all.
+     *
+     * @param group the group
+     * @param manager makes arrays on its GPU
+     * @param one the ranks of a four
+     * @param other those of the other
+     * @param ready waits until all ranks that share a process have come so far
+     */
+    static void checkMesh(
+            ProcessGroup group,
+            NDManager manager,
+            List<Integer> one,
+            List<Integer> other,
+            Runnable ready) {
+        assertFalse(group.isP2pAvailable()); // Not every rank can write into each buffer.
+        List<Runnable> checks = new ArrayList<>();
+        long salt = 0;
+        for (ScalarType type : TYPES) {
+            for (long count : new long[] {1, 1003, 32_000}) {
+                ReduceOp op = ++salt % 2 == 0 ? ReduceOp.SUM : ReduceOp.AVG;
+                NDArray sums = sumOf(manager, type, count, one, salt);
+                Torch.addInPlace(sums, sumOf(manager, type, count, other, salt));
+                if (op == ReduceOp.AVG) {
+                    Torch.divInPlace(sums, group.worldSize());
+                }
+                double[] expected = TestArrays.values(Torch.cast(sums, type));
+                NDArray tensor = input(manager, type, count, group.rank(), salt);
+                TestArrays.values(tensor);
+                checks.add(
+                        () -> {
+                            group.allReduce(tensor, op).await(group.timeout());
+                            assertArrayEquals(
+                                    expected,
+                                    TestArrays.values(tensor),
+                                    () -> type + " " + count + " " + op);
+                        });
+            }
+        }
+        ready.run();
+        checks.forEach(Runnable::run);
+        String dump = group.flightRecorder().dump().toJson();
+        assertTrue(dump.contains("\"mesh\""), dump);
+        assertFalse(dump.contains("one_shot"), dump);
+    }
+
+    private static NDArray sumOf(
+            NDManager manager, ScalarType type, long count, List<Integer> ranks, long salt) {
+        NDArray sum = Torch.empty(manager, new Shape(count), ScalarType.FLOAT32);
+        List<NDArray> parts =
+                ranks.stream()
+                        .map(rank -> input(manager, type, count, rank, salt))
+                        .map(part -> Torch.cast(part, ScalarType.FLOAT32))
+                        .toList();
+        Reductions.reduce(sum, parts, ReduceOp.SUM);
+        return sum;
     }
 
     /** One-shot and two-shot, ends of packs, and every alignment. */

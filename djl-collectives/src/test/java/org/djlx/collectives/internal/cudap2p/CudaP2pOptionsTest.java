@@ -15,6 +15,7 @@ import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ShmOptions;
+import org.djlx.nativeops.GpuTopology;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
@@ -48,7 +49,8 @@ class CudaP2pOptionsTest {
                         .optTwoShotBytes(most)
                         .build();
         for (int ranks = 1; ranks <= RegionLayout.MAX_RANKS; ranks++) {
-            RegionLayout layout = new RegionLayout(options, ranks);
+            P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
+            RegionLayout layout = new RegionLayout(options, links);
             long slots =
                     Math.max((ranks + 1) * layout.meshSlot(), 2 * ranks * layout.twoShotSlot());
             assertTrue(ranks * layout.twoShotSlot() >= most);

@@ -7,22 +7,39 @@ package org.djlx.collectives.internal.cudap2p;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDManager;
+import java.util.List;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.nativeops.GpuTopology;
 
-/** One rank of {@link CudaP2pProcessesTest}. */
+/** One rank of {@link CudaP2pProcessesTest} or {@link CudaP2pMeshTest}. */
 public final class CudaP2pRankMain {
 
     private CudaP2pRankMain() {}
 
     public static void main(String[] args) {
+        if (args.length > 0) {
+            mesh();
+            return;
+        }
         CudaP2pOptions options = P2pRanks.options().optBufferSize(1 << 20).build();
         try (ProcessGroup group = ProcessGroups.init("cuda_p2p", options);
                 NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             assertTrue(group.isP2pAvailable());
             AllReduceCases.check(group, manager);
             System.out.println("passed all");
+        }
+    }
+
+    /** One rank of {@link CudaP2pMeshTest}. */
+    private static void mesh() {
+        CudaP2pOptions options =
+                P2pRanks.unlinkedOptions().optTopology(GpuTopology.Kind.HYBRID_CUBE_MESH).build();
+        try (ProcessGroup group = ProcessGroups.init("cuda_p2p", options);
+                NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            AllReduceCases.checkMesh(
+                    group, manager, List.of(0, 1, 2, 3), List.of(4, 5, 6, 7), () -> {});
         }
     }
 }

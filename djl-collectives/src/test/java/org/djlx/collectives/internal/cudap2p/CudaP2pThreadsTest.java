@@ -40,10 +40,8 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaGraph;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
-import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
@@ -586,41 +584,6 @@ class CudaP2pThreadsTest {
                                 assertThrows(IllegalStateException.class, call).getMessage();
                         assertTrue(message.contains("destroyed"), message);
                     }
-                });
-    }
-
-    @Test
-    void hybridCubeMesh() {
-        Assumptions.assumeTrue(worldSize == 8, "a hybrid cube mesh has eight GPUs");
-        run(
-                P2pRanks.options().optTopology(GpuTopology.Kind.HYBRID_CUBE_MESH),
-                (group, manager) -> {
-                    for (ScalarType type : AllReduceCases.TYPES) {
-                        for (long count : new long[] {1, 1000, 65_000}) {
-                            NDArray tensor =
-                                    AllReduceCases.input(manager, type, count, group.rank(), count);
-                            List<NDArray> parts = new ArrayList<>();
-                            for (int rank = 0; rank < 8; rank++) {
-                                parts.add(
-                                        Torch.cast(
-                                                AllReduceCases.input(
-                                                        manager, type, count, rank, count),
-                                                ScalarType.FLOAT32));
-                            }
-                            // The lower four, the upper four, then both, in float32.
-                            NDArray lower =
-                                    Torch.empty(manager, new Shape(count), ScalarType.FLOAT32);
-                            NDArray upper =
-                                    Torch.empty(manager, new Shape(count), ScalarType.FLOAT32);
-                            Reductions.reduce(lower, parts.subList(0, 4), ReduceOp.SUM);
-                            Reductions.reduce(upper, parts.subList(4, 8), ReduceOp.SUM);
-                            NDArray expected = Torch.cast(lower.add(upper), type);
-                            group.allReduce(tensor, ReduceOp.SUM).await();
-                            assertArrayEquals(
-                                    TestArrays.values(expected), TestArrays.values(tensor));
-                        }
-                    }
-                    assertTrue(group.flightRecorder().dump().toJson().contains("mesh"));
                 });
     }
 }

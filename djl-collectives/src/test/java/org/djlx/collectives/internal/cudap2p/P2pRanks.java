@@ -61,6 +61,14 @@ public final class P2pRanks {
         return options(isShared() ? nccl : nccl.optDevices(device));
     }
 
+    /** Options for eight ranks whose links a test tells; they share GPUs if there are not eight. */
+    static CudaP2pOptions.Builder unlinkedOptions() {
+        NcclOptions.Builder nccl = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
+        return CudaP2pOptions.builder()
+                .optNcclOptions(nccl.build())
+                .optSharedGpus(CudaDevice.count() < RegionLayout.MAX_RANKS);
+    }
+
     private static CudaP2pOptions.Builder options(NcclOptions.Builder nccl) {
         CudaP2pOptions.Builder options =
                 CudaP2pOptions.builder()
@@ -81,6 +89,11 @@ public final class P2pRanks {
             body.run();
             return;
         }
+        runOnStream(group, body);
+    }
+
+    /** Runs the code of a rank that is a thread, on a stream of its own. */
+    static void runOnStream(ProcessGroup group, Runnable body) {
         try (CudaDevice device = CudaDevice.open(group.device());
                 CudaStream stream = CudaStream.create(device)) {
             CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
+import java.util.Collections;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
@@ -16,6 +17,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.function.Consumer;
 import java.util.function.Function;
+import java.util.function.IntFunction;
 import java.util.stream.IntStream;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CudaP2pOptions;
@@ -69,6 +71,58 @@ class RegionHandshakeTest {
     void otherHosts() {
         assertEquals(
                 "rank 0 and rank 2 are on different hosts", problem(card -> card.host = "other"));
+    }
+
+    /** What rank 0 sees, whatever the others do. */
+    @Test
+    void linksAreThoseThatRankZeroSees() {
+        List<GpuTopology> seen =
+                List.of(
+                        P2pLinksTest.hybridCubeMesh(7, 6, 5, 4, 3, 2, 1, 0),
+                        P2pLinksTest.hybridCubeMesh(0, 1, 2, 3, 4, 5, 6, 7));
+        List<P2pLinks> links = links(CudaP2pOptions.builder(), rank -> seen.get(Math.min(rank, 1)));
+        assertEquals(Collections.nCopies(8, P2pLinks.of(seen.get(0))), links);
+    }
+
+    @Test
+    void linksThatNobodyKnowsAreAll() {
+        List<P2pLinks> links =
+                links(
+                        CudaP2pOptions.builder(),
+                        rank -> {
+                            throw new UnsatisfiedLinkError("there is no NVML");
+                        });
+        P2pLinks all = P2pLinks.of(GpuTopology.Kind.OTHER, 8);
+        assertEquals(Collections.nCopies(8, all), links);
+    }
+
+    @Test
+    void optionsNameLinks() {
+        GpuTopology.Kind kind = GpuTopology.Kind.HYBRID_CUBE_MESH;
+        List<P2pLinks> links =
+                links(
+                        CudaP2pOptions.builder().optTopology(kind),
+                        rank -> {
+                            throw new AssertionError("nobody is to ask");
+                        });
+        assertEquals(Collections.nCopies(8, P2pLinks.of(kind, 8)), links);
+    }
+
+    /** What eight ranks find, each of which would be told something of its own. */
+    private static List<P2pLinks> links(
+            CudaP2pOptions.Builder options, IntFunction<GpuTopology> topology) {
+        List<String> buses = IntStream.range(0, 8).mapToObj(i -> "0000:0" + i + ":00.0").toList();
+        return onRanks(
+                8,
+                context ->
+                        RegionHandshake.links(
+                                context,
+                                options.build(),
+                                buses,
+                                asked -> {
+                                    assertEquals(buses, asked);
+                                    return topology.apply(context.rank());
+                                }));
     }
 
     /** GPUs of different architectures do not have the same kernels. */

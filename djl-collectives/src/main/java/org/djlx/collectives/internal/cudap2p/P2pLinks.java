@@ -1,0 +1,93 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.nativeops.GpuTopology;
+
+/**
+ * Between which ranks P2P is: every pair, unless the GPUs form a hybrid cube mesh. There a GPU is
+ * linked to four others, and mostly cannot access the rest; only linked pairs map each other's
+ * memory, and nothing else is ever written to.
+ *
+ * @param kind how the GPUs are linked
+ * @param masks for each rank, a bit for each rank that it is linked to; always for itself
+ */
+record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
+
+    private static final int MESH_RANKS = 8;
+
+    /** The links of GPUs, one for each rank. */
+    static P2pLinks of(GpuTopology topology) {
+        if (topology.kind() != GpuTopology.Kind.HYBRID_CUBE_MESH) {
+            return all(topology.kind(), topology.size());
+        }
+        List<Integer> masks =
+                IntStream.range(0, topology.size())
+                        .map(rank -> 1 << rank | mask(IntStream.of(topology.neighbours(rank))))
+                        .boxed()
+                        .toList();
+        return new P2pLinks(topology.kind(), masks);
+    }
+
+    /** The links where only the kind is told. */
+    static P2pLinks of(GpuTopology.Kind kind, int ranks) {
+        if (kind != GpuTopology.Kind.HYBRID_CUBE_MESH) {
+            return all(kind, ranks);
+        }
+        if (ranks != MESH_RANKS) {
+            return all(GpuTopology.Kind.OTHER, ranks);
+        }
+        List<Integer> masks =
+                IntStream.range(0, ranks)
+                        .map(rank -> (rank < 4 ? 0x0f : 0xf0) | 1 << (rank ^ 4))
+                        .boxed()
+                        .toList();
+        return new P2pLinks(kind, masks);
+    }
+
+    private static P2pLinks all(GpuTopology.Kind kind, int ranks) {
+        int all = mask(IntStream.range(0, ranks));
+        return new P2pLinks(kind, IntStream.range(0, ranks).mapToObj(rank -> all).toList());
+    }
+
+    private static int mask(IntStream ranks) {
+        return ranks.map(rank -> 1 << rank).reduce(0, (a, b) -> a | b);
+    }
+
+    int ranks() {
+        return masks.size();
+    }
+
+    boolean isLinked(int one, int other) {
+        return (masks.get(one) >> other & 1) != 0;
+    }
+
+    /** The ranks that a rank is linked to, ascending; it is one of them. */
+    int[] linkedTo(int rank) {
+        return IntStream.range(0, ranks()).filter(peer -> isLinked(rank, peer)).toArray();
+    }
+
+    /** Tells whether every pair is linked. */
+    boolean isComplete() {
+        return masks.stream().allMatch(mask -> Integer.bitCount(mask) == ranks());
+    }
+
+    /** In a hybrid cube mesh, the rank in the other four that a rank is linked to. */
+    int relay(int rank) {
+        int others = masks.get(rank) & ~(1 << rank);
+        // Of those in its own four, each is linked to the other two.
+        return IntStream.of(linkedTo(rank))
+                .filter(peer -> peer != rank && (masks.get(peer) & others) == 1 << peer)
+                .findFirst()
+                .orElseThrow();
+    }
+
+    /** In a hybrid cube mesh, a bit for each rank of the four that a rank is in. */
+    int four(int rank) {
+        return masks.get(rank) & ~(1 << relay(rank));
+    }
+}

@@ -1,0 +1,125 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.BrokenBarrierException;
+import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.function.BiConsumer;
+import org.djlx.collectives.Backends;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankProcesses;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/**
+ * Eight ranks that are linked as the GPUs of a hybrid cube mesh, on as many GPUs as there are. The
+ * links that such a mesh lacks are taken away: a rank has no address for the memory of another
+ * there, and whatever touches it fails.
+ */
+@Tag("gpu")
+@Timeout(300)
+class CudaP2pMeshTest {
+
+    private static final String BACKEND = "cuda_p2p without links";
+
+    @BeforeEach
+    void requireGpus() {
+        P2pRanks.require();
+    }
+
+    /** Runs ranks; with fours of other ranks than 0 to 3 and 4 to 7, and other relays. */
+    private static void run(BiConsumer<ProcessGroup, NDManager> body) {
+        Backends.register(
+                BACKEND,
+                new CudaP2pBackendFactory(
+                        buses -> P2pLinksTest.hybridCubeMesh(5, 0, 7, 2, 4, 1, 6, 3)));
+        List<ProcessGroup> groups =
+                ProcessGroups.local(BACKEND, 8, P2pRanks.unlinkedOptions().build());
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        P2pRanks.runOnStream(
+                                group,
+                                () -> {
+                                    try (NDManager manager =
+                                            NDManager.newBaseManager(group.device(), "PyTorch")) {
+                                        body.accept(group, manager);
+                                    }
+                                });
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void meet(CyclicBarrier barrier) {
+        try {
+            barrier.await(1, TimeUnit.MINUTES);
+        } catch (InterruptedException | BrokenBarrierException | TimeoutException e) {
+            throw new AssertionError(e);
+        }
+    }
+
+    @Test
+    void allReduceBetweenLinkedRanks() {
+        CyclicBarrier ready = new CyclicBarrier(8);
+        run(
+                (group, manager) ->
+                        AllReduceCases.checkMesh(
+                                group,
+                                manager,
+                                List.of(1, 3, 5, 7), // On GPUs 0 to 3.
+                                List.of(0, 2, 4, 6),
+                                () -> meet(ready)));
+    }
+
+    /** Also the barriers around an operation in a graph leave unlinked ranks alone. */
+    @Test
+    void graphs() {
+        OpType type = new OpType("nothing");
+        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
+        run(
+                (group, manager) ->
+                        Replays.check(
+                                group,
+                                new Shape(1000),
+                                input -> {
+                                    group.execute(type, nothing, operation -> {})
+                                            .blockCurrentStream();
+                                    group.allReduce(input, ReduceOp.SUM).blockCurrentStream();
+                                    return Torch.alias(manager, input);
+                                },
+                                (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
+    }
+
+    /** Only linked ranks pass each other descriptors of their memory. */
+    @Test
+    void processes() throws InterruptedException {
+        try (RankProcesses ranks =
+                new RankProcesses(
+                        8,
+                        rank -> Map.of("LOCAL_RANK", "" + rank % CudaDevice.count()),
+                        CudaP2pRankMain.class,
+                        "mesh")) {
+            ranks.awaitSuccess();
+        }
+    }
+}
