@@ -7,9 +7,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
 
-# NVRTC compiles the kernels when they are first used; this finds a broken one on a machine without a GPU.
+# NVRTC compiles the kernels when they are first used; this finds a broken one on a machine without a GPU. The oldest GPUs
+# that run them are of sm_70, which nvcc 13 no longer knows: what runs there is compiled for the oldest that this nvcc knows.
 check_kernels() {
-  local kernel out
+  local kernel out oldest architecture
   local -a kernels
   mapfile -t kernels < <(find "$root/native-ops" -name target -prune -o -name '*.cu' -print | sort)
   if ((${#kernels[@]} == 0)); then
@@ -20,14 +21,17 @@ check_kernels() {
     say "Kernels: ${#kernels[@]} found, not compiled: there is no nvcc"
     return 0
   fi
+  oldest=sm_$(nvcc --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$/\1/p' | awk '$1 >= 70' | sort -n | head -1)
   out=$(mktemp -d)
   for kernel in "${kernels[@]}"; do
-    say "nvcc ${kernel#"$root/"}"
-    nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -cubin \
-      -I "$root/native-ops/src/main/resources/org/djlx/nativeops" -o "$out/kernel.cubin" "$kernel" || {
-      rm -rf "$out"
-      die "${kernel#"$root/"} does not compile"
-    }
+    for architecture in "$oldest" sm_90a; do
+      say "nvcc -arch=$architecture ${kernel#"$root/"}"
+      nvcc -arch="$architecture" -std=c++17 -Werror all-warnings -cubin \
+        -I "$root/native-ops/src/main/resources/org/djlx/nativeops" -o "$out/kernel.cubin" "$kernel" || {
+        rm -rf "$out"
+        die "${kernel#"$root/"} does not compile for $architecture"
+      }
+    done
   done
   say "nvcc ci/sanitize/kernels.cu"
   "$root/ci/sanitize.sh" --compile sm_90a "$out/kernels" || {
@@ -35,7 +39,7 @@ check_kernels() {
     die "ci/sanitize/kernels.cu does not compile"
   }
   rm -rf "$out"
-  say "Kernels: ${#kernels[@]} compiled for sm_90a, and the program that ci/sanitize.sh runs them with"
+  say "Kernels: ${#kernels[@]} compiled for $oldest and sm_90a, and the program that ci/sanitize.sh runs them with"
 }
 
 setup
