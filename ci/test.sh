@@ -9,9 +9,26 @@ source "$root/ci/setup.sh"
 
 # NVRTC compiles the kernels when they are first used; this finds a broken one on a machine without a GPU. The oldest GPUs
 # that run them are of sm_70, which nvcc 13 no longer knows: what runs there is compiled for the oldest that this nvcc knows.
+# What includes hopper.cuh runs on sm_90a only, and is compiled in some of the ways in which it is used.
+hopper_ways=(
+  "-DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=0 -DSCATTER=0"
+  "-DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=1"
+  "-DTILE_N=128 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=0"
+  "-DTILE_N=64 -DTYPE=Float16 -DTRANSPOSED=0 -DSCATTER=1"
+)
+
+# compile_kernel FILE CUBIN OPTION...
+compile_kernel() {
+  local kernel=$1 cubin=$2
+  shift 2
+  say "nvcc $* ${kernel#"$root/"}"
+  nvcc "$@" -std=c++17 -Werror all-warnings -cubin -I "$root/native-ops/src/main/resources/org/djlx/nativeops" \
+    -o "$cubin" "$kernel" || die "${kernel#"$root/"} does not compile with $*"
+}
+
 check_kernels() {
-  local kernel out oldest architecture
-  local -a kernels
+  local kernel oldest way
+  local -a kernels options
   mapfile -t kernels < <(find "$root/native-ops" -name target -prune -o -name '*.cu' -print | sort)
   if ((${#kernels[@]} == 0)); then
     say "Kernels: none found"
@@ -23,22 +40,20 @@ check_kernels() {
   fi
   oldest=sm_$(nvcc --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$/\1/p' | awk '$1 >= 70' | sort -n | head -1)
   out=$(mktemp -d)
+  trap 'rm -rf "$out"' EXIT
   for kernel in "${kernels[@]}"; do
-    for architecture in "$oldest" sm_90a; do
-      say "nvcc -arch=$architecture ${kernel#"$root/"}"
-      nvcc -arch="$architecture" -std=c++17 -Werror all-warnings -cubin \
-        -I "$root/native-ops/src/main/resources/org/djlx/nativeops" -o "$out/kernel.cubin" "$kernel" || {
-        rm -rf "$out"
-        die "${kernel#"$root/"} does not compile for $architecture"
-      }
-    done
+    if grep -q '"hopper.cuh"' "$kernel"; then
+      for way in "${hopper_ways[@]}"; do
+        read -ra options <<<"$way"
+        compile_kernel "$kernel" "$out/kernel.cubin" -arch=sm_90a "${options[@]}"
+      done
+      continue
+    fi
+    compile_kernel "$kernel" "$out/kernel.cubin" -arch="$oldest"
+    compile_kernel "$kernel" "$out/kernel.cubin" -arch=sm_90a
   done
   say "nvcc ci/sanitize/kernels.cu"
-  "$root/ci/sanitize.sh" --compile sm_90a "$out/kernels" || {
-    rm -rf "$out"
-    die "ci/sanitize/kernels.cu does not compile"
-  }
-  rm -rf "$out"
+  "$root/ci/sanitize.sh" --compile sm_90a "$out/kernels" || die "ci/sanitize/kernels.cu does not compile"
   say "Kernels: ${#kernels[@]} compiled for $oldest and sm_90a, and the program that ci/sanitize.sh runs them with"
 }
 
