@@ -51,7 +51,7 @@ const u64 TWO_SHOT_BYTES = 1 << 20;
 
 // What the Java host takes for granted.
 static_assert((sizeof(Control) + 4095) / 4096 * 4096 == 8192, "CONTROL of RegionLayout");
-static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the struct of AllReduceKernels");
+static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 7) * sizeof(u64), "the struct of AllReduceKernels");
 static_assert(offsetof(Status, stop) == 0 && offsetof(Status, missing) == 4, "the words of WaitStatus");
 
 float load_float32(u32 bits) {
@@ -180,17 +180,20 @@ Elements sum(const Type& type, Algorithm algorithm, const std::vector<Elements>&
 
 // How a rank's region is divided; as RegionLayout does, without signals and P2P buffer.
 struct Layout {
-  u64 slots[3];  // the size of a slot for each algorithm
-  u64 half;
+  u64 slots[3];   // the size of a slot for each algorithm
+  u64 begins[3];  // where its halves begin
+  u64 halves[3];  // their size
   u64 size;
 
   explicit Layout(u64 ranks) {
     u64 two_shot = align((TWO_SHOT_BYTES + ranks - 1) / ranks + 16, 4096);
-    slots[ONE_SHOT] = ONE_SHOT_BYTES;
+    slots[ONE_SHOT] = slots[MESH] = 2 * ONE_SHOT_BYTES;
     slots[TWO_SHOT] = two_shot;
-    slots[MESH] = 2 * ONE_SHOT_BYTES;
-    half = std::max((ranks + 1) * slots[MESH], 2 * ranks * two_shot);
-    size = align(sizeof(Control), 4096) + 2 * half;
+    halves[TWO_SHOT] = halves[MESH] = std::max((ranks + 1) * slots[MESH], 2 * ranks * two_shot);
+    halves[ONE_SHOT] = ranks * slots[ONE_SHOT];
+    begins[TWO_SHOT] = begins[MESH] = align(sizeof(Control), 4096);
+    begins[ONE_SHOT] = begins[MESH] + 2 * halves[MESH];
+    size = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
   }
 };
 
@@ -244,16 +247,19 @@ class Group {
       if (linked >> peer & 1) launch.peers.region[peer] = ranks[peer].region;
     launch.status = ranks[rank].status;
     launch.timeout = timeout;
-    launch.half_bytes = layout.half;
+    launch.begin = layout.begins[algorithm];
+    launch.half_bytes = layout.halves[algorithm];
     launch.slot_bytes = layout.slots[algorithm];
     launch.rank = rank;
     launch.ranks = size();
     void* arguments[] = {&address, &count, &launch, &divisor, &four, &relay};  // the last two are for the mesh alone
-    u64 packs = (count * type.size + 15) / 16;
+    u64 pack = algorithm == ONE_SHOT ? 8 : 16;
+    u64 packs = (count * type.size + pack - 1) / pack;
     u64 work = algorithm == TWO_SHOT ? (packs + size() - 1) / size() : packs;
-    u64 blocks = std::clamp<u64>((work + THREADS - 1) / THREADS, 1, max_blocks);
+    int threads = algorithm == ONE_SHOT ? 256 : THREADS;
+    u64 blocks = std::clamp<u64>((work + threads - 1) / threads, 1, max_blocks);
     use(ranks[rank].gpu);
-    check(cudaLaunchKernel(type.all_reduce[algorithm], dim3(blocks), dim3(THREADS), arguments, 0, ranks[rank].stream),
+    check(cudaLaunchKernel(type.all_reduce[algorithm], dim3(blocks), dim3(threads), arguments, 0, ranks[rank].stream),
           ALGORITHMS[algorithm]);
   }
 
@@ -355,7 +361,7 @@ bool row_is_right(const std::vector<int>& gpus, const Type& type) {
 bool meet(const std::vector<int>& gpus) {
   Group group(gpus);
   for (u64 rank = 0; rank < group.size(); rank++) {
-    group.enqueue(rank, TYPES[0], ONE_SHOT, nullptr, 0, 1, PROBE_PATIENCE);
+    group.enqueue(rank, TYPES[0], TWO_SHOT, nullptr, 0, 1, PROBE_PATIENCE);
   }
   return group.finish();
 }

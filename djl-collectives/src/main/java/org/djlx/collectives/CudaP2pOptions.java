@@ -21,10 +21,10 @@ import org.djlx.nativeops.GpuTopology;
  *
  * <p><b>Which GPUs.</b> If the GPUs of every two ranks can access each other's memory, all this is
  * done between them. GPUs that form a hybrid cube mesh, as in a DGX-1, are asked for that only
- * where they are linked by NVLink: eight ranks there do all-reduces up to {@link #oneShotBytes}
- * over these links, and have no P2P buffers, so that operators fall back. Everywhere else NCCL does
- * all. GPUs may be of different architectures; what one of them has no kernel for, bfloat16 before
- * sm_80, NCCL does on all ranks. Before sm_70, NCCL does all.
+ * where they are linked by NVLink: eight ranks there do all-reduces up to {@link
+ * #oneShotBytes(int)} over these links, and have no P2P buffers, so that operators fall back.
+ * Everywhere else NCCL does all. GPUs may be of different architectures; what one of them has no
+ * kernel for, bfloat16 before sm_80, NCCL does on all ranks. Before sm_70, NCCL does all.
  *
  * <p><b>Calls that differ.</b> What each rank calls is compared behind the calls, messages and the
  * sizes of an all-to-all excepted. Calls that differ break the group: on every rank, what is under
@@ -53,12 +53,13 @@ public final class CudaP2pOptions extends BackendOptions {
     /** The size of a rank's P2P buffer unless told otherwise: 256 MiB. */
     public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
 
+    private static final long ONE_SHOT_BYTES = 1 << 20; // that a rank sends to all others together
     private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
 
     private final long bufferSize;
     private final long heapSize;
     private final NcclOptions ncclOptions;
-    private final long oneShotBytes;
+    private final Long oneShotBytes; // null if it depends on the number of ranks
     private final long twoShotBytes;
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
@@ -104,10 +105,11 @@ public final class CudaP2pOptions extends BackendOptions {
     /**
      * Returns up to which size an all-reduce is one-shot, or takes the mesh algorithm.
      *
+     * @param worldSize the number of ranks, at least 1
      * @return the size in bytes
      */
-    public long oneShotBytes() {
-        return oneShotBytes;
+    public long oneShotBytes(int worldSize) {
+        return oneShotBytes == null ? ONE_SHOT_BYTES / Math.max(1, worldSize - 1) : oneShotBytes;
     }
 
     /**
@@ -132,11 +134,11 @@ public final class CudaP2pOptions extends BackendOptions {
     @Override
     public String toString() {
         return String.format(
-                "a buffer of %d bytes, a heap of %d, one-shot up to %d, two-shot up to %d, topology"
+                "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %d, topology"
                         + " %s%s%s",
                 bufferSize,
                 heapSize,
-                oneShotBytes,
+                oneShotBytes == null ? "what suits the ranks" : oneShotBytes,
                 twoShotBytes,
                 topology == null ? "from NVML" : topology,
                 sharedGpus ? ", shared GPUs" : "",
@@ -168,7 +170,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private long heapSize;
         private NcclOptions ncclOptions = NcclOptions.builder().build();
         private Duration timeout; // null: that of NCCL's options
-        private long oneShotBytes = 256 << 10;
+        private Long oneShotBytes;
         private long twoShotBytes = 10 << 20;
         private GpuTopology.Kind topology;
         private boolean sharedGpus;
@@ -225,7 +227,7 @@ public final class CudaP2pOptions extends BackendOptions {
          * Sets up to which size an all-reduce is one-shot, or takes the mesh algorithm where the
          * GPUs form a hybrid cube mesh.
          *
-         * @param bytes the size in bytes; 256 KiB unless set
+         * @param bytes the size in bytes; unless set, 1 MiB divided by the number of other ranks
          * @return this builder
          */
         public Builder optOneShotBytes(long bytes) {

@@ -1,12 +1,13 @@
 // All-reduce between the GPUs of a host that can write into each other's memory.
 //
 // Every rank has a region of memory that all can write, or for the mesh, those that are linked to it. It begins with the
-// block below; behind it lie two halves of data, used in turn by one launch after the other:
+// block below; behind it lie two halves of data, used in turn by one launch after the other, and two more for one-shot:
 //
-//   one-shot, mesh   slot of rank 0 | slot of rank 1 | …                  a slot holds a whole tensor
-//   two-shot         slot of rank 0 | slot of rank 1 | … | result         a slot holds a part, the result all parts
+//   one-shot   slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor, with the epoch beside the data
+//   two-shot   slot of rank 0 | slot of rank 1 | … | result    a slot holds a part, the result all parts
+//   mesh       slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor
 //
-// Data is pushed. A block writes its packs into the slots of the peers, then raises its flag on them; it waits for the
+// Data is pushed. In one-shot, whoever reads it sees by the epoch whether it has arrived. Otherwise a block writes its packs into the slots of the peers, then raises its flag on them; it waits for the
 // flags of the same block on the peers, which have written the same packs, and needs no other block. Flags are epochs,
 // which only grow, and the epoch is counted in memory, so that a launch can be replayed by a graph.
 //
@@ -40,6 +41,7 @@ struct Launch {
   Peers peers;
   Status* status;
   u64 timeout;     // ns
+  u64 begin;       // of the halves, from the beginning of a region
   u64 half_bytes;
   u64 slot_bytes;
   u64 rank;
@@ -50,8 +52,7 @@ __device__ Control* control(const Launch& launch, u32 rank) { return (Control*)l
 
 // This launch's half of a rank's data.
 __device__ char* half_of(const Launch& launch, u32 rank, u32 epoch) {
-  const u64 header = (sizeof(Control) + 4095) / 4096 * 4096;
-  return launch.peers.region[rank] + header + (epoch & 1) * launch.half_bytes;
+  return launch.peers.region[rank] + launch.begin + (epoch & 1) * launch.half_bytes;
 }
 
 __device__ uint4* slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
@@ -82,7 +83,7 @@ __device__ void end_epoch(const Launch& launch, u32 epoch) {
   if (threadIdx.x == 0) {
     Control* own = control(launch, launch.rank);
     __threadfence();
-    if (atomicAdd(&own->ended, 1) == gridDim.x - 1) {
+    if (gridDim.x == 1 || atomicAdd(&own->ended, 1) == gridDim.x - 1) {
       own->ended = 0;
       __threadfence();
       *(volatile u32*)&own->epoch = epoch;
@@ -90,26 +91,96 @@ __device__ void end_epoch(const Launch& launch, u32 epoch) {
   }
 }
 
-// Every rank sends everything to all; all sum.
+// Eight bytes of elements, that a store of 16 bytes sends with the epoch twice: who reads one sees all of it or nothing.
 template <typename T>
-__device__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
-  u32 epoch = begin_epoch(launch);
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
-  u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
-  u64 stride = (u64)gridDim.x * blockDim.x;
-  for (u64 i = first; i < packs; i += stride) {
-    uint4 value = load_pack<T>(tensor, count, i);
-    for (u32 step = 0; step < launch.ranks; step++) {
-      u32 peer = (launch.rank + step) % launch.ranks;
-      slot(launch, peer, epoch, launch.rank)[i] = value;
+union HalfPack {
+  static const int COUNT = 8 / sizeof(typename T::Bits);
+  uint2 all;
+  typename T::Bits elements[COUNT];
+};
+
+__device__ __forceinline__ void put(uint4* to, uint2 data, u32 epoch) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(data.x), "r"(epoch), "r"(data.y), "r"(epoch)
+               : "memory");
+}
+
+__device__ __forceinline__ uint4 get(const uint4* from) {
+  uint4 value;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ bool has(const uint4& value, u32 epoch) { return value.y == epoch && value.w == epoch; }
+
+// Waits until a peer has put its data, and returns it; returns false if it does not come.
+__device__ bool await_data(const Launch& launch, const uint4* from, u32 epoch, u32 peer, uint4& value) {
+  u64 begin = now();
+  for (u32 i = 1; !has(value, epoch); i++) {
+    value = get(from);
+    if (i % 1024 == 0 && (launch.status->stop != 0 || now() - begin > launch.timeout)) {
+      launch.status->missing = 1 + peer;
+      __threadfence_system();
+      return false;
     }
   }
-  if (exchange(launch, 0, (1u << launch.ranks) - 1, epoch)) {
-    for (u64 i = first; i < packs; i += stride) {
-      Sum<T> sum;
-      sum.set(slot(launch, launch.rank, epoch, 0)[i]);
-      for (u32 rank = 1; rank < launch.ranks; rank++) sum.add(slot(launch, launch.rank, epoch, rank)[i]);
-      store_pack<T>(tensor, count, i, sum.result(divisor));
+  return true;
+}
+
+// Every rank sends everything to all, and its epoch with it; all sum. There is no barrier, and nothing to clear: twice the
+// bytes, half the time where they are few. (NCCL's LL protocol and its AllReduce_AGxLL_R send so.)
+template <typename T>
+__device__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
+  typedef HalfPack<T> Half;
+  u32 epoch = begin_epoch(launch);
+  u64 packs = (count + Half::COUNT - 1) / Half::COUNT;
+  bool aligned = ((u64)tensor & 7) == 0;
+  bool good = true;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs && good; i += (u64)gridDim.x * blockDim.x) {
+    u64 begin = i * Half::COUNT;
+    bool whole = aligned && begin + Half::COUNT <= count;
+    Half own;
+    if (whole) {
+      own.all = ((const uint2*)tensor)[i];
+    } else {
+#pragma unroll
+      for (int k = 0; k < Half::COUNT; k++) own.elements[k] = begin + k < count ? tensor[begin + k] : 0;
+    }
+    for (u32 step = 1; step < launch.ranks; step++) {
+      u32 peer = (launch.rank + step) % launch.ranks;
+      put(slot(launch, peer, epoch, launch.rank) + i, own.all, epoch);
+    }
+    uint4 arrived[MAX_RANKS];
+#pragma unroll
+    for (u32 peer = 0; peer < MAX_RANKS; peer++) {
+      if (peer < launch.ranks && peer != launch.rank) arrived[peer] = get(slot(launch, launch.rank, epoch, peer) + i);
+    }
+    float sums[Half::COUNT];
+#pragma unroll
+    for (int k = 0; k < Half::COUNT; k++) sums[k] = -0.0f;  // the sum of nothing: -0 + x is x, with its sign
+#pragma unroll
+    for (u32 peer = 0; peer < MAX_RANKS; peer++) {
+      if (peer >= launch.ranks) break;
+      Half part = own;
+      if (peer != launch.rank) {
+        good = good && await_data(launch, slot(launch, launch.rank, epoch, peer) + i, epoch, peer, arrived[peer]);
+        part.all = make_uint2(arrived[peer].x, arrived[peer].z);
+      }
+#pragma unroll
+      for (int k = 0; k < Half::COUNT; k++) sums[k] += T::load(part.elements[k]);
+    }
+    Half result;
+#pragma unroll
+    for (int k = 0; k < Half::COUNT; k++) result.elements[k] = T::store(sums[k] / divisor);
+    if (whole) {
+      ((uint2*)tensor)[i] = result.all;
+    } else {
+#pragma unroll
+      for (int k = 0; k < Half::COUNT; k++) {
+        if (begin + k < count) tensor[begin + k] = result.elements[k];
+      }
     }
   }
   end_epoch(launch, epoch);
@@ -225,8 +296,8 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
 
 #define ALL_REDUCE(name, T)                                                                           \
   extern "C" __global__ void __launch_bounds__(512)                                                   \
-      one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                     \
-    one_shot<T>(tensor, count, launch, divisor);                                                      \
+      one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
+    one_shot<T>(tensor, count, launch, divisor);                                                   \
   }                                                                                                   \
   extern "C" __global__ void __launch_bounds__(512)                                                   \
       two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                     \
@@ -242,3 +313,10 @@ ALL_REDUCE(float16, Float16)
 #ifdef HAS_BFLOAT16
 ALL_REDUCE(bfloat16, Bfloat16)
 #endif
+
+// What follows on the stream waits for what was before on the streams of all ranks; a launch of one block.
+extern "C" __global__ void barrier(const __grid_constant__ Launch launch) {
+  u32 epoch = begin_epoch(launch);
+  exchange(launch, 0, (1u << launch.ranks) - 1, epoch);
+  end_epoch(launch, epoch);
+}

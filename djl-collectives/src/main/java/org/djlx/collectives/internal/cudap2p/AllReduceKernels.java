@@ -18,6 +18,7 @@ import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.KernelArguments;
 import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.KernelStruct;
 import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
@@ -42,16 +43,24 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     private static final int THREADS = 512;
-    private static final int MAX_BLOCKS = 64;
+    private static final int MAX_BLOCKS = 64; // each has flags
+    private static final int ONE_SHOT_THREADS = 256; // each has eight bytes, and waits for itself
+    private static final int MAX_ONE_SHOT_BLOCKS = 512;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
                     ScalarType.FLOAT16, "float16",
                     ScalarType.BFLOAT16, "bfloat16");
 
-    // Where a launch's own values begin in the struct that all launches share.
-    private static final int TIMEOUT = RegionLayout.MAX_RANKS + 1;
-    private static final int SLOT = RegionLayout.MAX_RANKS + 3;
+    // struct Launch
+    private static final int STATUS = RegionLayout.MAX_RANKS * Long.BYTES;
+    private static final int TIMEOUT = STATUS + Long.BYTES;
+    private static final int BEGIN = TIMEOUT + Long.BYTES;
+    private static final int HALF = BEGIN + Long.BYTES;
+    private static final int SLOT = HALF + Long.BYTES;
+    private static final int RANK = SLOT + Long.BYTES;
+    private static final int RANKS = RANK + Long.BYTES;
+    private static final int BYTES = RANKS + Long.BYTES;
 
     private final P2pRegion region;
     private final int rank;
@@ -60,8 +69,8 @@ final class AllReduceKernels implements AutoCloseable {
             new EnumMap<>(Algorithm.class);
     private final WaitStatus status;
     private final KernelArguments arguments = new KernelArguments();
-    private final long[] launch;
-    private final Algorithm barrier;
+    private final Map<Algorithm, KernelStruct> launches = new EnumMap<>(Algorithm.class);
+    private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
 
@@ -82,26 +91,27 @@ final class AllReduceKernels implements AutoCloseable {
                             module.findKernel(algorithm.kernel + "_" + name)
                                     .ifPresent(kernel -> ofType.put(type, kernel)));
             kernels.put(algorithm, ofType);
+            launches.put(algorithm, launch(algorithm));
         }
-        launch = launch();
         P2pLinks links = region.links();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
-        barrier = mesh ? Algorithm.MESH : Algorithm.ONE_SHOT;
+        barrier = mesh ? null : module.kernel("barrier");
         four = mesh ? links.four(rank) : 0;
         relay = mesh ? links.relay(rank) : 0;
     }
 
-    /** The kernels' struct Launch. */
-    private long[] launch() {
-        long[] words = new long[RegionLayout.MAX_RANKS + 6];
+    private KernelStruct launch(Algorithm algorithm) {
+        RegionLayout layout = region.layout();
+        KernelStruct launch = new KernelStruct(BYTES);
         for (int peer = 0; peer < region.ranks(); peer++) {
-            words[peer] = region.address(peer);
+            launch.put(peer * Long.BYTES, region.address(peer));
         }
-        words[RegionLayout.MAX_RANKS] = status.address();
-        words[TIMEOUT + 1] = region.layout().half();
-        words[SLOT + 1] = rank;
-        words[SLOT + 2] = region.ranks();
-        return words;
+        return launch.put(STATUS, status.address())
+                .put(BEGIN, layout.begin(algorithm))
+                .put(HALF, layout.half(algorithm))
+                .put(SLOT, layout.slot(algorithm))
+                .put(RANK, rank)
+                .put(RANKS, region.ranks());
     }
 
     /** The names of the kernels that there are. */
@@ -129,7 +139,7 @@ final class AllReduceKernels implements AutoCloseable {
      * @param stream where
      * @param algorithm how
      * @param address the tensor, aligned to its elements
-     * @param count its elements; with none, it is a barrier
+     * @param count its elements; none of the mesh is a barrier
      * @param type their type
      * @param divisor what the sum is divided by
      * @param timeout how long the kernel waits for other ranks
@@ -142,23 +152,29 @@ final class AllReduceKernels implements AutoCloseable {
             ScalarType type,
             float divisor,
             Duration timeout) {
-        RegionLayout layout = region.layout();
-        int ranks = region.ranks();
-        launch[TIMEOUT] = timeout.toNanos();
-        launch[SLOT] =
-                switch (algorithm) {
-                    case ONE_SHOT -> layout.oneShotSlot();
-                    case TWO_SHOT -> layout.twoShotSlot();
-                    case MESH -> layout.meshSlot();
-                };
-        arguments.clear().add(address).add(count).addStruct(launch).add(divisor);
+        KernelStruct launch = launches.get(algorithm).put(TIMEOUT, timeout.toNanos());
+        arguments.clear().add(address).add(count).add(launch).add(divisor);
         if (algorithm == Algorithm.MESH) {
             arguments.add(four).add(relay);
         }
-        long packs = (count * type.itemSize() + 15) / 16;
-        long work = algorithm == Algorithm.TWO_SHOT ? (packs + ranks - 1) / ranks : packs;
-        int blocks = (int) Math.max(1, Math.min(MAX_BLOCKS, (work + THREADS - 1) / THREADS));
-        kernels.get(algorithm).get(type).launch(stream, LaunchSize.of(blocks, THREADS), arguments);
+        kernels.get(algorithm)
+                .get(type)
+                .launch(stream, size(algorithm, count * type.itemSize()), arguments);
+    }
+
+    private LaunchSize size(Algorithm algorithm, long byteSize) {
+        if (algorithm == Algorithm.ONE_SHOT) {
+            long blocks = ceilDiv(byteSize, 8 * ONE_SHOT_THREADS);
+            return LaunchSize.of((int) Math.min(MAX_ONE_SHOT_BLOCKS, blocks), ONE_SHOT_THREADS);
+        }
+        long packs = ceilDiv(byteSize, 16);
+        long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;
+        long blocks = Math.max(1, Math.min(MAX_BLOCKS, ceilDiv(work, THREADS)));
+        return LaunchSize.of((int) blocks, THREADS);
+    }
+
+    private static long ceilDiv(long a, long b) {
+        return (a + b - 1) / b;
     }
 
     /**
@@ -169,8 +185,13 @@ final class AllReduceKernels implements AutoCloseable {
      * @param timeout how long it waits for other ranks
      */
     void barrier(CudaStream stream, Duration timeout) {
-        long any = region.address(rank); // Nothing of it is read or written.
-        enqueue(stream, barrier, any, 0, ScalarType.FLOAT32, 1, timeout);
+        if (barrier == null) {
+            long any = region.address(rank); // Nothing of it is read or written.
+            enqueue(stream, Algorithm.MESH, any, 0, ScalarType.FLOAT32, 1, timeout);
+            return;
+        }
+        KernelStruct launch = launches.get(Algorithm.ONE_SHOT).put(TIMEOUT, timeout.toNanos());
+        barrier.launch(stream, LaunchSize.of(1, THREADS), arguments.clear().add(launch));
     }
 
     @Override

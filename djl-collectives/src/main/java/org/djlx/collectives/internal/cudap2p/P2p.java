@@ -264,12 +264,14 @@ final class P2p implements NcclBackend.Companion {
     private Algorithm algorithm(long byteSize) {
         switch (region.links().kind()) {
             case FULLY_CONNECTED_NVLINK:
-                if (byteSize <= options.oneShotBytes()) {
+                if (byteSize <= options.oneShotBytes(context.worldSize())) {
                     return Algorithm.ONE_SHOT;
                 }
                 return byteSize <= options.twoShotBytes() ? Algorithm.TWO_SHOT : null;
             case HYBRID_CUBE_MESH:
-                return byteSize <= options.oneShotBytes() ? Algorithm.MESH : null;
+                return byteSize <= options.oneShotBytes(context.worldSize())
+                        ? Algorithm.MESH
+                        : null;
             default:
                 return null;
         }

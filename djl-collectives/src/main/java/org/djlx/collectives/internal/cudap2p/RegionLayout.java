@@ -6,12 +6,14 @@ package org.djlx.collectives.internal.cudap2p;
 
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.KernelSignals;
+import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.nativeops.GpuTopology;
 
 /**
  * How a rank's region of GPU memory is divided, the same on all ranks. Offsets are in bytes.
  *
  * <pre>
- *   all-reduce   control block, then two halves; see all_reduce.cu
+ *   all-reduce   control block, then two halves, then two more for one-shot; see all_reduce.cu
  *   signals      a word for each channel and each rank that raises it, 64 bytes apart
  *   probe        a word for each rank, written when the group is created
  *   counters     zeros, for kernels that leave them so
@@ -46,6 +48,8 @@ final class RegionLayout {
     private final long oneShotBytes;
     private final long twoShotSlot;
     private final long half;
+    private final long oneShot;
+    private final long oneShotHalf;
     private final long signals;
     private final long counters;
     private final long flags;
@@ -55,15 +59,15 @@ final class RegionLayout {
 
     RegionLayout(CudaP2pOptions options, P2pLinks links) {
         int worldSize = links.ranks();
-        oneShotBytes = align(options.oneShotBytes());
+        oneShotBytes = align(options.oneShotBytes(worldSize));
         twoShotSlot = align((options.twoShotBytes() + worldSize - 1) / worldSize + 16);
-        // One-shot has a slot for each rank; the mesh one more, and of float32 where elements have
-        // half that size. Two-shot has slots of a part, and the result of all parts behind them.
-        half =
-                Math.max(
-                        (worldSize + 1) * meshSlot(),
-                        worldSize * twoShotSlot + worldSize * twoShotSlot);
-        signals = CONTROL + 2 * half;
+        // Two-shot has slots of a part, and the result of all parts behind them; the mesh, a slot
+        // for each rank and one more, of float32 where elements have half that size.
+        boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
+        half = mesh ? (worldSize + 1) * meshSlot() : 2 * worldSize * twoShotSlot;
+        oneShot = CONTROL + 2 * half;
+        oneShotHalf = mesh ? 0 : worldSize * oneShotSlot();
+        signals = oneShot + 2 * oneShotHalf;
         counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row is for probes
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
         buffer = flags + 2 * flagBytes(worldSize);
@@ -79,20 +83,32 @@ final class RegionLayout {
         return buffer + align(bufferSize + heapSize);
     }
 
-    long half() {
-        return half;
+    /** Where the halves of an algorithm begin. */
+    long begin(Algorithm algorithm) {
+        return algorithm == Algorithm.ONE_SHOT ? oneShot : CONTROL;
     }
 
-    long oneShotSlot() {
-        return oneShotBytes;
+    /** The size of a half. */
+    long half(Algorithm algorithm) {
+        return algorithm == Algorithm.ONE_SHOT ? oneShotHalf : half;
     }
 
-    long meshSlot() {
+    /** The size of a slot in it. */
+    long slot(Algorithm algorithm) {
+        return switch (algorithm) {
+            case ONE_SHOT -> oneShotSlot();
+            case TWO_SHOT -> twoShotSlot;
+            case MESH -> meshSlot();
+        };
+    }
+
+    /** Beside 8 bytes of data the epoch stands twice. */
+    private long oneShotSlot() {
         return 2 * oneShotBytes;
     }
 
-    long twoShotSlot() {
-        return twoShotSlot;
+    private long meshSlot() {
+        return 2 * oneShotBytes;
     }
 
     long signal(int channel, int source) {

@@ -15,6 +15,7 @@ import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.nativeops.GpuTopology;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
@@ -51,14 +52,26 @@ class CudaP2pOptionsTest {
         for (int ranks = 1; ranks <= RegionLayout.MAX_RANKS; ranks++) {
             P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
             RegionLayout layout = new RegionLayout(options, links);
-            long slots =
-                    Math.max((ranks + 1) * layout.meshSlot(), 2 * ranks * layout.twoShotSlot());
-            assertTrue(ranks * layout.twoShotSlot() >= most);
-            assertTrue(layout.half() >= slots);
-            assertTrue(layout.signal(0, 0) >= 2 * layout.half());
+            assertTrue(layout.slot(Algorithm.ONE_SHOT) >= 2 * most);
+            assertTrue(ranks * layout.slot(Algorithm.TWO_SHOT) >= most);
+            for (Algorithm one : List.of(Algorithm.ONE_SHOT, Algorithm.TWO_SHOT)) {
+                assertTrue(layout.half(one) >= ranks * layout.slot(one));
+            }
+            long twoShotEnd =
+                    layout.begin(Algorithm.TWO_SHOT) + 2 * layout.half(Algorithm.TWO_SHOT);
+            assertTrue(
+                    layout.half(Algorithm.TWO_SHOT) >= 2 * ranks * layout.slot(Algorithm.TWO_SHOT));
+            assertTrue(layout.begin(Algorithm.ONE_SHOT) >= twoShotEnd);
+            long oneShotEnd =
+                    layout.begin(Algorithm.ONE_SHOT) + 2 * layout.half(Algorithm.ONE_SHOT);
+            assertTrue(layout.signal(0, 0) >= oneShotEnd);
             int last = RegionLayout.MAX_RANKS - 1;
             assertTrue(layout.probe(0) > layout.signal(RegionLayout.ROWS - 1, last));
-            assertTrue(layout.buffer() > layout.probe(last));
+            assertTrue(layout.counters() > layout.probe(last));
+            assertTrue(layout.flags(false, ranks) > layout.counters());
+            long flags = RegionLayout.flagBytes(ranks);
+            assertTrue(layout.flags(true, ranks) >= layout.flags(false, ranks) + flags);
+            assertTrue(layout.buffer() >= layout.flags(true, ranks) + flags);
             assertTrue(layout.byteSize() >= layout.buffer() + 2 * most);
         }
     }
