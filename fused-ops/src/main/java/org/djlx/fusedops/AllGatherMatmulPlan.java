@@ -128,7 +128,9 @@ final class AllGatherMatmulPlan implements FusedPlan {
         // Ranks may differ in this: both ways push the same shards and raise the same signals.
         Optional<PersistentMatmul> oneLaunch =
                 FusedOps.isForced(Path.SCHEDULED) ? Optional.empty() : compute.persistent();
-        if (oneLaunch.isPresent() && oneLaunch.get().gathers(slots, type, rows, inner, columns)) {
+        boolean forced = FusedOps.isForced(Path.ONE_LAUNCH);
+        if (oneLaunch.isPresent()
+                && oneLaunch.get().gathers(slots, type, rows, inner, columns, forced)) {
             preparePersistent(oneLaunch.get(), infos, rows, inner, bs);
         } else {
             prepareSchedule(rows, inner, bs);

@@ -137,8 +137,9 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                 columns || FusedOps.isForced(Path.SCHEDULED)
                         ? Optional.empty()
                         : compute.persistent();
+        boolean forced = FusedOps.isForced(Path.ONE_LAUNCH);
         if (oneLaunch.isPresent()
-                && oneLaunch.get().scatters(slots, type, partRows, partColumns, op)) {
+                && oneLaunch.get().scatters(slots, type, partRows, partColumns, op, forced)) {
             preparePersistent(oneLaunch.get(), infos, partRows, left, right);
             return;
         }

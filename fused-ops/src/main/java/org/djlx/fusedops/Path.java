@@ -4,8 +4,10 @@
  */
 package org.djlx.fusedops;
 
-/** The ways in which a fused operator is run where it is not a single launch. */
+/** The ways in which a fused operator is run. */
 enum Path {
+    /** By one kernel that pushes and multiplies, where GPUs and shapes allow it. */
+    ONE_LAUNCH,
     /** By matmuls and copies that a schedule orders. */
     SCHEDULED,
     /** By a collective and a matmul, one after the other. */

@@ -153,6 +153,15 @@ public final class PersistentMatmul implements AutoCloseable {
                     && ranks * tilesOfPart(TILE_COLUMNS.length - 1) < MAX_TILES;
         }
 
+        /**
+         * Whether tiles waste little, or there are few: a tile has rows of one rank only, so that a
+         * schedule that gathers a few rows before one matmul reads B fewer times.
+         */
+        boolean isWorthwhile() {
+            long tiles = ranks * tilesOfPart(TILE_COLUMNS.length - 1);
+            return rows >= TILE_ROWS || tiles <= blocks() / 4;
+        }
+
         /** Whether there is a flag for each half of the tiles of a part. */
         boolean hasFlags() {
             return 2 * tilesOfPart(tile()) <= signals.flagCount();
@@ -310,9 +319,11 @@ public final class PersistentMatmul implements AutoCloseable {
      * @param rows of a shard
      * @param inner the columns of A
      * @param columns of each B
+     * @param forced whether it is wherever it can be, however fast
      * @return whether it is
      */
-    public boolean gathers(Slots slots, ScalarType type, long rows, long inner, long[] columns) {
+    public boolean gathers(
+            Slots slots, ScalarType type, long rows, long inner, long[] columns, boolean forced) {
         return inner > 0
                 && inner % UNIT == 0
                 && inner < Integer.MAX_VALUE / 2
@@ -327,16 +338,18 @@ public final class PersistentMatmul implements AutoCloseable {
      * @param rows of a part
      * @param columns of B
      * @param op the reduction
+     * @param forced whether it is wherever it can be, however fast
      * @return whether it is
      */
-    public boolean scatters(Slots slots, ScalarType type, long rows, long columns, ReduceOp op) {
+    public boolean scatters(
+            Slots slots, ScalarType type, long rows, long columns, ReduceOp op, boolean forced) {
         // Other averages than by a power of two would be rounded twice.
         int ranks = slots.buffers().worldSize();
         boolean exact = op == ReduceOp.SUM || Integer.bitCount(ranks) == 1;
         return exact
                 && sizes(slots, type, rows, columns)
                         .filter(Sizes::hasFlags)
-                        .filter(Sizes::fit)
+                        .filter(sizes -> sizes.fit() && (forced || sizes.isWorthwhile()))
                         .isPresent();
     }
 

@@ -43,6 +43,16 @@ public final class Replays {
             Shape shape,
             UnaryOperator<NDArray> operation,
             ToDoubleBiFunction<Integer, Integer> expected) {
+        check(group, shape, operation, expected, ROUNDS);
+    }
+
+    /** As above, so many rounds. */
+    static void check(
+            ProcessGroup group,
+            Shape shape,
+            UnaryOperator<NDArray> operation,
+            ToDoubleBiFunction<Integer, Integer> expected,
+            int rounds) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 CudaDevice device = CudaDevice.open(group.device());
                 CudaStream stream = CudaStream.create(device)) {
@@ -54,7 +64,7 @@ public final class Replays {
                                 .add(group.rank())
                                 .reshape(VALUES, 1)
                                 .repeat(1, shape.size());
-                NDArray outputs = manager.zeros(new Shape(ROUNDS, 2));
+                NDArray outputs = manager.zeros(new Shape(rounds, 2));
                 // What libtorch takes from the driver and loads, it does now.
                 for (int i = 0; i < 3; i++) {
                     once(operation, input);
@@ -64,7 +74,7 @@ public final class Replays {
                 NDArray[] output = new NDArray[1];
                 try (CudaGraph graph =
                         CudaGraph.capture(stream, () -> output[0] = operation.apply(input))) {
-                    for (int round = 0; round < ROUNDS; round++) {
+                    for (int round = 0; round < rounds; round++) {
                         copy(stream, input, 0, values, round % VALUES * shape.size(), shape.size());
                         graph.launch(stream);
                         long last = output[0].size() - 1;
@@ -75,7 +85,7 @@ public final class Replays {
                         }
                     }
                     float[] all = outputs.toFloatArray();
-                    for (int round = 0; round < ROUNDS; round++) {
+                    for (int round = 0; round < rounds; round++) {
                         double want = expected.applyAsDouble(round % VALUES, group.worldSize());
                         for (float got : List.of(all[2 * round], all[2 * round + 1])) {
                             assertEquals(want, got, 1e-5 * Math.abs(want), "round " + round);
