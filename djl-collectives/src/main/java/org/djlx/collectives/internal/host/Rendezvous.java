@@ -387,7 +387,7 @@ public final class Rendezvous {
                 continue;
             }
             if (end != null) {
-                throw GroupErrors.gone(operation, rank, end);
+                throw GroupErrors.gone(operation, rank, causeOf(end));
             }
             missing.add(peer);
         }
@@ -428,6 +428,24 @@ public final class Rendezvous {
             default:
                 return null;
         }
+    }
+
+    /**
+     * Adds to what became of a rank the death of another, if there is one: who learns of it first
+     * may have destroyed the group before this rank has looked at the processes. This takes a
+     * system call for each rank.
+     *
+     * @param end what became of a rank
+     * @return what to tell the user
+     */
+    public String causeOf(String end) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            String death = control.state(peer) == State.ACTIVE ? deathOf(peer) : null;
+            if (death != null && !end.contains(death)) {
+                return death + "; " + end;
+            }
+        }
+        return end;
     }
 
     /**

@@ -67,8 +67,8 @@ final class MessageFailures {
         List<Integer> left = peersOf(transfer).filter(peer -> ends[peer] == null).boxed().toList();
         if (left.isEmpty()) {
             boolean any = transfer.peer() == Transfer.ANY;
-            return GroupErrors.gone(
-                    operation, rank, any ? "all other ranks are gone" : ends[transfer.peer()]);
+            String end = any ? "all other ranks are gone" : ends[transfer.peer()];
+            return GroupErrors.gone(operation, rank, rendezvous.causeOf(end));
         }
         if (transfer.nanosLeft() > 0) {
             return null;

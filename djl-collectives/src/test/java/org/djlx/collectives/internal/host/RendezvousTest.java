@@ -1,0 +1,58 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.Operation;
+import org.djlx.nativeops.SharedMemory;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What a rank is told of others that do not come. */
+@Timeout(60)
+class RendezvousTest {
+
+    private static final int RANKS = 3;
+
+    /**
+     * Rank 1 has learnt first that rank 2 is dead, and has destroyed its handle because of that.
+     */
+    @Test
+    void aDeathIsNamedThoughAnotherRankLeftBecauseOfIt() throws Exception {
+        Process process = new ProcessBuilder("sleep", "100").start();
+        long dead = process.pid();
+        long deadStart = Liveness.startTime(dead);
+        process.destroyForcibly();
+        process.waitFor();
+        long self = ProcessHandle.current().pid();
+        BackendOptions options = new BackendOptions(Duration.ofSeconds(30));
+        try (HashStore store = new HashStore();
+                SharedMemory memory =
+                        SharedMemory.create("rendezvous", ControlBlock.byteSize(RANKS))) {
+            ControlBlock control = new ControlBlock(memory.memory(), RANKS);
+            control.setActive(0, self, Liveness.startTime(self));
+            control.setActive(1, self, Liveness.startTime(self));
+            control.setLeft(1);
+            control.setActive(2, dead, deadStart);
+            Rendezvous rendezvous = new Rendezvous(control, "g", 0, RANKS);
+            Operation operation = new GroupContext("g", 0, RANKS, store, options, null).joining();
+            rendezvous.begin(operation);
+            String message =
+                    assertThrows(
+                                    CollectiveException.class,
+                                    () -> rendezvous.awaitAgreement(operation))
+                            .getMessage();
+            assertTrue(message.contains("process of rank 2 (pid " + dead + ") has died"), message);
+            assertTrue(message.contains("rank 1 has destroyed the group"), message);
+        }
+    }
+}
