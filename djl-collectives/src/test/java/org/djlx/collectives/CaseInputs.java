@@ -18,7 +18,7 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /** What ranks put into the cases, known to all of them, and what must come out. */
-final class CaseInputs {
+public final class CaseInputs {
 
     static final List<ScalarType> REDUCED =
             List.of(
@@ -38,7 +38,7 @@ final class CaseInputs {
                     ScalarType.FLOAT8_E4M3FN,
                     ScalarType.INT64,
                     ScalarType.BOOL);
-    static final List<ReduceOp> OPS =
+    public static final List<ReduceOp> OPS =
             Stream.concat(
                             ReduceOp.constants().stream(),
                             Stream.of(ReduceOp.premulSum(0.3), ReduceOp.premulSum(-2)))
@@ -68,7 +68,7 @@ final class CaseInputs {
     }
 
     /** Compares a result with double precision, and to the bit with what the contract defines. */
-    static void assertReduced(
+    public static void assertReduced(
             double[][] inputs, int from, NDArray result, ReduceOp op, ScalarType type) {
         double[] actual = TestArrays.values(result);
         for (int i = 0; i < actual.length; i++) {
