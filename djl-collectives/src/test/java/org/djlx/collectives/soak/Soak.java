@@ -33,7 +33,7 @@ public final class Soak {
     /** How long the last round may take after the time is over: slow machines, not hangs. */
     private static final Duration GRACE = Duration.ofMinutes(4);
 
-    // Of which a JVM has one, and keeps it.
+    // Those that a JVM has for all groups, and keeps for a while.
     private static final Set<String> KEPT =
             Set.of(
                     "process reaper",
@@ -42,7 +42,9 @@ public final class Soak {
                     "JNA Cleaner",
                     "junit",
                     "Attach Listener",
-                    "flight-writer");
+                    "flight-writer",
+                    "p2p-stream",
+                    "cuda_p2p-free");
 
     private final String name;
     private final long end;
@@ -111,6 +113,12 @@ public final class Soak {
     /** Whether the time is over. */
     public boolean isOver() {
         return System.nanoTime() - end >= 0;
+    }
+
+    /** How much of the time is left, in seconds. */
+    public int secondsLeft() {
+        long left = TimeUnit.NANOSECONDS.toSeconds(end - System.nanoTime());
+        return (int) Math.max(0, left);
     }
 
     /** The seed of this round. */
