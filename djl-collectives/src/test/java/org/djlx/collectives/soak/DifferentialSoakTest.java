@@ -84,11 +84,7 @@ class DifferentialSoakTest {
                 ProcessGroups.local("shm", worldSize, options(random, Duration.ofMinutes(2)));
         try {
             List<Map<String, Long>> counts =
-                    ProcessGroups.run(
-                            groups,
-                            group ->
-                                    new RandomProgram(group, seed, RandomProgram.kinds())
-                                            .run(TIMES));
+                    ProcessGroups.run(groups, group -> new RandomProgram(group, seed).run(TIMES));
             counts.forEach(one -> one.forEach(soak::add));
         } finally {
             groups.forEach(ProcessGroup::destroy);

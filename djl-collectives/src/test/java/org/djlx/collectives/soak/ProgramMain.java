@@ -72,7 +72,7 @@ public final class ProgramMain {
                             "shm", store, "g" + generation, rank, members.size(), options)) {
                 System.out.println("ready " + generation);
                 while (goesOn(group)) {
-                    new RandomProgram(group, random.nextLong(), RandomProgram.kinds())
+                    new RandomProgram(group, random.nextLong())
                             .run(1)
                             .values()
                             .forEach(count -> calls += count);

@@ -31,10 +31,9 @@ import org.djlx.collectives.soak.RandomCall.Kind;
  * that begin with the same seed issue the same calls; where their arrays lie, in which order they
  * wait for their works and how, each chooses for itself. For one thread.
  */
-final class RandomProgram {
+public final class RandomProgram {
 
     private static final int MOST_PENDING = 8;
-    private static final int MOST_GROUPS = 5;
     private static final Duration LONG = Duration.ofMinutes(10);
     private static final Duration ENDED = Duration.ofSeconds(60);
     private static final Set<String> NEED_PEERS =
@@ -43,6 +42,7 @@ final class RandomProgram {
     private final long seed;
     private final Random own;
     private final Map<String, Kind> kinds;
+    private final int mostGroups;
     private final List<String> order;
     private final List<Member> groups = new ArrayList<>();
     private final List<Pending> pending = new ArrayList<>();
@@ -67,8 +67,9 @@ final class RandomProgram {
 
     private record Pending(String what, Member member, NDManager manager, Issued issued) {}
 
-    RandomProgram(ProcessGroup world, long seed, Map<String, Kind> kinds) {
+    private RandomProgram(ProcessGroup world, long seed, Map<String, Kind> kinds, int mostGroups) {
         this.seed = seed;
+        this.mostGroups = mostGroups;
         this.own = new Random(seed + 31L * world.rank() + 7);
         this.kinds = kinds;
         order = new ArrayList<>(kinds.keySet());
@@ -76,18 +77,33 @@ final class RandomProgram {
         groups.add(new Member(world, null));
     }
 
-    /** The kinds of calls that a backend must know that is not NCCL's. */
-    static Map<String, Kind> kinds() {
-        Map<String, Kind> kinds = new LinkedHashMap<>(collectives());
-        kinds.putAll(RandomMessages.all());
-        kinds.putAll(RandomOthers.all());
-        return kinds;
+    /** A program of all there is, for {@code shm}. */
+    RandomProgram(ProcessGroup world, long seed) {
+        this(world, seed, kinds(), 5);
     }
 
-    /** The kinds of calls that every backend knows. */
-    static Map<String, Kind> collectives() {
+    /**
+     * A program of all-reduces, which every backend can on GPUs that it shares with other ranks.
+     */
+    public static RandomProgram ofAllReduces(ProcessGroup world, long seed) {
+        Map<String, Kind> kinds = new LinkedHashMap<>(RandomReductions.all());
+        kinds.keySet().retainAll(Set.of("allReduce", "allReduceCoalesced"));
+        return new RandomProgram(world, seed, kinds, 1);
+    }
+
+    /** A program of all collectives, without what not every backend can do. */
+    public static RandomProgram ofCollectives(ProcessGroup world, long seed) {
         Map<String, Kind> kinds = new LinkedHashMap<>(RandomReductions.all());
         kinds.putAll(RandomMoves.all());
+        return new RandomProgram(world, seed, kinds, 1);
+    }
+
+    /** All kinds of calls. */
+    static Map<String, Kind> kinds() {
+        Map<String, Kind> kinds = new LinkedHashMap<>(RandomReductions.all());
+        kinds.putAll(RandomMoves.all());
+        kinds.putAll(RandomMessages.all());
+        kinds.putAll(RandomOthers.all());
         return kinds;
     }
 
@@ -99,7 +115,7 @@ final class RandomProgram {
      * @throws CollectiveException if an operation failed
      * @throws AssertionError if a result is wrong
      */
-    Map<String, Long> run(int times) {
+    public Map<String, Long> run(int times) {
         String what = "";
         try {
             for (int i = 0; i < times * order.size(); i++) {
@@ -129,7 +145,7 @@ final class RandomProgram {
 
     private void step(int index, String name) {
         Random common = new Random(seed ^ 0x9e3779b97f4a7c15L * (index + 1));
-        if (groups.size() < MOST_GROUPS && common.nextInt(12) == 0) {
+        if (groups.size() < mostGroups && common.nextInt(12) == 0) {
             newGroup(new Random(common.nextLong()), index);
         } else if (groups.size() > 1 && common.nextInt(20) == 0) {
             leave(groups.get(1 + common.nextInt(groups.size() - 1)));

@@ -1,0 +1,25 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.util.Random;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+
+/** One rank of {@link FusedSoakTest} that is a process. The argument is the seed. */
+public final class FusedSoakMain {
+
+    /** How often it calls each kind. */
+    static final int TIMES = 60;
+
+    private FusedSoakMain() {}
+
+    public static void main(String[] args) {
+        Random random = new Random(Long.parseLong(args[0]));
+        try (ProcessGroup group = ProcessGroups.init("shm", FusedSoakTest.options(random))) {
+            new RandomOperators(group, random.nextLong()).run(TIMES);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Random;
+import java.util.TreeMap;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.LowContentionCase.Place;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * Random calls of the fused operators and low-contention collectives, the same on all ranks that
+ * begin with the same seed, each compared with plain DJL in float64. For one thread.
+ */
+final class RandomOperators {
+
+    private static final List<ScalarType> TYPES =
+            List.of(
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT64,
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16);
+
+    private final ProcessGroup group;
+    private final Random random;
+    private final Map<String, Runnable> kinds = new LinkedHashMap<>();
+    private final Map<String, Long> counts = new TreeMap<>();
+
+    RandomOperators(ProcessGroup group, long seed) {
+        this.group = group;
+        this.random = new Random(seed);
+        kinds.put("allGatherMatmul", this::allGatherMatmul);
+        kinds.put("matmulReduceScatter", this::matmulReduceScatter);
+        kinds.put("lowContentionAllGather", () -> lowContention(true));
+        kinds.put("lowContentionReduceScatter", () -> lowContention(false));
+    }
+
+    /** Calls each kind some times; returns how many calls of each this rank has issued. */
+    Map<String, Long> run(int times) {
+        for (int i = 0; i < times; i++) {
+            kinds.forEach(
+                    (name, kind) -> {
+                        kind.run();
+                        counts.merge(name, 1L, Long::sum);
+                    });
+        }
+        return counts;
+    }
+
+    private ScalarType type() {
+        return TYPES.get(random.nextInt(TYPES.size()));
+    }
+
+    /** Mostly small; one of them may be nothing. */
+    private int size() {
+        return random.nextInt(10) == 0
+                ? random.nextInt(2)
+                : 1 + random.nextInt(random.nextInt(4) == 0 ? 90 : 20);
+    }
+
+    private Shape shape(int dimensions) {
+        long[] sizes = new long[dimensions];
+        for (int i = 0; i < dimensions; i++) {
+            sizes[i] = dimensions < 4 ? size() : 1 + random.nextInt(6);
+        }
+        return new Shape(sizes);
+    }
+
+    private void allGatherMatmul() {
+        int dimensions = 2 + random.nextInt(3);
+        Shape shape = shape(dimensions);
+        List<Integer> columns = new ArrayList<>();
+        for (int i = random.nextInt(3); i >= 0; i--) {
+            columns.add(size());
+        }
+        int dim = random.nextInt(2 * dimensions) - dimensions;
+        call(shape, columns, dim).checkAllGatherMatmul(group, 1 + random.nextInt(3));
+    }
+
+    private void matmulReduceScatter() {
+        int dimensions = 2 + random.nextInt(3);
+        Shape shape = shape(dimensions);
+        int columns = size();
+        int dim = random.nextInt(2 * dimensions) - dimensions;
+        int axis = dim < 0 ? dim + dimensions : dim;
+        if (axis == dimensions - 1) {
+            columns *= group.worldSize();
+        } else {
+            long[] sizes = shape.getShape().clone();
+            sizes[axis] *= group.worldSize();
+            shape = new Shape(sizes);
+        }
+        ReduceOp op = random.nextBoolean() ? ReduceOp.SUM : ReduceOp.AVG;
+        call(shape, List.of(columns), dim)
+                .checkMatmulReduceScatter(group, op, 1 + random.nextInt(3));
+    }
+
+    private FusedCase call(Shape shape, List<Integer> columns, int dim) {
+        return new FusedCase(
+                type(), shape, columns, dim, random.nextInt(3) == 0, random.nextInt(1 << 30));
+    }
+
+    private void lowContention(boolean gathers) {
+        Place[] places = Place.values();
+        LowContentionCase one =
+                new LowContentionCase(
+                        type(),
+                        shape(random.nextInt(4)),
+                        places[random.nextInt(group.isP2pAvailable() ? places.length : 3)],
+                        random.nextInt(1 << 20));
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            if (gathers) {
+                one.allGather(group, manager).run();
+            } else {
+                ReduceOp op = random.nextBoolean() ? ReduceOp.SUM : ReduceOp.AVG;
+                one.reduceScatter(group, manager, op).run();
+            }
+        }
+    }
+}
