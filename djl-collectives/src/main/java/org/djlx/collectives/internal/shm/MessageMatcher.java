@@ -90,6 +90,13 @@ final class MessageMatcher {
         wantedOf(receive.peer()).removeFirst(receive.tag(), other -> other == receive);
     }
 
+    /** Forgets all receives and offers. */
+    void forgetAll() {
+        wanted.forEach(TagQueues::clear);
+        wantedOfAny.clear();
+        offers.forEach(TagQueues::clear);
+    }
+
     private TagQueues<Transfer> wantedOf(int source) {
         return source == Transfer.ANY ? wantedOfAny : wanted.get(source);
     }

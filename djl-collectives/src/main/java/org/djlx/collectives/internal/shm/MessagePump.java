@@ -93,6 +93,14 @@ final class MessagePump {
         }
     }
 
+    /** Forgets all messages, as they fail here: nothing is written into their tensors any more. */
+    void forgetAll() {
+        offered.clear();
+        sending.clear();
+        receiving.clear();
+        unposted.clear();
+    }
+
     /** The number of letters that find no room. */
     int unposted() {
         return unposted.size();

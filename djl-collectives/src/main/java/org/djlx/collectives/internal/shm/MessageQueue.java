@@ -163,15 +163,17 @@ final class MessageQueue implements MessageDriver.Engine {
         rendezvous.fail(GroupErrors.failed(name, cause));
         locked(
                 () -> {
+                    // Before their tensors are freed: the others still send what was accepted.
+                    for (MessagePump pump : pumps) {
+                        if (pump != null) {
+                            pump.forgetAll();
+                        }
+                    }
+                    matcher.forgetAll();
+                    unpostedCount = 0;
                     while (!pending.isEmpty()) {
                         end(pending.iterator().next());
                     }
-                    for (MessagePump pump : pumps) {
-                        if (pump != null) {
-                            pump.dropLetters();
-                        }
-                    }
-                    unpostedCount = 0;
                 });
     }
 

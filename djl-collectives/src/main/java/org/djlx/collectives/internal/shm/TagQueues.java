@@ -57,6 +57,10 @@ final class TagQueues<T> {
         dropEmpty(tag, queue);
     }
 
+    void clear() {
+        queues.clear();
+    }
+
     private void dropEmpty(int tag, Queue<T> queue) {
         if (queue.isEmpty() && queues.size() > KEPT) {
             queues.remove(tag);

@@ -1,0 +1,115 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.shm;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.OperationTrace;
+import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.TestOperations;
+import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.nativeops.SharedMemory;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+@Timeout(60)
+class MessageQueueTest {
+
+    private static final Duration TIMEOUT = Duration.ofSeconds(20);
+
+    /** What happens to an operation, which nobody wants to know. */
+    private record Untraced() implements OperationTrace {
+
+        @Override
+        public void withdrawn() {}
+
+        @Override
+        public void started() {}
+
+        @Override
+        public String ended(Throwable failure) {
+            return null;
+        }
+    }
+
+    private static Transfer transfer(
+            GroupContext context, MessageQueue queue, NDManager manager, NDArray tensor) {
+        Operation operation = context.joining();
+        TestOperations.schedule(operation, scheduled -> new Untraced());
+        boolean sends = context.rank() == 0;
+        HostTensor host =
+                sends
+                        ? HostTensor.input(manager, tensor, Torch.info(tensor))
+                        : HostTensor.output(manager, tensor, Torch.info(tensor));
+        return new Transfer(queue, operation, host, sends, 1 - context.rank(), 0, List.of(tensor));
+    }
+
+    /**
+     * Memory runs out on a receiver that drives messages: all of them fail, and their tensors are
+     * freed. The sender, who does not know yet, goes on: nothing of that may reach the memory.
+     */
+    @Test
+    void nothingIsWrittenIntoTheTensorsOfMessagesThatHaveFailed() {
+        ShmOptions options = ShmOptions.builder().optChunkSize(4096).optBufferSize(0).build();
+        try (HashStore store = new HashStore();
+                NDManager manager = NDManager.newBaseManager("PyTorch");
+                SharedMemory apart = SharedMemory.create("apart", ControlBlock.byteSize(2))) {
+            List<GroupContext> contexts = new ArrayList<>();
+            List<CompletableFuture<ShmSegment>> segments = new ArrayList<>();
+            for (int rank = 0; rank < 2; rank++) {
+                GroupContext context =
+                        new GroupContext("m", rank, 2, store, new BackendOptions(TIMEOUT), null);
+                contexts.add(context);
+                segments.add(
+                        CompletableFuture.supplyAsync(
+                                () -> ShmSegment.map(context, options),
+                                task -> new Thread(task).start()));
+            }
+            ControlBlock control = new ControlBlock(segments.get(0).join().memory(), 2);
+            // Of which the sender does not hear that the receiver has failed.
+            ControlBlock silent = new ControlBlock(apart.memory(), 2);
+            Rendezvous sending = new Rendezvous(control, "m", 0, 2);
+            Rendezvous receiving = new Rendezvous(silent, "m", 1, 2);
+            MessageQueue sender =
+                    new MessageQueue(segments.get(0).join(), control, sending, "m", 0);
+            MessageQueue receiver =
+                    new MessageQueue(segments.get(1).join(), control, receiving, "m", 1);
+            NDArray received = manager.zeros(new Shape(1000));
+            Transfer receive = transfer(contexts.get(1), receiver, manager, received);
+            receiver.submit(receive);
+            receiver.fail(new OutOfMemoryError("on purpose"));
+            assertTrue(receive.isCompleted());
+            NDArray sent = manager.ones(new Shape(1000));
+            Transfer send = transfer(contexts.get(0), sender, manager, sent);
+            sender.submit(send);
+            for (int i = 0; i < 10; i++) {
+                receiver.pass();
+                sender.pass();
+            }
+            assertEquals(0, received.max().getFloat());
+            for (Rendezvous rendezvous : List.of(sending, receiving)) {
+                rendezvous.close();
+            }
+            sender.close();
+            receiver.close();
+            assertTrue(send.isCompleted());
+            segments.forEach(segment -> segment.join().close());
+        }
+    }
+}
