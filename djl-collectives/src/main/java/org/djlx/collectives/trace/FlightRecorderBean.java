@@ -5,6 +5,9 @@
 package org.djlx.collectives.trace;
 
 import java.lang.management.ManagementFactory;
+import java.time.Duration;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeoutException;
 import javax.management.InstanceAlreadyExistsException;
 import javax.management.JMException;
 import javax.management.MBeanServer;
@@ -16,6 +19,12 @@ import org.slf4j.LoggerFactory;
 final class FlightRecorderBean implements FlightRecorderMXBean {
 
     private static final Logger logger = LoggerFactory.getLogger(FlightRecorderBean.class);
+
+    /**
+     * The JDK's registry guards itself by locks that are never unlocked if memory runs out while
+     * one is taken: seen, and every group was created and destroyed for ever from then on.
+     */
+    private static final BoundedCalls CALLS = new BoundedCalls("flight-jmx", Duration.ofSeconds(5));
 
     private final FlightRecorder recorder;
 
@@ -30,11 +39,14 @@ final class FlightRecorderBean implements FlightRecorderMXBean {
      */
     static Runnable register(FlightRecorder recorder) {
         try {
-            MBeanServer server = ManagementFactory.getPlatformMBeanServer();
-            ObjectName name = register(server, new FlightRecorderBean(recorder));
-            return () -> unregister(server, name);
-        } catch (JMException | RuntimeException e) {
-            logger.warn("{} is not visible over JMX", recorder, e);
+            return CALLS.call(
+                    () -> {
+                        MBeanServer server = ManagementFactory.getPlatformMBeanServer();
+                        ObjectName name = register(server, new FlightRecorderBean(recorder));
+                        return () -> unregister(server, name);
+                    });
+        } catch (ExecutionException | TimeoutException | RuntimeException | OutOfMemoryError e) {
+            DumpWriter.lost(recorder + " over JMX", e);
             return () -> {};
         }
     }
@@ -59,9 +71,13 @@ final class FlightRecorderBean implements FlightRecorderMXBean {
 
     private static void unregister(MBeanServer server, ObjectName name) {
         try {
-            server.unregisterMBean(name);
-        } catch (JMException | RuntimeException e) {
-            logger.warn("cannot take {} back", name, e);
+            CALLS.call(
+                    () -> {
+                        server.unregisterMBean(name);
+                        return null;
+                    });
+        } catch (ExecutionException | TimeoutException | RuntimeException | OutOfMemoryError e) {
+            DumpWriter.lost("over JMX that " + name + " is gone", e);
         }
     }
 
