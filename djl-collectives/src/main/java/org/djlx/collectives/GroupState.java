@@ -218,13 +218,23 @@ final class GroupState {
             if (destroyed || unusable != null) {
                 return;
             }
+            dependent = List.copyOf(subGroups); // If memory has run out, nothing is destroyed.
             destroyed = true;
-            dependent = List.copyOf(subGroups);
         }
-        dependent.forEach(ProcessGroup::destroy);
-        trace.close();
-        backend.close();
-        closeAttachments();
-        onDestroy.run();
+        // Each is freed, also if another cannot be: nobody gets a second chance.
+        try {
+            dependent.forEach(ProcessGroup::destroy);
+            trace.close();
+        } finally {
+            try {
+                backend.close();
+            } finally {
+                try {
+                    closeAttachments();
+                } finally {
+                    onDestroy.run();
+                }
+            }
+        }
     }
 }

@@ -100,33 +100,45 @@ final class ShmBackend extends Backend {
                             options.chunkSize(), worldSize, MIN_CHUNK_PER_RANK));
         }
         segment = ShmSegment.map(context, options);
-        manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
-        manager.setName(NAME + "-" + context.name() + "-" + rank);
-        ControlBlock control = new ControlBlock(segment.memory(), worldSize);
-        rendezvous = new Rendezvous(control, context.name(), rank, worldSize);
-        queue =
-                new OpQueue(
-                        "shm-" + context.name() + "-rank-" + rank,
-                        rendezvous,
-                        Rendezvous.ranksPerCore(worldSize));
-        reducer = new Reducer(manager);
-        Steps steps = new Steps(segment, rendezvous, rank, worldSize);
-        reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
-        moves = new ShmMoves(steps, copies, rank, worldSize);
-        messages = new MessageQueue(segment, control, rendezvous, context.name(), rank);
-        buffers = new ShmP2pBuffers(segment, rendezvous, rank);
-        long pid = ProcessHandle.current().pid();
-        control.setActive(rank, pid, Liveness.startTime(pid));
         try {
+            manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+            manager.setName(NAME + "-" + context.name() + "-" + rank);
+            ControlBlock control = new ControlBlock(segment.memory(), worldSize);
+            rendezvous = new Rendezvous(control, context.name(), rank, worldSize);
+            reducer = new Reducer(manager);
+            Steps steps = new Steps(segment, rendezvous, rank, worldSize);
+            reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
+            moves = new ShmMoves(steps, copies, rank, worldSize);
+            messages = new MessageQueue(segment, control, rendezvous, context.name(), rank);
+            buffers = new ShmP2pBuffers(segment, rendezvous, rank);
+            queue =
+                    new OpQueue(
+                            "shm-" + context.name() + "-rank-" + rank,
+                            rendezvous,
+                            Rendezvous.ranksPerCore(worldSize));
+            long pid = ProcessHandle.current().pid();
+            control.setActive(rank, pid, Liveness.startTime(pid));
             // The last time that ranks wait for each other here is not in the store: once this rank
             // is through, it may close the store's server, which all others are then done with.
             Operation joining = context.joining();
             rendezvous.begin(joining);
             rendezvous.awaitAgreement(joining);
-        } catch (RuntimeException e) {
-            close();
+        } catch (RuntimeException | Error e) {
+            abandon();
             throw e;
         }
+    }
+
+    /** Frees what there is: memory, descriptors or threads may run out before all is. */
+    private void abandon() {
+        if (queue != null) { // It comes last.
+            close();
+            return;
+        }
+        if (manager != null) {
+            manager.close();
+        }
+        segment.close();
     }
 
     private static ShmOptions options(BackendOptions options) {
@@ -500,11 +512,14 @@ final class ShmBackend extends Backend {
             return;
         }
         closed = true;
-        rendezvous.close();
-        queue.close();
-        messages.close();
-        buffers.close();
-        rendezvous.leave();
+        try {
+            rendezvous.close();
+            queue.close();
+            messages.close();
+            buffers.close();
+        } finally {
+            rendezvous.leave(); // Whatever went wrong, the others do not wait.
+        }
         reducer.close();
         manager.close();
         segment.close();
