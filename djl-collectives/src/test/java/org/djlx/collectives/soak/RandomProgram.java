@@ -82,15 +82,6 @@ public final class RandomProgram {
         this(world, seed, kinds(), 5);
     }
 
-    /**
-     * A program of all-reduces, which every backend can on GPUs that it shares with other ranks.
-     */
-    public static RandomProgram ofAllReduces(ProcessGroup world, long seed) {
-        Map<String, Kind> kinds = new LinkedHashMap<>(RandomReductions.all());
-        kinds.keySet().retainAll(Set.of("allReduce", "allReduceCoalesced"));
-        return new RandomProgram(world, seed, kinds, 1);
-    }
-
     /** A program of all collectives, without what not every backend can do. */
     public static RandomProgram ofCollectives(ProcessGroup world, long seed) {
         Map<String, Kind> kinds = new LinkedHashMap<>(RandomReductions.all());
