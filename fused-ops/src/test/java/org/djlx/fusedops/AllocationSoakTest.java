@@ -21,6 +21,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.collectives.soak.Soak;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaMemory;
 import org.djlx.nativeops.NativeMemory;
@@ -32,14 +33,11 @@ import org.junit.jupiter.api.Test;
 /**
  * Every rank allocates and frees memory of its GPU at random, by the thread that issues operations
  * and by another, while operators of two groups run on it. The driver waits for a GPU before it
- * frees its memory, and the GPU may wait for a rank: nothing must wait for itself. It runs for as
- * many seconds as the system property {@code test.soak.seconds} says.
+ * frees its memory, and the GPU may wait for a rank: nothing must wait for itself.
  */
 @Tag("gpu")
 @Tag("soak")
 class AllocationSoakTest {
-
-    private static final int SECONDS = Integer.getInteger("test.soak.seconds", 600);
 
     private int worldSize;
 
@@ -59,7 +57,7 @@ class AllocationSoakTest {
         List<ProcessGroup> one = ProcessGroups.local("cuda_p2p", worldSize, options);
         List<ProcessGroup> other = ProcessGroups.local("cuda_p2p", worldSize, options);
         AtomicBoolean stop = new AtomicBoolean();
-        long end = System.nanoTime() + SECONDS * 1_000_000_000L;
+        long end = System.nanoTime() + Soak.SECONDS * 1_000_000_000L;
         try {
             List<Long> rounds =
                     ProcessGroups.run(
@@ -78,7 +76,9 @@ class AllocationSoakTest {
                                                                 stop));
                                 return done[0];
                             });
-            System.out.println("operations of each rank: " + rounds);
+            System.out.printf(
+                    "soak allocation, seed %d, %d s: operations of each rank: %s%n",
+                    Soak.SEED, Soak.SECONDS, rounds);
         } finally {
             stop.set(true);
             one.forEach(ProcessGroup::destroy);
@@ -88,8 +88,8 @@ class AllocationSoakTest {
 
     private long rank(List<ProcessGroup> groups, long end, AtomicBoolean stop) {
         int rank = groups.get(0).rank();
-        Random own = new Random(rank);
-        Random common = new Random(42); // The ranks issue the same operations.
+        Random own = new Random(Soak.SEED * 100 + rank);
+        Random common = new Random(Soak.SEED); // The ranks issue the same operations.
         Thread allocator = new Thread(() -> allocate(groups.get(0), own.nextLong(), stop));
         allocator.start();
         long operations = 0;

@@ -27,8 +27,11 @@ import java.util.stream.Collectors;
  */
 public final class Soak {
 
-    private static final int SECONDS = Integer.getInteger("test.soak.seconds", 60);
-    private static final long SEED = Long.getLong("test.soak.seed", 1);
+    /** How long an attack goes on. */
+    public static final int SECONDS = Integer.getInteger("test.soak.seconds", 60);
+
+    /** From what all its random numbers come. */
+    public static final long SEED = Long.getLong("test.soak.seed", 1);
 
     /** How long the last round may take after the time is over: slow machines, not hangs. */
     private static final Duration GRACE = Duration.ofMinutes(4);

@@ -17,15 +17,14 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import org.djlx.collectives.soak.Soak;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.api.Timeout;
 
 /**
  * What arrives at the server, at random: nonsense, requests with some bytes changed, requests cut
  * into pieces. Whatever it is, it must end no more than its own connection.
  */
-@Timeout(3000)
 class RequestFuzzTest {
 
     private static final ServerLimits LIMITS = new ServerLimits(10, 200, 300, 50_000);
@@ -38,9 +37,15 @@ class RequestFuzzTest {
 
     @Test
     @Tag("soak")
-    void aLongRun() throws IOException {
-        fuzz(3, 1_000_000);
-        piecewise(4, 100_000);
+    void aLongRun() throws InterruptedException {
+        Soak.run(
+                "requests to the store",
+                soak -> {
+                    while (soak.nextRound()) {
+                        fuzz(soak.roundSeed(), 20_000);
+                        piecewise(soak.roundSeed(), 2_000);
+                    }
+                });
     }
 
     /** Sends nonsense on one connection, while another one works and a third one waits. */
