@@ -65,6 +65,13 @@ final class ProgramProcesses implements AutoCloseable {
                     return line;
                 }
             }
+            for (int other : alive) {
+                Process process = ranks.process(other);
+                if (!process.isAlive() && process.exitValue() != 0) {
+                    throw new AssertionError(
+                            "rank " + other + " has failed:\n" + ranks.output(other));
+                }
+            }
             if (ended || System.nanoTime() - end > 0) {
                 throw new AssertionError(
                         String.format(
