@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.host;
 
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import org.djlx.collectives.Operation;
 import org.djlx.nativeops.AtomicBuffer;
@@ -12,11 +13,12 @@ import org.djlx.nativeops.NativeMemory;
 /**
  * The part of the shared memory through which ranks see each other.
  *
- * <p>It holds one record for each rank, written by that rank except for the doorbell, and after the
- * records the signal words. Everything that different ranks write lies on different cache lines.
+ * <p>It holds one record for each rank, written by that rank except for the doorbell, after the
+ * records the signal words, and after these a reason for each rank. Everything that different ranks
+ * write lies on different cache lines.
  *
  * <pre>
- *   record (1024 bytes)
+ *   record (512 bytes)
  *     0     int    arrived: number of meetings this rank has come to
  *     4     int    given up: the meeting at which it does not wait any more, or 0
  *     64    int    doorbell: rung by others when they have changed something while it sleeps
@@ -25,9 +27,9 @@ import org.djlx.nativeops.NativeMemory;
  *     132   int    length of the reason
  *     136   long   process id
  *     144   long   start time of the process, see {@link Liveness}
- *     192   bytes  reason for FAILED, UTF-8, at most 256
- *     448   longs  signature of the current operation, and of the one before, by parity
+ *     192   longs  signature of the current operation, and of the one before, by parity
  *   signal words (64 bytes each): [rank it lies on][channel][rank that raises it]
+ *   reasons (4096 bytes each): why a rank FAILED, in UTF-8
  * </pre>
  */
 public final class ControlBlock {
@@ -47,7 +49,7 @@ public final class ControlBlock {
     /** The number of signals that each rank may raise for each. */
     public static final int CHANNELS = 4;
 
-    private static final int RECORD = 1024;
+    private static final int RECORD = 512;
     private static final int LINE = 64;
     private static final int GIVEN_UP = 4;
     private static final int DOORBELL = 64;
@@ -56,9 +58,12 @@ public final class ControlBlock {
     private static final int REASON_LENGTH = 132;
     private static final int PID = 136;
     private static final int START_TIME = 144;
-    private static final int REASON = 192;
-    private static final int MAX_REASON = 256;
-    private static final int SIGNATURES = 448;
+    private static final int SIGNATURES = 192;
+
+    // 8 ranks that all call something else, of 10 dimensions, in a group with a name of 200
+    // characters make a text of 3.0 KB.
+    private static final int MAX_REASON = 4096;
+    private static final byte[] OMISSION = " … ".getBytes(StandardCharsets.UTF_8);
 
     private final AtomicBuffer words;
     private final int worldSize;
@@ -81,7 +86,7 @@ public final class ControlBlock {
      * @return the size in bytes
      */
     public static int byteSize(int worldSize) {
-        return worldSize * RECORD + worldSize * CHANNELS * worldSize * LINE;
+        return reasonOffset(worldSize, worldSize);
     }
 
     /**
@@ -151,6 +156,10 @@ public final class ControlBlock {
 
     private int signalOffset(int rank, int channel, int source) {
         return worldSize * RECORD + ((rank * CHANNELS + channel) * worldSize + source) * LINE;
+    }
+
+    private static int reasonOffset(int rank, int worldSize) {
+        return worldSize * RECORD + worldSize * CHANNELS * worldSize * LINE + rank * MAX_REASON;
     }
 
     /**
@@ -234,13 +243,44 @@ public final class ControlBlock {
      * Tells that this rank cannot go on.
      *
      * @param rank this rank
-     * @param utf8 why, in UTF-8; what does not fit is cut off
+     * @param reason why, {@linkplain #encoded encoded}
      */
-    public void setFailed(int rank, byte[] utf8) {
-        int length = Math.min(utf8.length, MAX_REASON);
-        words.putBytes(rank * RECORD + REASON, utf8, length);
-        words.putIntVolatile(rank * RECORD + REASON_LENGTH, length);
+    public void setFailed(int rank, byte[] reason) {
+        words.putBytes(reasonOffset(rank, worldSize), reason, reason.length);
+        words.putIntVolatile(rank * RECORD + REASON_LENGTH, reason.length);
         words.putIntVolatile(rank * RECORD + STATE, State.FAILED.ordinal());
+    }
+
+    /**
+     * Encodes why a rank has failed. A text that is too long loses its middle: what was called
+     * stands at the start of our messages, and which ranks are to blame at the end.
+     *
+     * @param reason why
+     * @return UTF-8, as long as the block has room for
+     */
+    public static byte[] encoded(String reason) {
+        byte[] utf8 = reason.getBytes(StandardCharsets.UTF_8);
+        if (utf8.length <= MAX_REASON) {
+            return utf8;
+        }
+        int half = (MAX_REASON - OMISSION.length) / 2;
+        int head = half;
+        int tail = utf8.length - half;
+        while (isInsideCharacter(utf8[head])) {
+            head--;
+        }
+        while (isInsideCharacter(utf8[tail])) {
+            tail++;
+        }
+        return ByteBuffer.allocate(head + OMISSION.length + utf8.length - tail)
+                .put(utf8, 0, head)
+                .put(OMISSION)
+                .put(utf8, tail, utf8.length - tail)
+                .array();
+    }
+
+    private static boolean isInsideCharacter(byte utf8) {
+        return (utf8 & 0xc0) == 0x80;
     }
 
     /**
@@ -251,7 +291,7 @@ public final class ControlBlock {
      */
     public String reason(int rank) {
         byte[] utf8 = new byte[words.getIntVolatile(rank * RECORD + REASON_LENGTH)];
-        words.getBytes(rank * RECORD + REASON, utf8);
+        words.getBytes(reasonOffset(rank, worldSize), utf8);
         return new String(utf8, StandardCharsets.UTF_8);
     }
 

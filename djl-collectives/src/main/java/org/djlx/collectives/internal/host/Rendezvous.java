@@ -281,7 +281,7 @@ public final class Rendezvous {
 
     private static byte[] textOf(CollectiveException reason) {
         try {
-            return reason.getMessage().getBytes(StandardCharsets.UTF_8);
+            return ControlBlock.encoded(reason.getMessage());
         } catch (RuntimeException | Error e) {
             return NO_TEXT; // Memory has run out: that the rank has failed is what counts.
         }

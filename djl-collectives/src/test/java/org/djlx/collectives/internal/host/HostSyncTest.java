@@ -10,8 +10,12 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -24,7 +28,12 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
+import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestOperations;
+import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -103,6 +112,44 @@ class HostSyncTest {
         hosts.get(2).leave();
         assertTrue(hosts.get(0).isAlone());
         assertFalse(hosts.get(1).isAlone());
+    }
+
+    /** Eight ranks that all call something else, in a group with a long name. */
+    @Test
+    void theOthersReadTheWholeReason() {
+        long[] shape = new long[10];
+        Arrays.fill(shape, Long.MAX_VALUE);
+        Map<Integer, String> calls = new HashMap<>();
+        for (int rank = 0; rank < 8; rank++) {
+            Agreed agreed =
+                    new Agreed(
+                            ScalarType.COMPLEX128,
+                            shape,
+                            ReduceOp.premulSum(-Double.MAX_VALUE / 3),
+                            Integer.MAX_VALUE - rank);
+            Operation call =
+                    TestOperations.create(
+                            OpType.REDUCE_SCATTER_TENSOR, 1, "", Duration.ZERO, agreed);
+            calls.put(rank, Operation.describe(call.signature()));
+        }
+        String name = "ö".repeat(200);
+        String reason = GroupErrors.disagreement("call 2147483647", name, calls).getMessage();
+        hosts.get(2).fail(reason);
+        assertEquals("rank 2 failed: " + reason, hosts.get(0).brokenRank());
+    }
+
+    @Test
+    void whatIsTooLongLosesItsMiddle() {
+        String start = "barrier() #1 of group '";
+        String end = "' timed out on rank 1 after PT5S: rank 2 did not arrive";
+        for (int odd = 0; odd < 4; odd++) {
+            byte[] cut = ControlBlock.encoded(start + "x".repeat(odd) + "𝄞".repeat(5000) + end);
+            String text = new String(cut, StandardCharsets.UTF_8);
+            assertTrue(text.startsWith(start), text);
+            assertTrue(text.endsWith(end), text);
+            assertTrue(text.contains("𝄞 … 𝄞"), text);
+            assertFalse(text.contains("\ufffd"), text);
+        }
     }
 
     /** Two ranks give up at about the time at which the third arrives: all do, or none. */
