@@ -13,12 +13,36 @@ public class CollectiveMismatchException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
+    private final boolean isGroupBroken;
+
     /**
-     * Creates an exception.
+     * Creates an exception of calls that were compared before they ran.
      *
      * @param message what each rank called
      */
     public CollectiveMismatchException(String message) {
+        this(message, false);
+    }
+
+    /**
+     * Creates an exception.
+     *
+     * @param message what each rank called
+     * @param isGroupBroken whether the calls may have run, so that the ranks are out of step
+     */
+    public CollectiveMismatchException(String message, boolean isGroupBroken) {
         super(message);
+        this.isGroupBroken = isGroupBroken;
+    }
+
+    /**
+     * Tells whether the group is broken: if so, the {@linkplain #flightRecord() record} of the
+     * rank's last operations is written, as after any other failure.
+     *
+     * @return whether it is; otherwise it stays usable, and all that is known of the calls stands
+     *     in the message
+     */
+    public boolean isGroupBroken() {
+        return isGroupBroken;
     }
 }

@@ -971,6 +971,11 @@ public final class ProcessGroup implements AutoCloseable {
                 Work work = call.apply(operation);
                 state.issued(operation);
                 return work;
+            } catch (CollectiveMismatchException e) {
+                // The ranks have called it, though it cannot be enqueued.
+                state.issued(operation);
+                operation.ended(e);
+                throw e;
             } catch (RuntimeException | Error e) {
                 operation.withdrawn();
                 throw e;

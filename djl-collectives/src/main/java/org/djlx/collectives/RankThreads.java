@@ -111,10 +111,11 @@ final class RankThreads<T> {
         if (t instanceof CollectiveTimeoutException timeout) {
             return new CollectiveTimeoutException(message, timeout.missingRanks(), timeout);
         }
-        if (t instanceof CollectiveMismatchException) {
-            CollectiveException mismatch = new CollectiveMismatchException(message);
-            mismatch.initCause(t);
-            return mismatch;
+        if (t instanceof CollectiveMismatchException mismatch) {
+            CollectiveException failure =
+                    new CollectiveMismatchException(message, mismatch.isGroupBroken());
+            failure.initCause(t);
+            return failure;
         }
         return new CollectiveException(message, t);
     }

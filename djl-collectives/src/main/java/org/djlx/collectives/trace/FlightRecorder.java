@@ -20,11 +20,12 @@ import org.djlx.collectives.GroupContext;
  *
  * <p>Always on. It keeps the last {@value #DEFAULT_SIZE} operations, or as many as the system
  * property {@value #SIZE_PROPERTY} says. When an operation fails, a timeout included but not a
- * mismatch, each rank that notices writes what it has to a file, over what was there: at once,
- * above all when the group breaks. If more fails in the next seconds, such as messages, which leave
- * the group usable, it writes for the last of them when these have passed or the group is
- * destroyed. It does not for what fails because the group is broken. A thread of its own writes, so
- * that no operation waits for a disk; a JVM that ends waits a while for it.
+ * mismatch after which the group stays usable, each rank that notices writes what it has to a file,
+ * over what was there: at once, above all when the group breaks. If more fails in the next seconds,
+ * such as messages, which leave the group usable, it writes for the last of them when these have
+ * passed or the group is destroyed. It does not for what fails because the group is broken. A
+ * thread of its own writes, so that no operation waits for a disk; a JVM that ends waits a while
+ * for it.
  *
  * <p>Where, is logged, and stands in the exception: {@code flight-GROUP-rankN-pidP.json} in the
  * directory given by the system property {@value #DIRECTORY_PROPERTY}, or else by the environment

@@ -112,8 +112,7 @@ public final class GroupTrace {
      * @return the file in which the record will be; null if it need not be written
      */
     String failed(Operation operation, Throwable failure, String message) {
-        // What each rank called stands in the error.
-        if (closed || failure instanceof CollectiveMismatchException) {
+        if (closed || isHarmless(failure)) {
             return null;
         }
         hasFailed = true;
@@ -129,6 +128,11 @@ public final class GroupTrace {
             DumpWriter.lost("the flight record", e);
             return null;
         }
+    }
+
+    /** The group goes on, and what each rank called stands in the error. */
+    private static boolean isHarmless(Throwable failure) {
+        return failure instanceof CollectiveMismatchException mismatch && !mismatch.isGroupBroken();
     }
 
     private void report(Operation operation, Throwable failure, String message) {

@@ -222,7 +222,8 @@ final class P2pQueue implements Watchdog.Queue {
             hosts.publish(operation, captured);
             return null;
         } catch (CollectiveException e) {
-            boolean usable = verify && e instanceof CollectiveMismatchException;
+            boolean usable =
+                    e instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
             if (!usable && captured) {
                 // What waits for the GPU would spoil the capture, before its user learns why.
                 LongCalls.start("cuda_p2p-broken-" + context.name(), () -> fail(e));

@@ -176,19 +176,25 @@ public final class GroupErrors {
         for (int rank = 0; rank < signatures.size(); rank++) {
             calls.put(rank, Operation.describe(signatures.get(rank)));
         }
-        return disagreement("operation #" + operation.sequence(), group, calls);
+        return new CollectiveMismatchException(
+                differences("operation #" + operation.sequence(), group, calls));
     }
 
     /**
-     * The ranks called different operations.
+     * The ranks called different operations, which was found after some had run theirs: the group
+     * is broken.
      *
      * @param call which of their calls it was
      * @param group the group's name
      * @param calls what each rank called, by its number, as far as that is known
      * @return the exception
      */
-    public static CollectiveMismatchException disagreement(
+    public static CollectiveMismatchException outOfStep(
             String call, String group, Map<Integer, String> calls) {
+        return new CollectiveMismatchException(differences(call, group, calls), true);
+    }
+
+    private static String differences(String call, String group, Map<Integer, String> calls) {
         Map<String, List<Integer>> callers = new TreeMap<>();
         calls.forEach(
                 (rank, text) -> callers.computeIfAbsent(text, k -> new ArrayList<>()).add(rank));
@@ -199,14 +205,12 @@ public final class GroupErrors {
                                 .append(ranks(ranks))
                                 .append(" called ")
                                 .append(called));
-        return new CollectiveMismatchException(
-                call
-                        + " of group '"
-                        + group
-                        + "' is not the same on all ranks: "
-                        + text
-                        + "; all ranks must call the same operation with the same element type and"
-                        + " shape");
+        return call
+                + " of group '"
+                + group
+                + "' is not the same on all ranks: "
+                + text
+                + "; all ranks must call the same operation with the same element type and shape";
     }
 
     /**

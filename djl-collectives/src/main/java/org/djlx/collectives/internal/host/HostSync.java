@@ -105,7 +105,7 @@ public final class HostSync implements AutoCloseable {
     private CollectiveMismatchException difference(int number) {
         return number == 0
                 ? null
-                : GroupErrors.disagreement("call " + number, group, log.calls(number));
+                : GroupErrors.outOfStep("call " + number, group, log.calls(number));
     }
 
     /**

@@ -221,6 +221,7 @@ class CudaP2pThreadsTest {
                                     .getMessage();
                     assertTrue(message.contains(differing.one()), message);
                     assertTrue(message.contains(differing.other()), message);
+                    assertTrue(message.contains("last operations are in"), message);
                     // It is broken on all ranks.
                     assertThrows(
                             CollectiveException.class,

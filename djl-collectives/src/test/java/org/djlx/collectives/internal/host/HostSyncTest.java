@@ -133,7 +133,7 @@ class HostSyncTest {
             calls.put(rank, Operation.describe(call.signature()));
         }
         String name = "ö".repeat(200);
-        String reason = GroupErrors.disagreement("call 2147483647", name, calls).getMessage();
+        String reason = GroupErrors.outOfStep("call 2147483647", name, calls).getMessage();
         hosts.get(2).fail(reason);
         assertEquals("rank 2 failed: " + reason, hosts.get(0).brokenRank());
     }
