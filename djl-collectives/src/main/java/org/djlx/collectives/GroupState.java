@@ -6,8 +6,10 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -23,6 +25,22 @@ final class GroupState {
 
     private static final Logger logger = LoggerFactory.getLogger(GroupState.class);
 
+    private static final int MAX_TOLD = 1000;
+
+    // The groups of which it was said that they were not destroyed. Bounded, as nobody else knows
+    // when all ranks of one are gone.
+    private static final Set<String> TOLD =
+            Collections.newSetFromMap(
+                    new LinkedHashMap<>() {
+                        private static final long serialVersionUID = 1L;
+
+                        @Override
+                        protected boolean removeEldestEntry(Map.Entry<String, Boolean> eldest) {
+                            return size() > MAX_TOLD;
+                        }
+                    });
+
+    private final GroupState parent; // null if this is not a sub-group
     private final GroupContext context; // null if this rank is not a member
     private final Backend backend;
     private final Runnable onDestroy;
@@ -35,7 +53,7 @@ final class GroupState {
     private final Object issueLock = new Object();
 
     // Guarded by issueLock.
-    private final List<ProcessGroup> subGroups = new ArrayList<>();
+    private final List<GroupState> subGroups = new ArrayList<>();
     private final Set<String> givenNames = new HashSet<>();
     private final Map<Class<?>, AutoCloseable> attachments = new HashMap<>(); // guarded by itself
     private long sequence;
@@ -44,12 +62,17 @@ final class GroupState {
     private int monitoredBarriers;
     private volatile boolean destroyed;
 
+    @SuppressWarnings("unused") // It is there to be referred to.
+    private volatile Lifeline kept;
+
     GroupState(
+            GroupState parent,
             GroupContext context,
             Backend backend,
             String job,
             List<Integer> ranks,
             Runnable onDestroy) {
+        this.parent = parent;
         this.context = context;
         this.backend = backend;
         this.onDestroy = onDestroy;
@@ -63,6 +86,7 @@ final class GroupState {
 
     /** Creates the state of a group that this rank is not in. */
     GroupState(String name, List<Integer> ranks, Backend backend, String member) {
+        this.parent = null;
         this.context = null;
         this.backend = backend;
         this.onDestroy = () -> {};
@@ -162,7 +186,7 @@ final class GroupState {
         }
     }
 
-    void addSubGroup(ProcessGroup group) {
+    void addSubGroup(GroupState group) {
         synchronized (issueLock) {
             if (!destroyed) {
                 subGroups.add(group);
@@ -173,7 +197,7 @@ final class GroupState {
         checkUsable();
     }
 
-    void removeSubGroup(ProcessGroup group) {
+    private void removeSubGroup(GroupState group) {
         synchronized (issueLock) {
             subGroups.remove(group);
         }
@@ -209,21 +233,53 @@ final class GroupState {
                 });
     }
 
-    void destroy() {
-        List<ProcessGroup> dependent;
+    /** Keeps the group from being freed as a forgotten one. */
+    void keep(Lifeline lifeline) {
+        kept = lifeline;
+        if (destroyed) {
+            kept = null;
+        }
+    }
+
+    /** Destroys the group, which nobody has done and nobody can use any more. */
+    void abandoned() {
+        try {
+            if (destroy() && isNews(trace.job() + "/" + name)) {
+                logger.warn(
+                        "group '{}' of backend '{}' was forgotten without destroy() and has been"
+                                + " freed now, here on rank {}; until then it held threads and"
+                                + " memory",
+                        name,
+                        backend.name(),
+                        rank);
+            }
+        } catch (RuntimeException | Error e) {
+            logger.warn("group '{}', which was forgotten, cannot be freed", name, e);
+        }
+    }
+
+    private static boolean isNews(String group) {
+        synchronized (TOLD) {
+            return TOLD.add(group);
+        }
+    }
+
+    /** Destroys the group; returns false if that was done before. */
+    boolean destroy() {
+        List<GroupState> dependent;
         if (!destroyed && unusable == null) {
             backend.stopWaiting(); // A call that waits for other ranks holds the lock.
         }
         synchronized (issueLock) {
             if (destroyed || unusable != null) {
-                return;
+                return false;
             }
             dependent = List.copyOf(subGroups); // If memory has run out, nothing is destroyed.
             destroyed = true;
         }
         // Each is freed, also if another cannot be: nobody gets a second chance.
         try {
-            dependent.forEach(ProcessGroup::destroy);
+            dependent.forEach(GroupState::destroy);
             trace.close();
         } finally {
             try {
@@ -233,8 +289,13 @@ final class GroupState {
                     closeAttachments();
                 } finally {
                     onDestroy.run();
+                    kept = null;
+                    if (parent != null) {
+                        parent.removeSubGroup(this);
+                    }
                 }
             }
         }
+        return true;
     }
 }

@@ -16,7 +16,8 @@ import org.djlx.nativeops.TensorInfo;
  * numbered for themselves.
  *
  * <p>Whoever executes the operation reports {@link #started} and {@link #ended}, which go to an
- * {@link OperationTrace}. Otherwise immutable.
+ * {@link OperationTrace}. Until then it keeps its group, should nobody else refer to that.
+ * Otherwise immutable.
  *
  * <p>A backend publishes {@link #signature()} to the other ranks and compares theirs with it;
  * {@link #describe(long[])} turns a signature back into words. A signature has {@value
@@ -53,6 +54,7 @@ public final class Operation {
     // Set when the operation is issued, before anybody else sees it.
     private TensorInfo tensor;
     private OperationTrace trace;
+    private Lifeline lifeline; // of the group; null when the operation has ended
     private String algorithm;
 
     /**
@@ -220,6 +222,20 @@ public final class Operation {
         return algorithm;
     }
 
+    /** Says what to refer to until the operation has ended. */
+    void setGroup(Lifeline group) {
+        lifeline = group;
+    }
+
+    /**
+     * Keeps the group until it is destroyed, even if nobody refers to it: what this operation has
+     * enqueued may run at any time, as from a CUDA graph. To be called by who executes it, before
+     * {@link #ended}.
+     */
+    public void keepGroup() {
+        lifeline.keep();
+    }
+
     /** Says who is told how the operation goes. */
     void setTrace(OperationTrace to) {
         trace = to;
@@ -227,6 +243,7 @@ public final class Operation {
 
     /** Reports that the backend did not take the operation. */
     void withdrawn() {
+        lifeline = null;
         trace.withdrawn();
     }
 
@@ -247,6 +264,7 @@ public final class Operation {
      * @param failure why it failed, or null if it ended well
      */
     public void ended(Throwable failure) {
+        lifeline = null;
         String record = trace.ended(failure);
         if (record != null && failure instanceof CollectiveException exception) {
             exception.setFlightRecord(record);

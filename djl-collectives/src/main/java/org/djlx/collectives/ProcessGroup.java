@@ -75,6 +75,7 @@ public final class ProcessGroup implements AutoCloseable {
     private static final Variant PLAIN_ALL_REDUCE = new Variant(OpType.ALL_REDUCE);
 
     private final GroupState state;
+    private final Lifeline lifeline; // null if this rank is not a member
     private final Backend backend;
     private final OperationChecks checks;
     private final Duration timeout;
@@ -85,20 +86,41 @@ public final class ProcessGroup implements AutoCloseable {
             String job,
             List<Integer> ranks,
             Runnable onDestroy) {
-        this(new GroupState(context, backend, job, ranks, onDestroy), context.options().timeout());
+        this(new GroupState(null, context, backend, job, ranks, onDestroy), null);
     }
 
-    private ProcessGroup(GroupState state, Duration timeout) {
+    private ProcessGroup(GroupState state, ProcessGroup parent) {
+        this(
+                state,
+                new Lifeline(state, parent == null ? null : parent.lifeline),
+                state.context().options().timeout());
+    }
+
+    private ProcessGroup(GroupState state, Lifeline lifeline, Duration timeout) {
         this.state = state;
+        this.lifeline = lifeline;
         this.backend = state.backend();
         this.checks = new OperationChecks(backend, state.rank(), state.worldSize());
         this.timeout = timeout;
     }
 
+    /** Creates this rank's handle on a group of some ranks of another. */
+    static ProcessGroup part(
+            ProcessGroup parent, GroupContext context, Backend backend, List<Integer> ranks) {
+        GroupState whole = parent.state;
+        String job = whole.trace().job();
+        GroupState state = new GroupState(whole, context, backend, job, ranks, () -> {});
+        ProcessGroup group = new ProcessGroup(state, parent);
+        whole.addSubGroup(state);
+        return group;
+    }
+
     /** Creates the handle that a rank gets of a group that it is not in. */
     static ProcessGroup nonMember(String name, List<Integer> ranks, ProcessGroup parent) {
         return new ProcessGroup(
-                new GroupState(name, ranks, parent.backend, parent.toString()), parent.timeout);
+                new GroupState(name, ranks, parent.backend, parent.toString()),
+                (Lifeline) null,
+                parent.timeout);
     }
 
     /**
@@ -235,7 +257,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the view
      */
     public ProcessGroup withTimeout(Duration timeout) {
-        return new ProcessGroup(state, BackendOptions.checked(timeout));
+        return new ProcessGroup(state, lifeline, BackendOptions.checked(timeout));
     }
 
     /**
@@ -260,7 +282,8 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * Returns what a library keeps for this group on this rank, such as plans of its operations:
      * made when it is first asked for, and closed when the group has been destroyed and nothing of
-     * it runs any more. Views of the group have the same.
+     * it runs any more. Views of the group have the same. It must not refer to the group: a group
+     * that was forgotten would not be freed.
      *
      * @param type the class of what is kept, of which there is one
      * @param maker makes it; must not use the group
@@ -917,6 +940,14 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * <p>Memory of GPUs that other ranks have mapped is freed when these have left, too, and when
      * their GPUs have come to the end of what they run: maybe after this call has returned.
+     *
+     * <p>A group that was forgotten is destroyed after some time, and the log says so, once for a
+     * group. That is a net, and depends on when the JVM collects garbage. A group is forgotten when
+     * nothing refers to a handle on it any more, to a view or to a sub-group, and no operation of
+     * it is under way on this rank: what was issued ends first, whether or not somebody keeps the
+     * {@link Work}. What was taken from the group, such as its {@linkplain #p2pBuffers() buffers}
+     * and arrays in them, does not count. One of whose operations went into a CUDA graph is never
+     * forgotten.
      */
     public void destroy() {
         state.destroy();
@@ -966,6 +997,7 @@ public final class ProcessGroup implements AutoCloseable {
             state.checkUsable();
             Operation operation = state.nextOperation(type, timeout, agreed, tag);
             operation.setTensor(tensor);
+            operation.setGroup(lifeline);
             operation.setTrace(state.trace().scheduled(operation));
             try {
                 Work work = call.apply(operation);

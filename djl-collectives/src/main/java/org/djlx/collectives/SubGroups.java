@@ -12,7 +12,6 @@ import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
-import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup.Variant;
@@ -210,17 +209,7 @@ final class SubGroups {
         GroupContext whole = parent.state().context();
         Store store = new PrefixStore("group" + prefix, whole.store());
         GroupContext context = whole.part(name, members, store, parent.device());
-        AtomicReference<ProcessGroup> self = new AtomicReference<>();
-        ProcessGroup group =
-                new ProcessGroup(
-                        context,
-                        join(parent, context, members, color),
-                        parent.state().trace().job(),
-                        ranks,
-                        () -> parent.state().removeSubGroup(self.get()));
-        self.set(group);
-        parent.state().addSubGroup(group);
-        return group;
+        return ProcessGroup.part(parent, context, join(parent, context, members, color), ranks);
     }
 
     /** Creates the backend; who is missing is told in ranks of the group that the caller knows. */

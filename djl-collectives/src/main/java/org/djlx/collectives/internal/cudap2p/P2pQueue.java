@@ -259,6 +259,7 @@ final class P2pQueue implements Watchdog.Queue {
     /** Puts an operation into the graph that the current stream is recorded into. */
     private Work capture(Operation operation, CudaStream current, Body body, List<NDArray> result) {
         operation.started();
+        operation.keepGroup();
         try {
             body.enqueue(current, true);
             current.keepAlive(result.toArray(new NDArray[0]));

@@ -1,0 +1,28 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import java.util.regex.Pattern;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Groups that nobody destroys. */
+class ForgottenGroupsTest {
+
+    @Test
+    @Timeout(500)
+    void areFreedAndNamedOnce() throws InterruptedException {
+        try (RankProcesses jvm = new RankProcesses(1, ForgottenGroupsMain.class)) {
+            jvm.awaitSuccess();
+            String output = jvm.output(0);
+            for (int number = 0; number < 100; number++) {
+                Pattern told = Pattern.compile("group 'local" + number + "' .*was forgotten");
+                assertEquals(1, told.matcher(output).results().count(), output);
+            }
+        }
+    }
+}
