@@ -35,7 +35,6 @@ final class AllGatherMatmulPlan implements FusedPlan {
 
     static final OpType TYPE = new OpType("allGatherMatmul");
 
-    private final ProcessGroup group;
     private final boolean gpu;
     private final boolean returnGathered;
     private final ScalarType type;
@@ -69,7 +68,6 @@ final class AllGatherMatmulPlan implements FusedPlan {
             int gatherDim,
             boolean returnGathered) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
-        this.group = group;
         this.gpu = group.device().isGpu();
         this.worldSize = group.worldSize();
         this.returnGathered = returnGathered;
@@ -86,13 +84,13 @@ final class AllGatherMatmulPlan implements FusedPlan {
             checks.checkB(role, bs.get(i), infos[1 + i], aShard, type, inner);
             columns[i] = infos[1 + i].sizes()[1];
         }
-        reason = fallbackReason(infos[0].count());
+        reason = fallbackReason(group, infos[0].count());
         if (reason == null) {
-            prepare(infos, shape);
+            prepare(group, infos, shape);
         }
     }
 
-    private FallbackReason fallbackReason(long count) {
+    private FallbackReason fallbackReason(ProcessGroup group, long count) {
         if (FusedOps.isForced(Path.PLAIN)) {
             return FallbackReason.FORCED;
         }
@@ -107,10 +105,10 @@ final class AllGatherMatmulPlan implements FusedPlan {
                 : FallbackReason.BUFFER_TOO_SMALL;
     }
 
-    private void prepare(TensorInfo[] infos, Shape shape) {
+    private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape) {
         GroupPlans plans = GroupPlans.of(group);
         compute = plans.compute();
-        schedule = plans.schedule();
+        schedule = plans.schedule(group);
         shardBytes = infos[0].byteSize();
         slots = new Slots(group.p2pBuffers().orElseThrow(), shardBytes);
         agreed = new Agreed(type, infos[0].sizes(), null, gatherDim);
@@ -177,14 +175,15 @@ final class AllGatherMatmulPlan implements FusedPlan {
     /** What a call has enqueued or issued, whose results are there when the work has ended. */
     record Issued(GatheredMatmul result, Work work) {}
 
-    Issued run(NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
+    Issued run(ProcessGroup group, NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
         UsageCounter.count(reason, persistent != null);
         return reason == null
-                ? pipelined(aShard, bs, infos)
-                : new Issued(NoGradient.get(() -> plain(aShard, bs)), null);
+                ? pipelined(group, aShard, bs, infos)
+                : new Issued(NoGradient.get(() -> plain(group, aShard, bs)), null);
     }
 
-    private Issued pipelined(NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
+    private Issued pipelined(
+            ProcessGroup group, NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
         NDManager manager = aShard.getManager();
         OperationScope scope = new OperationScope(gpu);
         List<NDArray> made = new ArrayList<>(1 + outShapes.length);
@@ -287,7 +286,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
         return NoGradient.get(() -> Axes.copy(temporary, Axes.move(view, gatherDim, 0), type));
     }
 
-    private GatheredMatmul plain(NDArray aShard, List<NDArray> bs) {
+    private GatheredMatmul plain(ProcessGroup group, NDArray aShard, List<NDArray> bs) {
         NDManager manager = aShard.getManager();
         try (NDManager temporary = manager.newSubManager()) {
             NDArray stacked =

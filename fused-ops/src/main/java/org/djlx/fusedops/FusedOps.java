@@ -126,7 +126,7 @@ public final class FusedOps {
                                                     infos,
                                                     gatherDim,
                                                     returnGathered))
-                            .run(aShard, bs, infos);
+                            .run(group, aShard, bs, infos);
         }
         complete(group, issued.work(), () -> issued.result().close());
         return issued.result();
@@ -165,7 +165,7 @@ public final class FusedOps {
                                     () ->
                                             new MatmulReduceScatterPlan(
                                                     group, a, b, infos, op, scatterDim))
-                            .run(a, b, infos);
+                            .run(group, a, b, infos);
         }
         complete(group, issued.work(), () -> issued.result().close());
         return issued.result();

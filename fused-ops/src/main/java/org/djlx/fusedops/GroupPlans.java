@@ -4,6 +4,7 @@
  */
 package org.djlx.fusedops;
 
+import ai.djl.Device;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.function.Supplier;
@@ -13,24 +14,27 @@ import org.djlx.fusedops.internal.Schedule;
 
 /**
  * What fused operators keep for a group on one rank: the plans used last, and what they compute
- * with. Closed with the group. A plan is looked up and enqueued under this object's lock.
+ * with. Closed with the group, to which nothing here refers: it could not be freed when it is
+ * forgotten, and may be called through views that have other timeouts. A plan is looked up and
+ * enqueued under this object's lock.
  */
 final class GroupPlans implements AutoCloseable {
 
     /** How many plans are kept; a layer of a model needs a few. */
     static final int MAX_PLANS = 128;
 
-    private final ProcessGroup group;
+    private final Device device;
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
     private Compute compute; // once it is needed
     private Schedule schedule; // once it is needed
 
-    private GroupPlans(ProcessGroup group) {
-        this.group = group;
+    private GroupPlans(Device device) {
+        this.device = device;
     }
 
     static GroupPlans of(ProcessGroup group) {
-        return group.attachment(GroupPlans.class, () -> new GroupPlans(group));
+        Device device = group.device();
+        return group.attachment(GroupPlans.class, () -> new GroupPlans(device));
     }
 
     /**
@@ -55,12 +59,12 @@ final class GroupPlans implements AutoCloseable {
 
     synchronized Compute compute() {
         if (compute == null) {
-            compute = new Compute(group.device());
+            compute = new Compute(device);
         }
         return compute;
     }
 
-    synchronized Schedule schedule() {
+    synchronized Schedule schedule(ProcessGroup group) {
         if (schedule == null) {
             schedule = new Schedule(group);
         }

@@ -82,7 +82,7 @@ public final class LowContention {
                 output,
                 input,
                 (operation, arrays) -> {
-                    Schedule schedule = GroupPlans.of(group).schedule();
+                    Schedule schedule = GroupPlans.of(group).schedule(group);
                     long shard = arrays.inputAddress();
                     if (offset.isPresent()) {
                         long place = offset.getAsLong();
@@ -145,7 +145,7 @@ public final class LowContention {
                             compute.reduction(
                                     out.type(), out.count(), group.worldSize(), op == ReduceOp.AVG);
                     GroupPlans.of(group)
-                            .schedule()
+                            .schedule(group)
                             .scatterAndReduce(
                                     operation,
                                     new Slots(group.p2pBuffers().orElseThrow(), out.byteSize()),

@@ -34,7 +34,6 @@ final class MatmulReduceScatterPlan implements FusedPlan {
 
     static final OpType TYPE = new OpType("matmulReduceScatter");
 
-    private final ProcessGroup group;
     private final boolean gpu;
     private final ReduceOp op;
     private final ScalarType type;
@@ -69,7 +68,6 @@ final class MatmulReduceScatterPlan implements FusedPlan {
             ReduceOp op,
             int scatterDim) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
-        this.group = group;
         this.gpu = group.device().isGpu();
         this.worldSize = group.worldSize();
         this.type = checks.checkA("A", a, infos[0], group.device());
@@ -86,9 +84,9 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                     "dimension %d of the product %s is not divisible by the world size %d",
                     scatterDim, product, worldSize);
         }
-        reason = fallbackReason();
+        reason = fallbackReason(group);
         if (reason == null) {
-            prepare(infos, shape);
+            prepare(group, infos, shape);
         }
     }
 
@@ -97,7 +95,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         return Axes.with(product, scatterDim, product.get(scatterDim) / worldSize);
     }
 
-    private FallbackReason fallbackReason() {
+    private FallbackReason fallbackReason(ProcessGroup group) {
         if (FusedOps.isForced(Path.PLAIN)) {
             return FallbackReason.FORCED;
         }
@@ -109,10 +107,10 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                 : FallbackReason.BUFFER_TOO_SMALL;
     }
 
-    private void prepare(TensorInfo[] infos, Shape shape) {
+    private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape) {
         GroupPlans plans = GroupPlans.of(group);
         compute = plans.compute();
-        schedule = plans.schedule();
+        schedule = plans.schedule(group);
         columns = scatterDim == lastDim;
         agreed = new Agreed(type, product.getShape(), op, scatterDim);
         long inner = shape.get(lastDim);
@@ -176,14 +174,14 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     /** What a call has enqueued or issued, whose result is there when the work has ended. */
     record Issued(NDArray result, Work work) {}
 
-    Issued run(NDArray a, NDArray b, TensorInfo[] infos) {
+    Issued run(ProcessGroup group, NDArray a, NDArray b, TensorInfo[] infos) {
         UsageCounter.count(reason, persistent != null);
         return reason == null
-                ? pipelined(a, b, infos)
-                : new Issued(NoGradient.get(() -> plain(a, b)), null);
+                ? pipelined(group, a, b, infos)
+                : new Issued(NoGradient.get(() -> plain(group, a, b)), null);
     }
 
-    private Issued pipelined(NDArray a, NDArray b, TensorInfo[] infos) {
+    private Issued pipelined(ProcessGroup group, NDArray a, NDArray b, TensorInfo[] infos) {
         OperationScope scope = new OperationScope(gpu);
         NDArray result = null;
         boolean done = false;
@@ -278,7 +276,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                 });
     }
 
-    private NDArray plain(NDArray a, NDArray b) {
+    private NDArray plain(ProcessGroup group, NDArray a, NDArray b) {
         try (NDManager temporary = a.getManager().newSubManager()) {
             NDArray view = Torch.alias(temporary, a);
             NDArray matrix = Axes.matrix(Axes.contiguous(temporary, view, type));

@@ -40,7 +40,7 @@ final class OpQueue {
     private boolean idle; // guarded by pending
     private volatile boolean awaitsStop; // the queue's thread, of whoever runs operations
     private volatile boolean closed;
-    private OpWork running; // the last that was run, or null; guarded by runner
+    private OpWork running; // or null; guarded by runner
 
     /**
      * Creates a queue, and its thread.
@@ -131,6 +131,8 @@ final class OpQueue {
             CollectiveException reason = GroupErrors.failed(next.operation(), e);
             rendezvous.fail(reason);
             next.complete(reason);
+        } finally {
+            running = null; // What it ran may refer to the group.
         }
         return true;
     }
