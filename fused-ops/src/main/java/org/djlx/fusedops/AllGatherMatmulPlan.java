@@ -35,7 +35,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
 
     static final OpType TYPE = new OpType("allGatherMatmul");
 
-    private final boolean gpu;
+    private final GroupPlans plans;
     private final boolean returnGathered;
     private final ScalarType type;
     private final int gatherDim;
@@ -68,7 +68,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
             int gatherDim,
             boolean returnGathered) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
-        this.gpu = group.device().isGpu();
+        this.plans = GroupPlans.of(group);
         this.worldSize = group.worldSize();
         this.returnGathered = returnGathered;
         this.type = checks.checkA("aShard", aShard, infos[0], group.device());
@@ -106,7 +106,6 @@ final class AllGatherMatmulPlan implements FusedPlan {
     }
 
     private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape) {
-        GroupPlans plans = GroupPlans.of(group);
         compute = plans.compute();
         schedule = plans.schedule(group);
         shardBytes = infos[0].byteSize();
@@ -185,11 +184,11 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private Issued pipelined(
             ProcessGroup group, NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
         NDManager manager = aShard.getManager();
-        OperationScope scope = new OperationScope(gpu);
+        OperationScope scope = plans.scope();
         List<NDArray> made = new ArrayList<>(1 + outShapes.length);
         boolean done = false;
         try {
-            NDArray shard = direct ? aShard : front(scope, aShard);
+            NDArray shard = direct ? aShard : scope.front(aShard, gatherDim, type);
             long shardAddress = direct ? infos[0].address() : Torch.dataPointer(shard);
             NDArray[] used = new NDArray[2 + 2 * outShapes.length];
             long[] right = new long[outShapes.length];
@@ -279,22 +278,15 @@ final class AllGatherMatmulPlan implements FusedPlan {
         }
     }
 
-    /** The shard with the gather dimension in front, contiguous. */
-    private NDArray front(OperationScope scope, NDArray aShard) {
-        NDManager temporary = scope.temporary(aShard);
-        NDArray view = Torch.alias(temporary, aShard);
-        return NoGradient.get(() -> Axes.copy(temporary, Axes.move(view, gatherDim, 0), type));
-    }
-
     private GatheredMatmul plain(ProcessGroup group, NDArray aShard, List<NDArray> bs) {
         NDManager manager = aShard.getManager();
-        try (NDManager temporary = manager.newSubManager()) {
-            NDArray stacked =
-                    Torch.empty(temporary, Axes.stacked(worldSize, aShard.getShape()), type);
+        OperationScope scope = plans.scope();
+        try {
+            NDArray stacked = scope.empty(Axes.stacked(worldSize, aShard.getShape()), type);
             FusedOps.complete(group, group.allGatherIntoTensor(stacked, aShard));
-            NDArray inOrder = Axes.move(stacked, 0, gatherDim);
-            NDArray gathered = Axes.contiguous(temporary, inOrder, type).reshape(gatheredShape);
-            NDArray matrix = Axes.matrix(gathered);
+            NDArray inOrder = scope.add(Axes.move(stacked, 0, gatherDim));
+            NDArray gathered = scope.add(scope.contiguous(inOrder, type).reshape(gatheredShape));
+            NDArray matrix = scope.add(Axes.matrix(gathered));
             List<NDArray> outputs = new ArrayList<>();
             for (int i = 0; i < bs.size(); i++) {
                 Shape shape = new Shape(matrix.getShape().get(0), columns[i]);
@@ -305,6 +297,8 @@ final class AllGatherMatmulPlan implements FusedPlan {
             }
             NDArray whole = returnGathered ? Torch.alias(manager, gathered) : null;
             return new GatheredMatmul(whole, outputs);
+        } finally {
+            scope.close();
         }
     }
 

@@ -5,16 +5,13 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
 import org.djlx.nativeops.MatrixLayout;
-import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
 
 /** Rearranges the dimensions of arrays; what it returns are views wherever possible. */
 final class Axes {
@@ -39,18 +36,6 @@ final class Axes {
                         IntStream.range(0, shape.dimension()).mapToObj(shape::get).toList());
         sizes.add(to, sizes.remove(from));
         return new Shape(sizes);
-    }
-
-    /** Returns an array with the same elements one after the other: itself, or a copy. */
-    static NDArray contiguous(NDManager manager, NDArray array, ScalarType type) {
-        return Torch.isContiguous(array) ? array : copy(manager, array, type);
-    }
-
-    /** Returns a copy of an array with its elements one after the other. */
-    static NDArray copy(NDManager manager, NDArray array, ScalarType type) {
-        NDArray copy = Torch.empty(manager, array.getShape(), type);
-        Torch.copy(copy, array);
-        return copy;
     }
 
     /** Returns a contiguous array as a matrix: all dimensions but the last are merged. */

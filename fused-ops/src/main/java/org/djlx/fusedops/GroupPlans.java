@@ -5,6 +5,7 @@
 package org.djlx.fusedops;
 
 import ai.djl.Device;
+import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.function.Supplier;
@@ -24,12 +25,14 @@ final class GroupPlans implements AutoCloseable {
     static final int MAX_PLANS = 128;
 
     private final Device device;
+    private final NDManager manager; // of what operations make; each closes its own arrays
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
     private Compute compute; // once it is needed
     private Schedule schedule; // once it is needed
 
     private GroupPlans(Device device) {
         this.device = device;
+        this.manager = NDManager.newBaseManager(device, "PyTorch");
     }
 
     static GroupPlans of(ProcessGroup group) {
@@ -57,9 +60,14 @@ final class GroupPlans implements AutoCloseable {
         return type.cast(plan);
     }
 
+    /** Returns what an operation needs until it has ended. */
+    OperationScope scope() {
+        return new OperationScope(device.isGpu(), manager);
+    }
+
     synchronized Compute compute() {
         if (compute == null) {
-            compute = new Compute(device);
+            compute = new Compute(device, manager);
         }
         return compute;
     }
@@ -79,5 +87,6 @@ final class GroupPlans implements AutoCloseable {
             compute.close();
             compute = null;
         }
+        manager.close();
     }
 }

@@ -5,7 +5,6 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import java.util.OptionalLong;
 import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
@@ -205,24 +204,24 @@ public final class LowContention {
             NDArray output,
             NDArray input,
             BiConsumer<Operation, Arrays> body) {
-        NDManager temporary = NDManager.newBaseManager(group.device(), "PyTorch");
+        OperationScope scope = GroupPlans.of(group).scope();
         boolean issued = false;
         try {
             // The caller may close his before the operation has run.
-            NDArray out = Torch.alias(temporary, output);
-            NDArray in = Torch.alias(temporary, input);
+            NDArray out = scope.alias(output);
+            NDArray in = scope.alias(input);
             Work work =
                     group.execute(
                             type,
                             agreed,
                             operation ->
-                                    NoGradient.run(() -> run(operation, out, in, temporary, body)));
+                                    NoGradient.run(() -> run(operation, out, in, scope, body)));
             issued = true;
-            work.getFuture().whenComplete((result, failure) -> temporary.close());
+            scope.closeAfter(work);
             return work;
         } finally {
             if (!issued) {
-                temporary.close();
+                scope.close();
             }
         }
     }
@@ -231,12 +230,12 @@ public final class LowContention {
             Operation operation,
             NDArray out,
             NDArray in,
-            NDManager temporary,
+            OperationScope scope,
             BiConsumer<Operation, Arrays> body) {
         ScalarType type = Torch.scalarType(out);
         boolean strided = !Torch.isContiguous(out);
-        NDArray straight = strided ? Torch.empty(temporary, out.getShape(), type) : out;
-        body.accept(operation, new Arrays(straight, Axes.contiguous(temporary, in, type)));
+        NDArray straight = strided ? scope.empty(out.getShape(), type) : out;
+        body.accept(operation, new Arrays(straight, scope.contiguous(in, type)));
         if (strided) {
             Torch.copy(out, straight);
         }

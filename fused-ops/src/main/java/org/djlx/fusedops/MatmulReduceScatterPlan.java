@@ -5,7 +5,6 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
 import org.djlx.collectives.OpType;
@@ -34,7 +33,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
 
     static final OpType TYPE = new OpType("matmulReduceScatter");
 
-    private final boolean gpu;
+    private final GroupPlans plans;
     private final ReduceOp op;
     private final ScalarType type;
     private final int scatterDim;
@@ -68,7 +67,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
             ReduceOp op,
             int scatterDim) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
-        this.gpu = group.device().isGpu();
+        this.plans = GroupPlans.of(group);
         this.worldSize = group.worldSize();
         this.type = checks.checkA("A", a, infos[0], group.device());
         Shape shape = new Shape(infos[0].sizes());
@@ -108,7 +107,6 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     }
 
     private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape) {
-        GroupPlans plans = GroupPlans.of(group);
         compute = plans.compute();
         schedule = plans.schedule(group);
         columns = scatterDim == lastDim;
@@ -182,11 +180,11 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     }
 
     private Issued pipelined(ProcessGroup group, NDArray a, NDArray b, TensorInfo[] infos) {
-        OperationScope scope = new OperationScope(gpu);
+        OperationScope scope = plans.scope();
         NDArray result = null;
         boolean done = false;
         try {
-            NDArray left = directA ? a : front(scope, a);
+            NDArray left = directA ? a : left(scope, a);
             NDArray right = directB ? b : scope.copy(b, type);
             long leftAddress = directA ? infos[0].address() : Torch.dataPointer(left);
             long rightAddress = directB ? infos[1].address() : Torch.dataPointer(right);
@@ -261,32 +259,32 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         return small ? 1 : Math.min(2, worldSize - 1);
     }
 
-    /** A with the scatter dimension in front, unless it is the last, contiguous. */
-    private NDArray front(OperationScope scope, NDArray a) {
-        NDManager temporary = scope.temporary(a);
-        NDArray view = Torch.alias(temporary, a);
-        return NoGradient.get(
-                () -> {
-                    NDArray moved = columns ? view : Axes.move(view, scatterDim, 0);
-                    if (persistent == null) {
-                        return Axes.copy(temporary, moved, type);
-                    }
-                    NDArray matrix = Axes.matrix(Axes.contiguous(temporary, moved, type));
-                    return PersistentMatmul.copy(temporary, matrix, type);
-                });
+    /** A copy of A with the scatter dimension in front, unless it is the last. */
+    private NDArray left(OperationScope scope, NDArray a) {
+        NDArray front = scope.front(a, columns ? 0 : scatterDim, type);
+        if (persistent == null) {
+            return front;
+        }
+        NDArray matrix = scope.add(Axes.matrix(front));
+        NDArray wide = scope.empty(PersistentMatmul.copyShape(matrix.getShape()), type);
+        PersistentMatmul.copy(wide, matrix, type);
+        return wide;
     }
 
     private NDArray plain(ProcessGroup group, NDArray a, NDArray b) {
-        try (NDManager temporary = a.getManager().newSubManager()) {
-            NDArray view = Torch.alias(temporary, a);
-            NDArray matrix = Axes.matrix(Axes.contiguous(temporary, view, type));
+        OperationScope scope = plans.scope();
+        try {
+            NDArray matrix = scope.add(Axes.matrix(scope.contiguous(scope.alias(a), type)));
             Shape shape = new Shape(matrix.getShape().get(0), product.get(lastDim));
-            NDArray whole = Torch.empty(temporary, shape, type);
+            NDArray whole = scope.empty(shape, type);
             Torch.mmOut(whole, matrix, b);
-            NDArray front = Axes.move(whole.reshape(product), scatterDim, 0);
+            NDArray reshaped = scope.add(whole.reshape(product));
+            NDArray front = scope.add(Axes.move(reshaped, scatterDim, 0));
             NDArray result = Torch.empty(a.getManager(), Axes.move(part(), scatterDim, 0), type);
             FusedOps.complete(group, group.reduceScatterTensor(result, front, op));
             return Axes.restore(result, scatterDim);
+        } finally {
+            scope.close();
         }
     }
 

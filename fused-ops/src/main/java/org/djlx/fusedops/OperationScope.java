@@ -6,12 +6,14 @@ package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorHold;
+import org.djlx.nativeops.Torch;
 
 /**
  * What one operation needs until it has ended: arrays made for it, and holds on the caller's. On a
@@ -22,27 +24,42 @@ final class OperationScope {
 
     private final boolean gpu;
     private final List<AutoCloseable> closeables = new ArrayList<>(4);
-    private NDManager temporary;
+    private final NDManager manager; // outlives the operation
 
-    OperationScope(boolean gpu) {
+    OperationScope(boolean gpu, NDManager manager) {
         this.gpu = gpu;
+        this.manager = manager;
     }
 
-    /** The manager of arrays that views need on the way. */
-    NDManager temporary(NDArray like) {
-        if (temporary == null) {
-            temporary = like.getManager().newSubManager();
-            closeables.add(temporary);
-        }
-        return temporary;
+    /** Another array of the same elements, in the same place. */
+    NDArray alias(NDArray array) {
+        return add(Torch.alias(manager, array));
+    }
+
+    /** A new array, not initialised. */
+    NDArray empty(Shape shape, ScalarType type) {
+        return add(Torch.empty(manager, shape, type));
+    }
+
+    /** A copy of an array whose elements lie one after the other; itself if they do. */
+    NDArray contiguous(NDArray array, ScalarType type) {
+        return Torch.isContiguous(array) ? array : copy(array, type);
     }
 
     /** A copy of an array, whose elements lie one after the other. */
     NDArray copy(NDArray array, ScalarType type) {
-        return NoGradient.get(() -> Axes.copy(temporary(array), array, type));
+        NDArray copy = empty(array.getShape(), type);
+        NoGradient.run(() -> Torch.copy(copy, array));
+        return copy;
     }
 
-    /** Closes an array with the operation. */
+    /** A copy of an array with a dimension in front, the elements one after the other. */
+    NDArray front(NDArray array, int dimension, ScalarType type) {
+        NDArray view = alias(array);
+        return copy(NoGradient.get(() -> add(Axes.move(view, dimension, 0))), type);
+    }
+
+    /** Closes an array with the operation, once or more often. */
     NDArray add(NDArray array) {
         closeables.add(array);
         return array;
@@ -59,7 +76,7 @@ final class OperationScope {
 
     /** Closes all when nothing uses it any more. */
     void closeAfter(Work work) {
-        if (gpu || closeables.isEmpty()) {
+        if (gpu) {
             close();
         } else {
             work.getFuture().whenComplete((result, failure) -> close());

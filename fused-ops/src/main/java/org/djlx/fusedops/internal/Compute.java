@@ -5,7 +5,6 @@
 package org.djlx.fusedops.internal;
 
 import ai.djl.Device;
-import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.Optional;
 import org.djlx.nativeops.CublasLt;
@@ -17,9 +16,7 @@ import org.djlx.nativeops.KernelCache;
 import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.MatrixLayout;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -32,16 +29,18 @@ public final class Compute implements AutoCloseable {
 
     private static final Logger logger = LoggerFactory.getLogger(Compute.class);
 
-    private final Device device;
+    private final Libtorch libtorch;
     private final Gpu gpu; // null on the CPU
 
     /**
      * Prepares what computes.
      *
      * @param device the group's device
+     * @param manager the manager of arrays for libtorch, on that device; each is closed when it has
+     *     been used
      */
-    public Compute(Device device) {
-        this.device = device;
+    public Compute(Device device, NDManager manager) {
+        libtorch = new Libtorch(device, manager);
         gpu = device.isGpu() ? new Gpu(device) : null;
     }
 
@@ -132,7 +131,7 @@ public final class Compute implements AutoCloseable {
                             gpu.stream, type, out, first, distance, count, parts, average);
         }
         return (out, first, distance) ->
-                Libtorch.reduce(device, type, out, first, distance, count, parts, average);
+                libtorch.reduce(type, out, first, distance, count, parts, average);
     }
 
     /** Sums parts that lie at equal distances, in rank order, into one. */
@@ -163,7 +162,7 @@ public final class Compute implements AutoCloseable {
             if (gpu != null) {
                 gpu.stream.memsetAsync(out, (byte) 0, byteSize);
             } else if (byteSize > 0) {
-                Libtorch.clear(out, byteSize);
+                libtorch.clear(out, byteSize);
             }
         }
 
@@ -187,16 +186,7 @@ public final class Compute implements AutoCloseable {
 
         @Override
         public void run(long outAddress, long aAddress, long bAddress) {
-            try (NDManager manager = NDManager.newBaseManager(device, "PyTorch")) {
-                NDArray result = view(manager, outAddress, out);
-                NDArray left = view(manager, aAddress, a);
-                NDArray right = view(manager, bAddress, b);
-                NoGradient.run(() -> Torch.mmOut(result, left, right));
-            }
-        }
-
-        private NDArray view(NDManager manager, long address, MatrixLayout layout) {
-            return Libtorch.view(manager, device, type, address, layout);
+            libtorch.multiply(type, outAddress, out, aAddress, a, bAddress, b);
         }
 
         @Override

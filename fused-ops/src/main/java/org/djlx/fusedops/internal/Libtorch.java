@@ -19,45 +19,68 @@ import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
-/** Computes by libtorch on memory that is given by address. */
+/** Computes by libtorch on memory that is given by address, on one device. */
 final class Libtorch {
 
-    private Libtorch() {}
+    private final Device device;
+    private final NDManager manager; // none is made for a call, which costs more than a small one
 
-    private static NativeMemory memory(Device device, long address, long byteSize) {
+    Libtorch(Device device, NDManager manager) {
+        this.device = device;
+        this.manager = manager;
+    }
+
+    private NativeMemory memory(long address, long byteSize) {
         return new NativeMemory(address, byteSize, device, () -> {});
     }
 
     /** A view of a matrix, which is not empty. */
-    static NDArray view(
-            NDManager manager, Device device, ScalarType type, long address, MatrixLayout layout) {
+    private NDArray view(ScalarType type, long address, MatrixLayout layout) {
         long elements =
                 (layout.rows() - 1) * layout.rowStride()
                         + (layout.columns() - 1) * layout.columnStride()
                         + 1;
         return Torch.view(
                 manager,
-                memory(device, address, elements * type.itemSize()),
+                memory(address, elements * type.itemSize()),
                 0,
                 new long[] {layout.rows(), layout.columns()},
                 new long[] {layout.rowStride(), layout.columnStride()},
                 type);
     }
 
-    /** Sets bytes of the host's memory to 0. */
-    static void clear(long address, long byteSize) {
-        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
-            Shape shape = new Shape(byteSize);
-            NativeMemory memory = memory(Device.cpu(), address, byteSize);
-            NDArray bytes = Torch.view(manager, memory, 0, shape, ScalarType.UINT8);
-            NDArray zeros = manager.zeros(shape, DataType.UINT8);
+    private NDArray view(ScalarType type, long address, Shape shape) {
+        NativeMemory memory = memory(address, shape.size() * type.itemSize());
+        return Torch.view(manager, memory, 0, shape, type);
+    }
+
+    /** Multiplies matrices that are not empty. */
+    void multiply(
+            ScalarType type,
+            long out,
+            MatrixLayout outLayout,
+            long a,
+            MatrixLayout aLayout,
+            long b,
+            MatrixLayout bLayout) {
+        try (NDArray result = view(type, out, outLayout);
+                NDArray left = view(type, a, aLayout);
+                NDArray right = view(type, b, bLayout)) {
+            NoGradient.run(() -> Torch.mmOut(result, left, right));
+        }
+    }
+
+    /** Sets bytes to 0. */
+    void clear(long address, long byteSize) {
+        Shape shape = new Shape(byteSize);
+        try (NDArray bytes = view(ScalarType.UINT8, address, shape);
+                NDArray zeros = manager.zeros(shape, DataType.UINT8)) {
             NoGradient.run(() -> Torch.copy(bytes, zeros));
         }
     }
 
     /** Sums parts that lie at equal distances, in rank order. */
-    static void reduce(
-            Device device,
+    void reduce(
             ScalarType type,
             long out,
             long first,
@@ -68,17 +91,16 @@ final class Libtorch {
         if (count == 0) {
             return; // There may be no address.
         }
-        try (NDManager manager = NDManager.newBaseManager(device, "PyTorch")) {
-            Shape shape = new Shape(count);
-            long byteSize = count * type.itemSize();
-            List<NDArray> views = new ArrayList<>();
+        Shape shape = new Shape(count);
+        List<NDArray> views = new ArrayList<>();
+        try (NDArray result = view(type, out, shape)) {
             for (int part = 0; part < parts; part++) {
-                NativeMemory memory = memory(device, first + part * distance, byteSize);
-                views.add(Torch.view(manager, memory, 0, shape, type));
+                views.add(view(type, first + part * distance, shape));
             }
-            NDArray result = Torch.view(manager, memory(device, out, byteSize), 0, shape, type);
             ReduceOp op = average ? ReduceOp.AVG : ReduceOp.SUM;
             NoGradient.run(() -> Reductions.reduce(result, views, op));
+        } finally {
+            views.forEach(NDArray::close);
         }
     }
 }

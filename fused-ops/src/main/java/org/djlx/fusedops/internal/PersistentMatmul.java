@@ -5,7 +5,6 @@
 package org.djlx.fusedops.internal;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.HashMap;
@@ -29,6 +28,8 @@ import org.djlx.nativeops.KernelStruct;
 import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.MatrixLayout;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorMap;
 import org.djlx.nativeops.Torch;
@@ -289,20 +290,39 @@ public final class PersistentMatmul implements AutoCloseable {
     }
 
     /**
-     * Copies A, as {@link #layout} says.
+     * Returns the shape of a copy of A that lies as {@link #layout} says.
      *
-     * @param manager the manager of the copy
-     * @param a the matrix
-     * @param type its element type
-     * @return the copy, wider if need be
+     * @param a A's shape, of two dimensions
+     * @return the shape, wider if need be
      */
-    public static NDArray copy(NDManager manager, NDArray a, ScalarType type) {
-        MatrixLayout layout = layout(a.getShape().get(0), a.getShape().get(1));
-        Shape wide = new Shape(layout.rows(), layout.rowStride());
-        NDArray copy = Torch.empty(manager, wide, type);
-        long address = Torch.dataPointer(copy);
-        Torch.copy(Libtorch.view(manager, a.getDevice(), type, address, layout), a);
-        return copy;
+    public static Shape copyShape(Shape a) {
+        return new Shape(a.get(0), layout(a.get(0), a.get(1)).rowStride());
+    }
+
+    /**
+     * Copies A.
+     *
+     * @param copy the array to copy to, of the {@link #copyShape}
+     * @param a the matrix
+     * @param type the element type of both
+     */
+    public static void copy(NDArray copy, NDArray a, ScalarType type) {
+        long rows = a.getShape().get(0);
+        long columns = a.getShape().get(1);
+        long stride = layout(rows, columns).rowStride();
+        long byteSize = rows * stride * type.itemSize();
+        NativeMemory memory =
+                new NativeMemory(Torch.dataPointer(copy), byteSize, a.getDevice(), () -> {});
+        try (NDArray part =
+                Torch.view(
+                        copy.getManager(),
+                        memory,
+                        0,
+                        new long[] {rows, columns},
+                        new long[] {stride, 1},
+                        type)) {
+            NoGradient.run(() -> Torch.copy(part, a));
+        }
     }
 
     private static Optional<Sizes> sizes(Slots slots, ScalarType type, long rows, long... columns) {

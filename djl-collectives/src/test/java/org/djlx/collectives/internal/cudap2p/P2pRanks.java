@@ -41,7 +41,7 @@ public final class P2pRanks {
     }
 
     /** Whether ranks share a GPU, and so have no NCCL. */
-    static boolean isShared() {
+    public static boolean isShared() {
         return CudaDevice.count() == 1;
     }
 

@@ -1,0 +1,208 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.lang.management.GarbageCollectorMXBean;
+import java.lang.management.ManagementFactory;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.function.Consumer;
+import javax.management.JMException;
+import javax.management.ObjectName;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/**
+ * What calls make that is dear, after the first ones: no manager, no direct memory, no event. The
+ * JVM counts all objects in its heap, also those that are garbage already, of which none is missed
+ * as long as it does not collect.
+ */
+@Timeout(200)
+class SteadyStateTest {
+
+    private static final int RANKS = 2;
+    private static final int CALLS = 20;
+    private static final List<String> DEAR =
+            List.of(
+                    "ai.djl.pytorch.engine.PtNDManager",
+                    "java.nio.DirectByteBuffer",
+                    "com.sun.jna.Memory",
+                    "org.djlx.nativeops.CudaEvent",
+                    "org.djlx.nativeops.CudaStream");
+
+    /** The arrays of one rank. */
+    private static final class Operands {
+
+        final NDArray a;
+        final NDArray front; // A with another dimension to be gathered
+        final NDArray b;
+        final NDArray product;
+        final NDArray strided;
+        final NDArray whole;
+        final NDArray part;
+        final NDArray stridedWhole;
+        final NDArray stridedPart;
+
+        Operands(NDManager manager) {
+            a = manager.ones(new Shape(4, 8));
+            front = manager.ones(new Shape(2, 4, 8));
+            b = manager.ones(new Shape(8, 6));
+            // Neither its rows nor its columns lie one after the other.
+            strided = manager.ones(new Shape(8, 6, 2)).get(":, :, 0");
+            product = manager.ones(new Shape(2 * 4, 8));
+            whole = manager.ones(new Shape(2 * 4, 8));
+            part = manager.ones(new Shape(4, 8));
+            stridedWhole = manager.ones(new Shape(8, 2 * 4)).transpose();
+            stridedPart = manager.ones(new Shape(8, 4)).transpose();
+        }
+
+        void call(ProcessGroup group) {
+            close(FusedOps.allGatherMatmul(a, List.of(b), 0, group));
+            close(FusedOps.allGatherMatmul(a, List.of(strided), 0, group));
+            close(FusedOps.allGatherMatmul(front, List.of(b), 1, group));
+            for (ReduceOp op : List.of(ReduceOp.SUM, ReduceOp.AVG)) {
+                FusedOps.matmulReduceScatter(product, b, op, 0, group).close();
+            }
+            FusedOps.matmulReduceScatter(front, strided, ReduceOp.SUM, 1, group).close();
+            FusedOps.matmulReduceScatter(a, strided, ReduceOp.SUM, 1, group).close();
+            LowContention.allGather(group, whole, part).await();
+            LowContention.allGather(group, stridedWhole, stridedPart).await();
+            LowContention.reduceScatter(group, part, whole, ReduceOp.SUM).await();
+            LowContention.reduceScatter(group, stridedPart, stridedWhole, ReduceOp.AVG).await();
+        }
+
+        private static void close(GatheredMatmul result) {
+            result.outputs().forEach(NDArray::close);
+        }
+    }
+
+    @Test
+    void onTheCpu() {
+        ShmOptions options = ShmOptions.builder().optBufferSize(1 << 20).build();
+        check(ProcessGroups.local("shm", RANKS, options));
+    }
+
+    @Test
+    @Tag("gpu")
+    void onGpus() {
+        P2pRanks.require();
+        check(ProcessGroups.local("cuda_p2p", RANKS, P2pRanks.options().build()));
+    }
+
+    private static void check(List<ProcessGroup> groups) {
+        NDManager[] managers = new NDManager[RANKS];
+        Operands[] operands = new Operands[RANKS];
+        try {
+            for (int rank = 0; rank < RANKS; rank++) {
+                managers[rank] = NDManager.newBaseManager(groups.get(rank).device(), "PyTorch");
+                operands[rank] = new Operands(managers[rank]);
+            }
+            Consumer<ProcessGroup> round =
+                    group -> {
+                        for (int i = 0; i < CALLS; i++) {
+                            operands[group.rank()].call(group);
+                        }
+                    };
+            try (UsageCounter counter = FusedOps.countUsage()) {
+                checkWarm(groups, round);
+                assertEquals(0, counter.fallbacks());
+            }
+            if (groups.get(0).device().isGpu() && P2pRanks.isShared()) {
+                return; // NCCL needs a GPU for each rank.
+            }
+            FusedOps.Scope forced = FusedOps.forceFallback(); // In force on all ranks.
+            try {
+                checkWarm(groups, round);
+            } finally {
+                forced.close();
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+            for (NDManager manager : managers) {
+                if (manager != null) {
+                    manager.close();
+                }
+            }
+        }
+    }
+
+    private static void checkWarm(List<ProcessGroup> groups, Consumer<ProcessGroup> round) {
+        runAll(groups, round); // Which also makes the plans.
+        Map<String, Long> made = null;
+        for (int attempt = 0; made == null && attempt < 10; attempt++) {
+            made = madeBy(() -> runAll(groups, round));
+        }
+        assertEquals(Map.of(), made);
+    }
+
+    private static void runAll(List<ProcessGroup> groups, Consumer<ProcessGroup> round) {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    round.accept(group);
+                    return null;
+                });
+    }
+
+    /**
+     * How many dear objects some code makes, as far as it makes as many as there are calls; null if
+     * garbage was collected meanwhile. New threads take one or the other once.
+     */
+    private static Map<String, Long> madeBy(Runnable code) {
+        long collections = collections();
+        Map<String, Long> before = instances();
+        code.run();
+        Map<String, Long> made = instances();
+        if (collections() != collections) {
+            return null;
+        }
+        made.replaceAll((type, count) -> count - before.getOrDefault(type, 0L));
+        made.values().removeIf(count -> count < CALLS);
+        return made;
+    }
+
+    private static long collections() {
+        return ManagementFactory.getGarbageCollectorMXBeans().stream()
+                .mapToLong(GarbageCollectorMXBean::getCollectionCount)
+                .sum();
+    }
+
+    private static Map<String, Long> instances() {
+        Map<String, Long> counts = new HashMap<>();
+        for (String line : histogram().lines().toList()) {
+            String[] words = line.trim().split("\\s+"); // Number, instances, bytes, class.
+            if (words.length >= 4 && DEAR.contains(words[3])) {
+                counts.put(words[3], Long.parseLong(words[1]));
+            }
+        }
+        return counts;
+    }
+
+    private static String histogram() {
+        try {
+            return (String)
+                    ManagementFactory.getPlatformMBeanServer()
+                            .invoke(
+                                    new ObjectName("com.sun.management:type=DiagnosticCommand"),
+                                    "gcClassHistogram",
+                                    new Object[] {new String[] {"-all"}},
+                                    new String[] {String[].class.getName()});
+        } catch (JMException e) {
+            throw new AssertionError(e);
+        }
+    }
+}
