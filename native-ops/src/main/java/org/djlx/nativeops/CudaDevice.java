@@ -47,7 +47,7 @@ public final class CudaDevice implements AutoCloseable {
      * @throws IllegalArgumentException if the device is not a single GPU, or does not exist
      */
     public static CudaDevice open(Device device) {
-        Arguments.deviceType(device);
+        TorchChecks.deviceType(device);
         if (!device.isGpu()) {
             throw new IllegalArgumentException("the device is not a GPU: " + device);
         }

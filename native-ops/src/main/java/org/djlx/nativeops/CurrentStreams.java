@@ -22,7 +22,7 @@ public final class CurrentStreams implements AutoCloseable {
      */
     public CurrentStreams(CudaDevice cuda) {
         this.cuda = cuda;
-        Arguments.usableGpu(cuda.device());
+        TorchChecks.usableGpu(cuda.device());
         this.ordinal = cuda.device().getDeviceId();
     }
 

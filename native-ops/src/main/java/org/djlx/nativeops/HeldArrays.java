@@ -37,7 +37,7 @@ final class HeldArrays implements AutoCloseable {
     }
 
     private void hold(NDArray array) {
-        long tensor = Arguments.tensor(array, "the array");
+        long tensor = TorchChecks.tensor(array, "the array");
         NativeMemory memory =
                 array instanceof MemoryView ? ((MemoryView) array).retainMemory() : null;
         memories[count] = memory;

@@ -48,7 +48,7 @@ public final class NativeMemory implements AutoCloseable {
                     String.format(
                             "%d bytes at 0x%x do not fit the address space", byteSize, address));
         }
-        Arguments.deviceType(device);
+        TorchChecks.deviceType(device);
         if (free == null) {
             throw new IllegalArgumentException("what frees the memory is null");
         }

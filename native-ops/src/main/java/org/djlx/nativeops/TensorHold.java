@@ -28,7 +28,7 @@ public final class TensorHold implements AutoCloseable {
      *     an array of strings
      */
     public TensorHold(NDArray array) {
-        long tensor = Arguments.tensor(array, "the array");
+        long tensor = TorchChecks.tensor(array, "the array");
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TensorHold");

@@ -48,7 +48,7 @@ public final class Torch {
      * @return the address; 0 if the array has no elements
      */
     public static long dataPointer(NDArray array) {
-        long tensor = Arguments.tensor(array, "the array");
+        long tensor = TorchChecks.tensor(array, "the array");
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(0)), "Torch.dataPointer");
@@ -62,7 +62,7 @@ public final class Torch {
      * @return the sizes, in elements; empty for a scalar
      */
     public static long[] sizes(NDArray array) {
-        return Tensors.sizes(Arguments.tensor(array, "the array"));
+        return Tensors.sizes(TorchChecks.tensor(array, "the array"));
     }
 
     /**
@@ -72,7 +72,7 @@ public final class Torch {
      * @return the strides, in elements; empty for a scalar
      */
     public static long[] strides(NDArray array) {
-        return Tensors.strides(Arguments.tensor(array, "the array"));
+        return Tensors.strides(TorchChecks.tensor(array, "the array"));
     }
 
     /**
@@ -84,7 +84,7 @@ public final class Torch {
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static ScalarType scalarType(NDArray array) {
-        return Tensors.scalarType(Arguments.tensor(array, "the array"));
+        return Tensors.scalarType(TorchChecks.tensor(array, "the array"));
     }
 
     /**
@@ -96,7 +96,7 @@ public final class Torch {
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static TensorInfo info(NDArray array) {
-        return Tensors.info(Arguments.tensor(array, "the array"));
+        return Tensors.info(TorchChecks.tensor(array, "the array"));
     }
 
     /**
@@ -106,7 +106,7 @@ public final class Torch {
      * @return the device
      */
     public static Device device(NDArray array) {
-        return Tensors.device(Arguments.tensor(array, "the array"));
+        return Tensors.device(TorchChecks.tensor(array, "the array"));
     }
 
     /**
@@ -118,7 +118,7 @@ public final class Torch {
      * @return whether it is contiguous; true if it has no elements and none is complex
      */
     public static boolean isContiguous(NDArray array) {
-        long tensor = Arguments.tensor(array, "the array");
+        long tensor = TorchChecks.tensor(array, "the array");
         return Tensors.info(tensor).isContiguous();
     }
 
@@ -164,13 +164,13 @@ public final class Torch {
             long[] sizes,
             long[] strides,
             ScalarType type) {
-        PtNDManager owner = Arguments.manager(manager);
-        Arguments.type(type);
+        PtNDManager owner = TorchChecks.manager(manager);
+        TorchChecks.type(type);
         Extents.requireSizes(sizes);
         Extents.requireStrides(sizes, strides);
         long address = viewAddress(memory, offset, sizes, strides, type);
         Device device = memory.device();
-        int deviceType = Arguments.usableDeviceType(device);
+        int deviceType = TorchChecks.usableDeviceType(device);
         try {
             memory.retain();
         } catch (IllegalStateException e) {
@@ -250,9 +250,9 @@ public final class Torch {
      * @return the new array, of the same device, shape, strides and element type
      */
     public static NDArray alias(NDManager manager, NDArray array) {
-        PtNDManager owner = Arguments.manager(manager);
-        PtNDArray original = Arguments.array(array, "the array");
-        long tensor = Arguments.tensor(array, "the array");
+        PtNDManager owner = TorchChecks.manager(manager);
+        PtNDArray original = TorchChecks.array(array, "the array");
+        long tensor = TorchChecks.tensor(array, "the array");
         NativeMemory memory = original instanceof MemoryView view ? view.retainMemory() : null;
         boolean adopted = false;
         try {
@@ -286,16 +286,16 @@ public final class Torch {
      * @throws EngineException also if there is not enough memory
      */
     public static NDArray empty(NDManager manager, Shape shape, ScalarType type) {
-        PtNDManager owner = Arguments.manager(manager);
+        PtNDManager owner = TorchChecks.manager(manager);
         return empty(owner, sizes(shape), type, owner.getDevice(), "Torch.empty");
     }
 
     private static NDArray empty(
             PtNDManager owner, long[] sizes, ScalarType type, Device device, String operation) {
-        Arguments.type(type);
+        TorchChecks.type(type);
         long[] strides = Extents.contiguousStrides(sizes);
         Extents.byteSpan(sizes, strides, type.itemSize());
-        int deviceType = Arguments.usableDeviceType(device);
+        int deviceType = TorchChecks.usableDeviceType(device);
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorch.aoti_torch_empty_strided(
@@ -334,8 +334,8 @@ public final class Torch {
      * @param src the array to read
      */
     public static void copy(NDArray dst, NDArray src) {
-        long to = Arguments.tensor(dst, "the destination");
-        long from = Arguments.tensor(src, "the source");
+        long to = TorchChecks.tensor(dst, "the destination");
+        long from = TorchChecks.tensor(src, "the source");
         Tensors.scalarType(to);
         Tensors.scalarType(from);
         Tensors.requireSameShape("the destination", to, "the source", from);
@@ -351,8 +351,8 @@ public final class Torch {
      * @return a new array, in the array's manager and on its device
      */
     public static NDArray cast(NDArray array, ScalarType type) {
-        PtNDArray source = Arguments.array(array, "the array");
-        long from = Arguments.tensor(source, "the array");
+        PtNDArray source = TorchChecks.array(array, "the array");
+        long from = TorchChecks.tensor(source, "the array");
         Tensors.scalarType(from);
         NDArray result =
                 empty(
@@ -364,7 +364,7 @@ public final class Torch {
         boolean copied = false;
         try {
             AotiTorch.check(
-                    AotiTorch.aoti_torch_copy_(Arguments.tensor(result, "the result"), from, 0),
+                    AotiTorch.aoti_torch_copy_(TorchChecks.tensor(result, "the result"), from, 0),
                     "Torch.cast");
             copied = true;
             return result;
@@ -387,9 +387,9 @@ public final class Torch {
      *     bfloat16, float32 and float64, and on one device
      */
     public static void mmOut(NDArray out, NDArray a, NDArray b) {
-        long result = Arguments.tensor(out, "out");
-        long left = Arguments.tensor(a, "a");
-        long right = Arguments.tensor(b, "b");
+        long result = TorchChecks.tensor(out, "out");
+        long left = TorchChecks.tensor(a, "a");
+        long right = TorchChecks.tensor(b, "b");
         Tensors.requireMatrices(Tensors.sizes(result), Tensors.sizes(left), Tensors.sizes(right));
         ScalarType type = Tensors.scalarType(result);
         if (type != Tensors.scalarType(left) || type != Tensors.scalarType(right)) {
@@ -424,7 +424,8 @@ public final class Torch {
      *     uint16, uint32 and uint64, and converts none of them to a common type with another
      */
     public static void addInPlace(NDArray acc, NDArray other) {
-        Tensors.requireArithmetic(Arguments.tensor(acc, "acc"), Arguments.tensor(other, "other"));
+        Tensors.requireArithmetic(
+                TorchChecks.tensor(acc, "acc"), TorchChecks.tensor(other, "other"));
         try {
             acc.addi(other);
         } catch (EngineException e) {
@@ -440,7 +441,8 @@ public final class Torch {
      * @throws IllegalArgumentException also as {@link #addInPlace}
      */
     public static void mulInPlace(NDArray acc, NDArray other) {
-        Tensors.requireArithmetic(Arguments.tensor(acc, "acc"), Arguments.tensor(other, "other"));
+        Tensors.requireArithmetic(
+                TorchChecks.tensor(acc, "acc"), TorchChecks.tensor(other, "other"));
         try {
             acc.muli(other);
         } catch (EngineException e) {
@@ -478,8 +480,8 @@ public final class Torch {
 
     private static void extremeInPlace(
             TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
-        long self = Arguments.tensor(acc, "acc");
-        long operand = Arguments.tensor(other, "other");
+        long self = TorchChecks.tensor(acc, "acc");
+        long operand = TorchChecks.tensor(other, "other");
         Tensors.requireArithmetic(self, operand);
         if (Tensors.scalarType(self).category() == ScalarType.Category.COMPLEX) {
             throw new IllegalArgumentException("complex numbers have no order");
@@ -523,8 +525,8 @@ public final class Torch {
 
     private static void bitsInPlace(
             TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
-        long self = Arguments.tensor(acc, "acc");
-        long operand = Arguments.tensor(other, "other");
+        long self = TorchChecks.tensor(acc, "acc");
+        long operand = TorchChecks.tensor(other, "other");
         Tensors.requireArithmetic(self, operand);
         ScalarType type = Tensors.scalarType(self);
         if (type.category().compareTo(ScalarType.Category.INTEGER) > 0) {
@@ -560,7 +562,7 @@ public final class Torch {
             NDArray acc,
             double number,
             String verb) {
-        long self = Arguments.tensor(acc, "acc");
+        long self = TorchChecks.tensor(acc, "acc");
         ScalarType type = Tensors.scalarType(self);
         if (!type.isFloatingPoint() || type.isFloat8()) {
             throw new IllegalArgumentException("an array of " + type + " cannot be " + verb);
@@ -586,7 +588,7 @@ public final class Torch {
      * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
      */
     public static long currentCudaStream(Device device) {
-        Arguments.usableGpu(device);
+        TorchChecks.usableGpu(device);
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorchCuda.aoti_torch_get_current_cuda_stream(
@@ -606,7 +608,7 @@ public final class Torch {
      * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
      */
     public static CudaStreamGuard cudaStreamGuard(Device device, long stream) {
-        Arguments.usableGpu(device);
+        TorchChecks.usableGpu(device);
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorchCuda.aoti_torch_create_cuda_stream_guard(

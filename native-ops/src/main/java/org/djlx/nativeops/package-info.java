@@ -28,7 +28,7 @@
  *     AotiTorchCuda         those for CUDA
  *     TorchCuda             whether this libtorch can use GPUs
  *     TorchDispatcher       calls operators by name
- *     Arguments             checks of arrays, managers and devices before libtorch sees them
+ *     TorchChecks           checks of arrays, managers and devices before libtorch sees them
  *     Tensors               the properties of tensors, and whether several fit
  *     Extents               arithmetic on sizes and strides
  *     MemoryView            an array that is a view of NativeMemory

@@ -16,14 +16,14 @@ import ai.djl.pytorch.jni.JniUtils;
  * Checks what callers pass before native code sees it, since native code would end the process.
  * Every failure is an {@link IllegalArgumentException} that names the argument.
  */
-final class Arguments {
+final class TorchChecks {
 
     /** What {@link PtNDArray} holds in place of a tensor if it is an array of strings. */
     private static final long STRINGS = -1;
 
     private static final int STRIDED = 0;
 
-    private Arguments() {}
+    private TorchChecks() {}
 
     static PtNDArray array(NDArray array, String name) {
         if (array == null) {
