@@ -377,6 +377,12 @@ final class P2p implements NcclBackend.Companion {
         return lastOfNccl;
     }
 
+    /** {@link #viaNccl} does, by the queue. */
+    @Override
+    public boolean comparesSignatures() {
+        return true;
+    }
+
     @Override
     public Optional<CollectiveException> problem() {
         return queue.problem();

@@ -120,19 +120,47 @@ public final class NcclBackend extends Backend {
         resources = new GpuResources(device, options, name);
         watchdog = new Watchdog(name, new Members());
         NcclQueue.Listener listener = new Failures();
-        Verification verification = options.isVerify() ? new Verification(context) : null;
         queue =
                 new NcclQueue(
                         "group '" + context.name() + "'",
                         resources,
                         this::connect,
-                        verification == null ? null : verification::collective,
+                        options.isVerify() ? new Comparison(context) : null,
                         listener);
         messageQueues = new MessageQueues(context, resources, options, listener, this::met);
     }
 
+    /** Compares what nobody else does. */
+    private final class Comparison implements NcclQueue.Verifier {
+
+        private final Verification verification;
+
+        Comparison(GroupContext context) {
+            verification = new Verification(context);
+        }
+
+        @Override
+        public boolean concerns(NcclWork work) {
+            return !companion.comparesSignatures() || work.call().detail().length > 0;
+        }
+
+        @Override
+        public void verify(NcclWork work) {
+            verification.collective(work);
+        }
+    }
+
     /** What runs operations of the same group in another way. */
     public interface Companion {
+
+        /**
+         * Tells whether it has compared the signatures of collectives before NCCL gets them.
+         *
+         * @return whether it has
+         */
+        default boolean comparesSignatures() {
+            return false;
+        }
 
         /**
          * Tells what is known there to keep operations from ever ending well.

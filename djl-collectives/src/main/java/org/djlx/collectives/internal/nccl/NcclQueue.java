@@ -41,6 +41,11 @@ final class NcclQueue implements Watchdog.Queue {
     /** Checks with the other ranks that an operation fits. */
     interface Verifier {
 
+        /** Tells whether an operation is to be verified. */
+        default boolean concerns(NcclWork work) {
+            return true;
+        }
+
         /**
          * Waits for the other ranks and compares.
          *
@@ -169,9 +174,9 @@ final class NcclQueue implements Watchdog.Queue {
      *     the queue
      */
     synchronized boolean own(Collection<List<NcclWork>> units) {
-        boolean direct = communicator != null && verifier == null && waiting.isEmpty();
+        boolean direct = communicator != null && waiting.isEmpty();
         for (List<NcclWork> unit : units) {
-            direct &= !connected.add(kind(unit));
+            direct &= !connected.add(kind(unit)) && unit.stream().noneMatch(this::isToBeVerified);
         }
         if (direct && helper == null && owner == null) {
             owner = Thread.currentThread();
@@ -281,8 +286,12 @@ final class NcclQueue implements Watchdog.Queue {
         notifyAll();
     }
 
+    private boolean isToBeVerified(NcclWork work) {
+        return verifier != null && verifier.concerns(work);
+    }
+
     private boolean isVerified(NcclWork work) {
-        if (verifier == null) {
+        if (!isToBeVerified(work)) {
             return true;
         }
         try {
