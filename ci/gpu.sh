@@ -51,6 +51,10 @@ else
   use_java || die "no JDK $MIN_JAVA or newer found"
 fi
 
+# Where ranks share a GPU, their streams must not share hardware queues, of which there are 8 otherwise: one rank would wait in another's.
+if [[ $(nvidia-smi -L 2>/dev/null | grep -c '^GPU') == 1 ]]; then
+  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
+fi
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 status=0

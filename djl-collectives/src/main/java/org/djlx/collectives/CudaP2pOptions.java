@@ -12,12 +12,14 @@ import org.djlx.nativeops.GpuTopology;
 /**
  * Options of the {@code cuda_p2p} backend. All but the devices must be the same on all ranks.
  *
- * <p>What this backend does not leave to NCCL, small all-reduces and operators on P2P buffers, runs
- * on the caller's current stream. A call returns when its work is enqueued: hosts do not wait for
- * each other, unless one is hundreds of calls ahead. It is the GPUs that wait, in kernels that give
- * up at the operation's timeout, or when the group breaks or is destroyed. Operations of a group
- * run in the order of the calls, also on different streams and whether NCCL runs them or not; on
- * batches, see {@link NcclBatch}.
+ * <p>What this backend does not leave to NCCL are small all-reduces, which run on the stream of the
+ * group as NCCL's operations do, and operators on P2P buffers ({@link ProcessGroup#execute}), which
+ * run on the caller's current stream. A call returns when its work is enqueued: hosts do not wait
+ * for each other, unless one is hundreds of calls ahead; except that a call of an operator waits
+ * until the operations before are enqueued, and NCCL waits for other ranks before the first of a
+ * kind is. It is the GPUs that wait, in kernels that give up at the operation's timeout, or when
+ * the group breaks or is destroyed. Operations of a group run in the order of the calls, also on
+ * different streams and whether NCCL runs them or not; on batches, see {@link NcclBatch}.
  *
  * <p><b>Which GPUs.</b> If the GPUs of every two ranks can access each other's memory, all this is
  * done between them. GPUs that form a hybrid cube mesh, as in a DGX-1, are asked for that only
@@ -34,19 +36,23 @@ import org.djlx.nativeops.GpuTopology;
  * before anything is enqueued; calls that differ then leave the group usable. That is for finding
  * errors, and each rank needs a thread of its own for it.
  *
- * <p><b>Several groups.</b> A stream does its work in order, so an operation waits for what was
- * called before on the same stream, for another group as well. Ranks that share several groups call
- * their operations in one order, or on a stream for each group; otherwise GPUs wait for each other
- * until the timeout.
+ * <p><b>Several groups.</b> Each group has a stream, so that its operations do not wait for those
+ * of other groups. A stream that is told to wait for a work, or that runs an operator, does so
+ * before anything that it is given later, for another group as well: ranks that share several
+ * groups call operators in one order, or on a stream for each group; otherwise GPUs wait for each
+ * other until the timeout. CUDA maps the streams of a process to 8 hardware queues of a GPU, in
+ * which one waits for another; with more streams than that, set {@code
+ * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
  *
  * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
  * org.djlx.nativeops.CudaGraph#capture}; what NCCL runs, messages included, then throws. All ranks
  * record it at the same place among their calls, which is compared, and launch their graphs equally
- * often, which is not. A launch waits on the GPU for those of the other ranks. Graphs, and
- * operations outside of graphs, are not ordered with each other: launch them on one stream, or
- * order the streams, and none any more once the group is destroyed. A launch that waits in vain,
- * for the timeout with which the operation was recorded, gives wrong results and breaks the group:
- * calls throw soon after.
+ * often, which is not. A launch waits on the GPU for those of the other ranks. An operation outside
+ * of graphs follows on a graph that was launched before on the caller's current stream; the reverse
+ * does not hold, and graphs are not ordered with each other: launch them on one stream, which has
+ * waited for the works of the operations before, or order the streams, and launch none any more
+ * once the group is destroyed. A launch that waits in vain, for the timeout with which the
+ * operation was recorded, gives wrong results and breaks the group: calls throw soon after.
  */
 public final class CudaP2pOptions extends BackendOptions {
 
@@ -258,10 +264,12 @@ public final class CudaP2pOptions extends BackendOptions {
          * Lets ranks share a GPU, to try out what runs on P2P buffers where there are fewer GPUs
          * than ranks. What needs NCCL fails then, as NCCL refuses to share. Ranks of one process
          * must each have a current stream of their own, as they wait for each other on it, and run
-         * with {@code CUDA_MODULE_LOADING=EAGER} in the environment: otherwise a kernel is loaded
-         * with its first launch, which may wait for kernels that already run on that very GPU and
-         * wait for this rank. More than four ranks may not find room on a GPU for kernels that wait
-         * for each other.
+         * with two settings in the environment. {@code CUDA_MODULE_LOADING=EAGER}: otherwise a
+         * kernel is loaded with its first launch, which may wait for kernels that already run on
+         * that very GPU and wait for this rank. {@code CUDA_DEVICE_MAX_CONNECTIONS=32}: otherwise
+         * streams of several ranks may have one hardware queue, in which the kernel of one rank
+         * comes behind the stream of another that waits for it. More than four ranks may not find
+         * room on a GPU for kernels that wait for each other.
          *
          * @param shared whether they may; false, NCCL alone, unless set
          * @return this builder

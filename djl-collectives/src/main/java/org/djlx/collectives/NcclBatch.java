@@ -25,10 +25,11 @@ import org.djlx.collectives.internal.nccl.Batch;
  *
  * <p>Works can be waited for when the batch has ended. Batches may be nested; the outermost counts.
  *
- * <p>Operations of {@code cuda_p2p} groups that do not go to NCCL are no part of a batch: they are
- * enqueued at once, behind what was called before the batch, but before what the batch has yet to
- * start. Groups whose calls are {@linkplain NcclOptions.Builder#optVerify verified} by {@code
- * cuda_p2p} need a thread for each rank, as each call waits for those of the other ranks.
+ * <p>All-reduces that {@code cuda_p2p} does by kernels take their turn in a batch. Operators on P2P
+ * buffers ({@link ProcessGroup#execute}) are no part of it: they are enqueued at once, behind what
+ * was called before the batch, but before what the batch has yet to start. Groups whose calls are
+ * {@linkplain NcclOptions.Builder#optVerify verified} by {@code cuda_p2p} need a thread for each
+ * rank, as each call waits for those of the other ranks.
  */
 public final class NcclBatch {
 

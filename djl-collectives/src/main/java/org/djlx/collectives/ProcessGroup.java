@@ -25,10 +25,12 @@ import org.djlx.nativeops.Torch;
  * <p>Every rank of the group calls the same operations in the same order, with tensors of the same
  * element type, and of the same shape where a method says so. An operation returns at once with a
  * {@link Work}; the operations of a group run one after the other in the order of the calls, those
- * of different groups do not wait for each other; except that what {@code cuda_p2p} does without
- * NCCL takes its turn on the caller's current stream, see {@link CudaP2pOptions}. Tensors are
- * PyTorch arrays on the device of the group's backend and need not be contiguous. Autograd does not
- * see the operations.
+ * of different groups do not wait for each other. On GPUs an operation begins when the caller's
+ * current stream has done what it was given before, and that stream goes on meanwhile: wait for the
+ * work, by {@link Work#await()} or {@link Work#blockCurrentStream()}, before what uses a result is
+ * enqueued. Only what {@link #execute} enqueues takes its turn on the current stream itself, see
+ * {@link CudaP2pOptions}. Tensors are PyTorch arrays on the device of the group's backend and need
+ * not be contiguous. Autograd does not see the operations.
  *
  * <pre>{@code
  * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns at once
@@ -44,7 +46,9 @@ import org.djlx.nativeops.Torch;
  * }</pre>
  *
  * <p>{@linkplain #send Messages} between two ranks are apart from that: only those two call, and
- * messages wait neither for the group's other operations nor those for them.
+ * messages wait neither for the group's other operations nor those for them. On GPUs a message
+ * waits for what the caller's current stream has been given, which is an operation before it only
+ * if that stream has been told to wait for its work, or runs it as {@link #execute} does.
  *
  * <p>An output must not share memory with an input, unless it is the same tensor or the one is this
  * rank's part of the other, in its place: all-gather from a slice of the output and reduce-scatter

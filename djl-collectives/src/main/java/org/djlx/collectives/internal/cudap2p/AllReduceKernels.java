@@ -10,6 +10,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.stream.Collectors;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
 import org.djlx.nativeops.CudaModule;
@@ -24,8 +25,8 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 
 /**
- * Launches the kernels of {@code all_reduce.cu} for one rank. Launches come one at a time: they are
- * operations of the group.
+ * Launches the kernels of {@code all_reduce.cu} for one rank, one at a time: on the group's stream,
+ * where a helper thread may do so, and into graphs.
  */
 final class AllReduceKernels implements AutoCloseable {
 
@@ -73,6 +74,7 @@ final class AllReduceKernels implements AutoCloseable {
     private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
+    private boolean ended; // guarded by this
 
     AllReduceKernels(
             P2pRegion region, CudaDevice device, WaitStatus status, KernelCompiler compiler) {
@@ -144,7 +146,7 @@ final class AllReduceKernels implements AutoCloseable {
      * @param divisor what the sum is divided by
      * @param timeout how long the kernel waits for other ranks
      */
-    void enqueue(
+    synchronized void enqueue(
             CudaStream stream,
             Algorithm algorithm,
             long address,
@@ -152,6 +154,9 @@ final class AllReduceKernels implements AutoCloseable {
             ScalarType type,
             float divisor,
             Duration timeout) {
+        if (ended) {
+            throw GroupErrors.buffersDestroyed();
+        }
         KernelStruct launch = launches.get(algorithm).put(TIMEOUT, timeout.toNanos());
         arguments.clear().add(address).add(count).add(launch).add(divisor);
         if (algorithm == Algorithm.MESH) {
@@ -192,6 +197,11 @@ final class AllReduceKernels implements AutoCloseable {
         }
         KernelStruct launch = launches.get(Algorithm.ONE_SHOT).put(TIMEOUT, timeout.toNanos());
         barrier.launch(stream, LaunchSize.of(1, THREADS), arguments.clear().add(launch));
+    }
+
+    /** From now on nothing is launched. */
+    synchronized void end() {
+        ended = true;
     }
 
     @Override

@@ -9,7 +9,6 @@ import ai.djl.ndarray.NDArray;
 import java.util.List;
 import java.util.Optional;
 import java.util.function.Function;
-import java.util.function.Supplier;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GroupContext;
@@ -101,16 +100,12 @@ final class CudaP2pBackend extends Backend {
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
         Algorithm algorithm = algorithm(operation, op);
         return algorithm == null
-                ? viaNccl(operation, List.of(tensor), () -> nccl.allReduce(operation, tensor, op))
+                ? nccl.allReduce(operation, tensor, op)
                 : p2p.orElseThrow().allReduce(operation, tensor, op, algorithm);
     }
 
     private Algorithm algorithm(Operation operation, ReduceOp op) {
         return p2p.map(peers -> peers.algorithm(operation.tensor(), op)).orElse(null);
-    }
-
-    private Work viaNccl(Operation operation, List<NDArray> result, Supplier<Work> call) {
-        return p2p.isPresent() ? p2p.get().viaNccl(operation, result, call) : call.get();
     }
 
     @Override
@@ -122,42 +117,38 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
-        return viaNccl(operation, List.of(tensor), () -> nccl.reduce(operation, tensor, root, op));
+        return nccl.reduce(operation, tensor, root, op);
     }
 
     @Override
     public Work broadcast(Operation operation, NDArray tensor, int root) {
-        return viaNccl(operation, List.of(tensor), () -> nccl.broadcast(operation, tensor, root));
+        return nccl.broadcast(operation, tensor, root);
     }
 
     @Override
     public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        return viaNccl(operation, outputs, () -> nccl.allGather(operation, outputs, input));
+        return nccl.allGather(operation, outputs, input);
     }
 
     @Override
     public Work reduceScatter(
             Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        return viaNccl(
-                operation,
-                List.of(output),
-                () -> nccl.reduceScatter(operation, output, inputs, op));
+        return nccl.reduceScatter(operation, output, inputs, op);
     }
 
     @Override
     public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
-        return viaNccl(operation, outputs, () -> nccl.gather(operation, outputs, input, root));
+        return nccl.gather(operation, outputs, input, root);
     }
 
     @Override
     public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
-        return viaNccl(
-                operation, List.of(output), () -> nccl.scatter(operation, output, inputs, root));
+        return nccl.scatter(operation, output, inputs, root);
     }
 
     @Override
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        return viaNccl(operation, outputs, () -> nccl.allToAll(operation, outputs, inputs));
+        return nccl.allToAll(operation, outputs, inputs);
     }
 
     @Override
@@ -167,10 +158,7 @@ final class CudaP2pBackend extends Backend {
             NDArray input,
             long[] outputCounts,
             long[] inputCounts) {
-        return viaNccl(
-                operation,
-                List.of(output),
-                () -> nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts));
+        return nccl.allToAllSingle(operation, output, input, outputCounts, inputCounts);
     }
 
     @Override
@@ -185,7 +173,7 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work barrier(Operation operation) {
-        return viaNccl(operation, List.of(), () -> nccl.barrier(operation));
+        return nccl.barrier(operation);
     }
 
     @Override
@@ -216,6 +204,7 @@ final class CudaP2pBackend extends Backend {
             return;
         }
         closed = true;
+        nccl.stop();
         p2p.ifPresent(P2p::stop);
         nccl.close();
         Disposal.run(

@@ -13,9 +13,6 @@ import java.util.Locale;
 import java.util.Optional;
 import java.util.Set;
 import java.util.function.Function;
-import java.util.function.LongConsumer;
-import java.util.function.Supplier;
-import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GroupContext;
@@ -24,8 +21,6 @@ import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
-import org.djlx.collectives.internal.gpu.GpuWork;
-import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaAttribute;
@@ -43,10 +38,10 @@ import org.slf4j.LoggerFactory;
 
 /**
  * All that a {@code cuda_p2p} group has besides NCCL: memory that the GPUs of all ranks, or of
- * those that are linked, write into, kernels for all-reduces, and a queue of what is done with
+ * those that are linked, write into, kernels for all-reduces, and a queue of what operators do with
  * them. Either all ranks have it or none.
  */
-final class P2p implements NcclBackend.Companion {
+final class P2p {
 
     private static final Logger logger = LoggerFactory.getLogger(P2p.class);
 
@@ -61,8 +56,7 @@ final class P2p implements NcclBackend.Companion {
     private final HostSync hosts;
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
-    private Work lastOfNccl; // null if nothing need wait for it; guarded by the group's lock
-    private Object batchOfLast; // the batch that it is part of, or null; guarded by the same
+    private final CurrentStreams currentStreams;
 
     private P2p(
             GroupContext context,
@@ -79,7 +73,7 @@ final class P2p implements NcclBackend.Companion {
         this.kernels = parts.kernels;
         this.signals = parts.signals;
         this.hosts = parts.hosts;
-        CurrentStreams currentStreams = new CurrentStreams(device);
+        currentStreams = new CurrentStreams(device);
         buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
         queue =
                 new P2pQueue(
@@ -90,7 +84,7 @@ final class P2p implements NcclBackend.Companion {
                         hosts,
                         currentStreams,
                         waits,
-                        nccl::breakWith);
+                        nccl);
     }
 
     /**
@@ -127,7 +121,7 @@ final class P2p implements NcclBackend.Companion {
             if (problem == null) {
                 parts.compareGpus(context, device);
                 p2p = new P2p(context, options, device, nccl, parts);
-                nccl.accompany(p2p);
+                nccl.accompany(p2p.queue);
             }
         } finally {
             if (p2p == null) {
@@ -277,52 +271,48 @@ final class P2p implements NcclBackend.Companion {
         }
     }
 
-    /** Reduces a tensor by a kernel on the caller's current stream. */
+    /** Reduces a tensor by a kernel on the group's stream, or in the graph that is recorded. */
     Work allReduce(Operation operation, NDArray tensor, ReduceOp op, Algorithm algorithm) {
         TensorInfo info = operation.tensor();
         operation.setAlgorithm(algorithm.name().toLowerCase(Locale.ROOT));
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
-        afterNccl(operation);
-        return queue.run(
-                operation,
-                (stream, captured) ->
-                        inPlace(
+        NcclBackend.Kernel kernel =
+                (address, stream) ->
+                        kernels.enqueue(
                                 stream,
-                                captured,
-                                tensor,
-                                info,
-                                address ->
-                                        kernels.enqueue(
-                                                stream,
-                                                algorithm,
-                                                address,
-                                                info.count(),
-                                                info.type(),
-                                                divisor,
-                                                operation.timeout())),
-                List.of(tensor));
+                                algorithm,
+                                address,
+                                info.count(),
+                                info.type(),
+                                divisor,
+                                operation.timeout());
+        return device.within(
+                () -> {
+                    CudaStream current = currentStreams.get();
+                    return current.isCapturing()
+                            ? queue.capture(
+                                    operation,
+                                    current,
+                                    (stream, captured) -> capture(stream, tensor, info, kernel),
+                                    List.of(tensor))
+                            : nccl.run(operation, tensor, current, kernel);
+                });
     }
 
-    /** Gives the tensor's address to some code, or that of a copy if it is not contiguous. */
-    private static void inPlace(
-            CudaStream stream,
-            boolean captured,
-            NDArray tensor,
-            TensorInfo info,
-            LongConsumer body) {
+    /** Puts a kernel into a graph, on the tensor or, if it is not contiguous, on a copy. */
+    private static void capture(
+            CudaStream stream, NDArray tensor, TensorInfo info, NcclBackend.Kernel kernel) {
         if (info.isContiguous()) {
-            body.accept(info.address());
+            kernel.launch(info.address(), stream);
             return;
         }
         try (NDArray copy =
                 Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
-            if (captured) {
-                stream.keepAlive(copy);
-            }
+            stream.keepAlive(copy);
             NoGradient.run(
                     () -> {
                         Torch.copy(copy, tensor);
-                        body.accept(Torch.dataPointer(copy));
+                        kernel.launch(Torch.dataPointer(copy), stream);
                         Torch.copy(tensor, copy);
                     });
         }
@@ -330,7 +320,6 @@ final class P2p implements NcclBackend.Companion {
 
     /** Runs code that enqueues an operation on the streams of the {@link #buffers()}. */
     Work execute(Operation operation, Runnable body) {
-        afterNccl(operation);
         return queue.run(
                 operation,
                 (stream, captured) -> {
@@ -340,58 +329,7 @@ final class P2p implements NcclBackend.Companion {
                     } else {
                         buffers.enqueue(stream, body);
                     }
-                },
-                List.of());
-    }
-
-    /** Lets the caller's stream wait for what NCCL runs on a stream of its own. */
-    private void afterNccl(Operation operation) {
-        Work before = lastOfNccl;
-        // A graph is ordered by whoever launches it. What is in the open batch is not launched yet:
-        // it runs behind what the batch does here.
-        boolean launched = batchOfLast == null || batchOfLast != nccl.batch();
-        if (before != null && launched && !nccl.isCapturing()) {
-            lastOfNccl = null;
-            follow(before, operation);
-        }
-    }
-
-    private static void follow(Work before, Object next) {
-        if (!before.isCompleted()) {
-            try {
-                ((GpuWork) before).orderCurrentStream();
-            } catch (CollectiveException e) {
-                logger.debug("{} follows on an operation that failed", next, e);
-            }
-        }
-    }
-
-    /** Runs an operation by NCCL, behind those that run on the callers' streams. */
-    Work viaNccl(Operation operation, List<NDArray> result, Supplier<Work> call) {
-        Work refused = queue.precede(operation, result);
-        if (refused != null) {
-            return refused;
-        }
-        lastOfNccl = call.get();
-        batchOfLast = nccl.batch();
-        return lastOfNccl;
-    }
-
-    /** {@link #viaNccl} does, by the queue. */
-    @Override
-    public boolean comparesSignatures() {
-        return true;
-    }
-
-    @Override
-    public Optional<CollectiveException> problem() {
-        return queue.problem();
-    }
-
-    /** Breaks what is done here, too; on a thread of its own, as the abort waits for NCCL's. */
-    @Override
-    public void broken(CollectiveException reason) {
-        LongCalls.start("cuda_p2p-broken-" + context.name(), () -> queue.fail(reason));
+                });
     }
 
     /** Makes the host's waits for other ranks fail; any thread may call it. */
@@ -399,10 +337,11 @@ final class P2p implements NcclBackend.Companion {
         queue.end();
     }
 
-    /** Ends what is under way. */
+    /** Ends what is done with it, when no operation is under way any more. */
     void stop() {
         buffers.end();
-        queue.stop();
+        kernels.end();
+        waits.stop(); // Nobody knows what graphs still do.
     }
 
     /** Frees everything, after {@link #stop}. */

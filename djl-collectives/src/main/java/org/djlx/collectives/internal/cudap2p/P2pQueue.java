@@ -5,10 +5,8 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import ai.djl.ndarray.NDArray;
-import java.util.Collection;
 import java.util.List;
 import java.util.Optional;
-import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
@@ -19,21 +17,22 @@ import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.HostSync;
+import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
 
 /**
- * Runs the operations that need no NCCL on the callers' current streams, one after the other
- * whatever the streams, and ends them if something goes wrong.
+ * Runs operations on the callers' current streams, in their turn among those of the group's own
+ * stream, and ends what waits for other ranks if something goes wrong.
  *
  * <p>The host does not wait for those of other ranks: it publishes what it calls and enqueues it.
  * Calls that differ are found behind, by whoever calls last or by the watchdog, and break the group
  * on all ranks. If calls are to be verified, the hosts agree before anything is enqueued, and the
  * group goes on.
  */
-final class P2pQueue implements Watchdog.Queue {
+final class P2pQueue implements NcclBackend.Companion {
 
     // Reads files for each rank, at leisure.
     private static final long LOOK_NANOS = 100_000_000;
@@ -44,11 +43,12 @@ final class P2pQueue implements Watchdog.Queue {
     private final boolean verify;
     private final HostSync hosts;
     private final WaitStatus waits;
-    private final Consumer<CollectiveException> onBreak;
+    private final NcclBackend nccl; // has the group's stream, and watches over all operations
     private final EventPool events;
     private final CurrentStreams currentStreams;
-    private final CudaEvent last; // behind the operation before
-    private final Watchdog watchdog;
+    private final CudaEvent last; // behind the last operation here
+    private final CudaEvent before; // behind what the group's stream had been given before it
+    private long launches; // of the group's stream that were before it; guarded by the group's lock
     private volatile boolean replayed; // an operation is in a graph
     private volatile long looked = System.nanoTime(); // for dead peers
     private volatile CollectiveException broken;
@@ -63,7 +63,7 @@ final class P2pQueue implements Watchdog.Queue {
      * @param hosts the other ranks' hosts
      * @param currentStreams the callers' streams, closed with the queue
      * @param waits what operations wait in
-     * @param onBreak told when the queue breaks
+     * @param nccl runs the group's other operations
      */
     P2pQueue(
             GroupContext context,
@@ -73,19 +73,18 @@ final class P2pQueue implements Watchdog.Queue {
             HostSync hosts,
             CurrentStreams currentStreams,
             WaitStatus waits,
-            Consumer<CollectiveException> onBreak) {
+            NcclBackend nccl) {
         this.context = context;
         this.device = device;
         this.blockingWait = blockingWait;
         this.verify = verify;
         this.hosts = hosts;
         this.waits = waits;
-        this.onBreak = onBreak;
+        this.nccl = nccl;
         this.currentStreams = currentStreams;
         events = new EventPool(device);
         last = CudaEvent.create(device);
-        watchdog =
-                new Watchdog("cuda_p2p-" + context.name() + "-rank-" + context.rank(), new Alone());
+        before = CudaEvent.create(device);
     }
 
     /** Enqueues an operation. */
@@ -101,27 +100,8 @@ final class P2pQueue implements Watchdog.Queue {
         void enqueue(CudaStream stream, boolean captured);
     }
 
-    /** There is one queue. */
-    private final class Alone implements Watchdog.Group {
-
-        @Override
-        public Collection<? extends Watchdog.Queue> failingWith(Watchdog.Queue queue) {
-            return List.of(P2pQueue.this);
-        }
-
-        @Override
-        public Collection<? extends Watchdog.Queue> queues() {
-            return List.of(P2pQueue.this);
-        }
-
-        @Override
-        public Optional<CollectiveException> problem() {
-            return P2pQueue.this.problem();
-        }
-    }
-
-    /** What keeps operations of the group from ever ending well, if anything. */
-    Optional<CollectiveException> problem() {
+    @Override
+    public Optional<CollectiveException> problem() {
         CollectiveMismatchException difference = hosts.difference();
         if (difference != null) {
             return Optional.of(difference);
@@ -147,27 +127,20 @@ final class P2pQueue implements Watchdog.Queue {
     }
 
     /**
-     * Runs an operation.
+     * Runs an operation on the caller's current stream.
      *
      * @param operation the operation
      * @param body enqueues it
-     * @param result its outputs
      * @return the work
      */
-    Work run(Operation operation, Body body, List<NDArray> result) {
-        checkUsable(operation);
+    Work run(Operation operation, Body body) {
         return device.within(
                 () -> {
                     CudaStream current = currentStreams.get();
                     if (current.isCapturing()) {
-                        CollectiveException refused = announce(operation, true);
-                        if (refused != null) {
-                            throw refused;
-                        }
-                        return capture(operation, current, body, result);
+                        return capture(operation, current, body, List.of());
                     }
-                    // Made before the others are told: it holds the arrays, which can fail.
-                    StreamWork work = new StreamWork(this, current, operation, result);
+                    StreamWork work = new StreamWork(this, current, operation);
                     CollectiveException refused = announce(operation, false);
                     if (refused == null) {
                         enqueue(work, current, body);
@@ -178,59 +151,33 @@ final class P2pQueue implements Watchdog.Queue {
                 });
     }
 
-    /**
-     * Tells the other ranks of an operation that NCCL runs, and orders it behind those here.
-     *
-     * @param operation the operation
-     * @param result its outputs
-     * @return a work that has failed, if the ranks' calls differ; otherwise null
-     */
-    Work precede(Operation operation, List<NDArray> result) {
-        checkUsable(operation);
-        return device.within(
-                () -> {
-                    CudaStream current = currentStreams.get();
-                    boolean captured = current.isCapturing();
-                    CollectiveException refused = announce(operation, captured);
-                    if (refused == null) {
-                        if (!captured) {
-                            current.waitEvent(last);
-                        }
-                        return null;
-                    }
-                    if (captured) {
-                        throw refused;
-                    }
-                    StreamWork work = new StreamWork(this, current, operation, result);
-                    work.fail(refused);
-                    return work;
-                });
-    }
-
-    private void checkUsable(Operation operation) {
-        if (broken != null) {
-            throw GroupErrors.broken(operation, broken);
-        }
+    @Override
+    public boolean comparesSignatures() {
+        return true;
     }
 
     /** Tells the others what is called; returns why it must not be enqueued, or null. */
-    private CollectiveException announce(Operation operation, boolean captured) {
+    @Override
+    public CollectiveException announce(Operation operation, boolean captured) {
+        if (broken != null) {
+            throw GroupErrors.broken(operation, broken);
+        }
         try {
             if (verify) {
                 hosts.agree(operation);
             }
             hosts.publish(operation, captured);
             return null;
-        } catch (CollectiveException e) {
+        } catch (CollectiveException reason) {
             boolean usable =
-                    e instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
+                    reason instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
             if (!usable && captured) {
                 // What waits for the GPU would spoil the capture, before its user learns why.
-                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> fail(e));
+                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> nccl.breakWith(reason));
             } else if (!usable) {
-                fail(e);
+                nccl.breakWith(reason);
             }
-            return e;
+            return reason;
         }
     }
 
@@ -238,17 +185,19 @@ final class P2pQueue implements Watchdog.Queue {
         Operation operation = work.operation();
         try {
             operation.started();
-            current.waitEvent(last);
+            follow(current);
             body.enqueue(current, false);
             last.record(current);
             work.recordEnd(current);
+            nccl.stream().waitEvent(last);
         } catch (RuntimeException | Error e) {
             // The other ranks run theirs, and wait for what this one did not enqueue.
             CollectiveException reason = GroupErrors.failed(operation, e);
-            fail(reason);
+            nccl.breakWith(reason);
             work.fail(reason);
             return;
         }
+        Watchdog watchdog = nccl.watchdog();
         watchdog.add(work);
         if (broken != null && watchdog.remove(work) && work.seal(broken)) {
             // Whoever broke the queue did not see the work.
@@ -256,8 +205,36 @@ final class P2pQueue implements Watchdog.Queue {
         }
     }
 
-    /** Puts an operation into the graph that the current stream is recorded into. */
-    private Work capture(Operation operation, CudaStream current, Body body, List<NDArray> result) {
+    /**
+     * Lets a stream wait for the operations before, on whatever streams. The group's stream has
+     * waited for the last one here: if it was given nothing since, that one is all to wait for, and
+     * on the same stream there is nothing to wait for.
+     */
+    private void follow(CudaStream current) {
+        long launched = nccl.awaitLaunched();
+        if (launched == launches) {
+            current.waitEvent(last);
+        } else {
+            before.record(nccl.stream());
+            current.waitEvent(before);
+            launches = launched;
+        }
+    }
+
+    /**
+     * Puts an operation into the graph that the current stream is recorded into.
+     *
+     * @param operation the operation
+     * @param current the stream
+     * @param body enqueues it
+     * @param result its outputs
+     * @return the work
+     */
+    Work capture(Operation operation, CudaStream current, Body body, List<NDArray> result) {
+        CollectiveException refused = announce(operation, true);
+        if (refused != null) {
+            throw refused;
+        }
         operation.started();
         operation.keepGroup();
         try {
@@ -270,13 +247,13 @@ final class P2pQueue implements Watchdog.Queue {
         operation.ended(null);
         if (!replayed) {
             replayed = true;
-            watchdog.keepVigil(this);
+            nccl.watchdog().keepVigil(this);
         }
         return new CapturedWork(result);
     }
 
-    /** Why an operation failed that has ended; null if it did not. */
-    CollectiveException failureOf(Operation operation) {
+    @Override
+    public CollectiveException failureOf(Operation operation) {
         return waits.failure(operation);
     }
 
@@ -292,11 +269,6 @@ final class P2pQueue implements Watchdog.Queue {
     @Override
     public List<Integer> missing() {
         return hosts.behind();
-    }
-
-    /** Breaks the group, as something else of it has failed. */
-    void fail(CollectiveException reason) {
-        watchdog.fail(List.of(this), reason);
     }
 
     @Override
@@ -316,8 +288,6 @@ final class P2pQueue implements Watchdog.Queue {
     @Override
     public void abort() {
         waits.stop();
-        // What waits for it may be NCCL's, whose abort waits for that.
-        onBreak.accept(broken);
         device.synchronize();
     }
 
@@ -326,20 +296,12 @@ final class P2pQueue implements Watchdog.Queue {
         hosts.end();
     }
 
-    /** Ends what is under way. */
-    void stop() {
-        if (!watchdog.isIdle()) {
-            watchdog.fail(List.of(this), GroupErrors.groupDestroyed(context.name()));
-        }
-        watchdog.close();
-        waits.stop(); // Nobody knows what graphs still do.
-    }
-
-    /** Frees everything, after {@link #stop}. */
+    /** Frees everything, when nothing is enqueued any more. */
     void close() {
         device.synchronize();
         events.close();
         currentStreams.close();
         last.close();
+        before.close();
     }
 }

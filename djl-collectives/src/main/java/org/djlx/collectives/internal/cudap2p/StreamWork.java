@@ -4,20 +4,17 @@
  */
 package org.djlx.collectives.internal.cudap2p;
 
-import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.GpuWork;
 import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.TensorHold;
 
 /** An operation on the stream that was the caller's current one. */
 final class StreamWork extends GpuWork {
 
     private final P2pQueue queue;
     private final CudaStream stream;
-    private final List<TensorHold> held; // what it works on, whose owner may close it meanwhile
 
     /**
      * Creates the work.
@@ -25,13 +22,11 @@ final class StreamWork extends GpuWork {
      * @param queue where it runs
      * @param stream the caller's current stream
      * @param operation the operation
-     * @param result its outputs
      */
-    StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
-        super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
+    StreamWork(P2pQueue queue, CudaStream stream, Operation operation) {
+        super(operation, List.of(), queue.events(), queue.currentStreams(), queue.isBlockingWait());
         this.queue = queue;
         this.stream = stream;
-        this.held = result.stream().map(TensorHold::new).toList();
     }
 
     /** Ends the work, of which nothing was enqueued that could still run. */
@@ -51,10 +46,9 @@ final class StreamWork extends GpuWork {
         return other == stream;
     }
 
+    /** Holds nothing: what the operation works on is for its code to keep. */
     @Override
-    protected void release() {
-        held.forEach(TensorHold::close);
-    }
+    protected void release() {}
 
     @Override
     protected CollectiveException failureAtEnd() {

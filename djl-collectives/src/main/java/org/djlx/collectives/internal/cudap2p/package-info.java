@@ -3,11 +3,17 @@
  * into. Hosts do not wait for each other: what is called is published, enqueued, and compared
  * behind.
  *
+ * <p>A group has one stream for its collectives, that of {@code nccl}: there a kernel that reduces
+ * takes its turn among those of NCCL. Operators, whose code computes as well, run on the callers'
+ * current streams: each waits for what the group's stream has been given before, and the group's
+ * stream for it. Messages have streams of their own, which wait for neither. What goes into a graph
+ * stays on the stream that is recorded.
+ *
  * <pre>
  *   CudaP2pBackendFactory  the way in
  *   CudaP2pBackend         sends each operation to NCCL or to P2p
  *   P2p                    all that the group has besides NCCL
- *   P2pQueue               runs what NCCL does not, and ends it if something goes wrong
+ *   P2pQueue               runs operators on the callers' streams, and ends what waits for ranks
  *   StreamWork             an operation there
  *   CapturedWork           an operation that went into a graph
  *   the memory

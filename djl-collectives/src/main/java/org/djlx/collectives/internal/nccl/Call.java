@@ -11,18 +11,24 @@ import org.djlx.nativeops.NcclCommunicator;
 /**
  * What an operation does on the GPU.
  *
- * @param body calls NCCL
+ * @param body calls NCCL, or launches a kernel
  * @param in what is read; kept until the operation has ended
  * @param out what is written, or both
  * @param detail what must fit the calls of other ranks besides the operation's signature
+ * @param byNccl whether NCCL runs it, which may wait for other ranks before it is on the stream
  */
-record Call(Body body, List<DeviceTensor> in, List<DeviceTensor> out, long[] detail) {
+record Call(
+        Body body, List<DeviceTensor> in, List<DeviceTensor> out, long[] detail, boolean byNccl) {
 
-    /** Calls NCCL. */
+    Call(Body body, List<DeviceTensor> in, List<DeviceTensor> out, long[] detail) {
+        this(body, in, out, detail, true);
+    }
+
+    /** Calls NCCL, or launches a kernel. */
     @FunctionalInterface
     interface Body {
 
-        /** Enqueues the operation on the communicator's stream; does not wait. */
+        /** Enqueues the operation on the queue's stream; does not wait. */
         void enqueue(NcclCommunicator nccl, CudaStream stream);
     }
 

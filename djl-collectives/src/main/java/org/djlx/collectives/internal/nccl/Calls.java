@@ -37,6 +37,12 @@ final class Calls {
         return new Call(body, List.of(), List.of(io), NO_DETAIL);
     }
 
+    /** What no NCCL is needed for. */
+    static Call kernel(DeviceTensor io, NcclBackend.Kernel kernel) {
+        Call.Body body = (nccl, stream) -> kernel.launch(io.address(), stream);
+        return new Call(body, List.of(), List.of(io), NO_DETAIL, false);
+    }
+
     static Call reduce(DeviceTensor io, int root, boolean isRoot, ReduceOp op) {
         Call.Body body =
                 (nccl, stream) ->

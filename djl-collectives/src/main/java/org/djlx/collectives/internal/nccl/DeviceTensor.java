@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorHold;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
@@ -20,14 +21,16 @@ import org.djlx.nativeops.Torch;
  */
 final class DeviceTensor implements AutoCloseable {
 
-    private final NDArray original;
-    private final NDArray contiguous;
+    private final NDArray original; // null if the hold is all that is needed
+    private final NDArray contiguous; // likewise
+    private final TensorHold hold; // or null
     private final TensorInfo info;
     private final long address;
     private final boolean input;
 
     private DeviceTensor(NDManager manager, NDArray tensor, boolean input) {
         this.input = input;
+        hold = null;
         original = Torch.alias(manager, tensor);
         info = Torch.info(original);
         if (info.isContiguous()) {
@@ -37,6 +40,23 @@ final class DeviceTensor implements AutoCloseable {
             contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
             address = Torch.dataPointer(contiguous);
         }
+    }
+
+    /** A contiguous tensor, which needs no array: that is most of the cost. */
+    private DeviceTensor(NDArray tensor, TensorInfo info) {
+        this.info = info;
+        input = true;
+        hold = new TensorHold(tensor);
+        original = null;
+        contiguous = null;
+        address = info.address();
+    }
+
+    /** For a tensor of which much is known already, and that is read and written. */
+    static DeviceTensor inPlace(NDManager manager, NDArray tensor, TensorInfo info) {
+        return info.isContiguous()
+                ? new DeviceTensor(tensor, info)
+                : new DeviceTensor(manager, tensor, true);
     }
 
     static DeviceTensor input(NDManager manager, NDArray tensor) {
@@ -89,6 +109,10 @@ final class DeviceTensor implements AutoCloseable {
 
     @Override
     public void close() {
+        if (hold != null) {
+            hold.close();
+            return;
+        }
         contiguous.close();
         original.close();
     }

@@ -27,6 +27,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NcclCommunicator;
 import org.djlx.nativeops.ScalarType;
@@ -44,6 +45,9 @@ import org.djlx.nativeops.Torch;
  *
  * <p>NCCL itself does not notice calls that do not fit together: they hang until the timeout, or
  * corrupt results. Verifying finds them.
+ *
+ * <p>A {@link Companion} runs further operations of the group: by kernels, which take their turn on
+ * the stream of the group ({@link #run}), or on others, which it orders with that one.
  *
  * <p>When an operation is late, NCCL reports an error or a peer's process has ended, the
  * communicator is aborted, what is under way fails and so do later calls. A late message breaks
@@ -107,8 +111,9 @@ public final class NcclBackend extends Backend {
     private final MessageQueues messageQueues;
     private final Set<NcclBackend> family; // whose communicators share what an abort ends
     private volatile Peers peers = Peers.none();
-    private volatile Companion companion = new Companion() {};
+    private volatile Companion companion = new Nobody();
     private NDArray barrierWord; // guarded by this
+    private boolean stopped; // guarded by this
     private boolean closed; // guarded by this
 
     private NcclBackend(
@@ -150,8 +155,11 @@ public final class NcclBackend extends Backend {
         }
     }
 
-    /** What runs operations of the same group in another way. */
-    public interface Companion {
+    /**
+     * What runs operations of the same group in another way, and knows what all ranks call. It
+     * breaks with the group, and the group with it.
+     */
+    public interface Companion extends Watchdog.Queue {
 
         /**
          * Tells whether it has compared the signatures of collectives before NCCL gets them.
@@ -167,16 +175,70 @@ public final class NcclBackend extends Backend {
          *
          * @return the problem, or empty
          */
-        default Optional<CollectiveException> problem() {
+        Optional<CollectiveException> problem();
+
+        /**
+         * Tells the other ranks of a collective that is about to be issued.
+         *
+         * @param operation the operation
+         * @param captured whether the caller's stream is recorded into a graph
+         * @return why it must not be issued, or null
+         * @throws CollectiveException if the group is broken
+         */
+        CollectiveException announce(Operation operation, boolean captured);
+
+        /**
+         * Tells why an operation failed whose kernel has ended.
+         *
+         * @param operation the operation
+         * @return the reason; null if it did not fail
+         */
+        CollectiveException failureOf(Operation operation);
+    }
+
+    /** The companion of a group that NCCL alone runs. */
+    private static final class Nobody implements Companion {
+
+        @Override
+        public Optional<CollectiveException> problem() {
             return Optional.empty();
         }
 
+        @Override
+        public CollectiveException announce(Operation operation, boolean captured) {
+            return null;
+        }
+
+        @Override
+        public CollectiveException failureOf(Operation operation) {
+            return null;
+        }
+
+        @Override
+        public Optional<String> error() {
+            return Optional.empty();
+        }
+
+        @Override
+        public boolean breakWith(CollectiveException reason) {
+            return false;
+        }
+
+        @Override
+        public void abort() {}
+    }
+
+    /** What is done on the group's stream without NCCL. */
+    @FunctionalInterface
+    public interface Kernel {
+
         /**
-         * Tells that the group is broken, just before what NCCL runs is aborted. Must not wait.
+         * Launches it; on any thread, with no other operation of the group being launched.
          *
-         * @param reason why
+         * @param address the tensor's elements, which are contiguous
+         * @param stream where
          */
-        default void broken(CollectiveException reason) {}
+        void launch(long address, CudaStream stream);
     }
 
     /**
@@ -365,21 +427,45 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * Returns the batch that the calling thread has open.
+     * Runs a kernel as an operation, in its turn among those that NCCL runs.
      *
-     * @return an object that stands for the batch, or null
+     * @param operation the operation, of which the tensor is known
+     * @param tensor what the kernel changes
+     * @param current the caller's current stream, which is not being captured
+     * @param kernel the kernel
+     * @return the work
      */
-    public Object batch() {
-        return Batch.current();
+    public Work run(Operation operation, NDArray tensor, CudaStream current, Kernel kernel) {
+        DeviceTensor io = DeviceTensor.inPlace(resources.manager(), tensor, operation.tensor());
+        return issue(queue, current, operation, Calls.kernel(io, kernel), List.of(tensor), -1);
     }
 
     /**
-     * Tells whether what the calling thread enqueues on its current stream goes into a graph.
+     * Waits until all collectives that were issued are on the group's stream; the helper that
+     * launches them may itself wait for other ranks.
      *
-     * @return whether it does
+     * @return a number that changes with whatever is launched there
      */
-    public boolean isCapturing() {
-        return resources.current().get().isCapturing();
+    public long awaitLaunched() {
+        return queue.awaitLaunched();
+    }
+
+    /**
+     * Returns the stream of the group's collectives.
+     *
+     * @return the stream, not to be closed
+     */
+    public CudaStream stream() {
+        return queue.stream();
+    }
+
+    /**
+     * Returns who watches over the group's works.
+     *
+     * @return the watchdog, not to be closed
+     */
+    public Watchdog watchdog() {
+        return watchdog;
     }
 
     @Override
@@ -432,14 +518,34 @@ public final class NcclBackend extends Backend {
 
     private Work issue(
             NcclQueue where, Operation operation, Call call, List<NDArray> result, int peer) {
-        if (isCapturing()) {
+        CudaStream current = resources.current().get();
+        if (current.isCapturing()) {
             call.release();
-            throw new IllegalStateException(
-                    operation
-                            + " cannot go into a CUDA graph, as NCCL runs it; small all-reduces and"
-                            + " fused operators of backend 'cuda_p2p' can");
+            CollectiveException refused = peer < 0 ? companion.announce(operation, true) : null;
+            throw refused != null
+                    ? refused
+                    : new IllegalStateException(
+                            operation
+                                    + " cannot go into a CUDA graph, as NCCL runs it; small"
+                                    + " all-reduces and fused operators of backend 'cuda_p2p' can");
         }
-        NcclWork work = new NcclWork(where, operation, call, result, peer);
+        return issue(where, current, operation, call, result, peer);
+    }
+
+    private Work issue(
+            NcclQueue where,
+            CudaStream current,
+            Operation operation,
+            Call call,
+            List<NDArray> result,
+            int peer) {
+        // Made before the others are told: what it needs may not be there.
+        NcclWork work = new NcclWork(where, current, operation, call, result, peer);
+        CollectiveException refused = peer < 0 ? companion.announce(operation, false) : null;
+        if (refused != null) {
+            work.fail(refused);
+            return work;
+        }
         watchdog.add(work);
         try {
             queue.checkUsable(operation); // Messages fail with the group, to new peers as well.
@@ -462,9 +568,15 @@ public final class NcclBackend extends Backend {
         watchdog.fail(queues(), reason);
     }
 
-    private List<NcclQueue> queues() {
+    private List<NcclQueue> ncclQueues() {
         List<NcclQueue> queues = new ArrayList<>(messageQueues.all());
         queues.add(queue);
+        return queues;
+    }
+
+    private List<Watchdog.Queue> queues() {
+        List<Watchdog.Queue> queues = new ArrayList<>(ncclQueues());
+        queues.add(companion);
         return queues;
     }
 
@@ -472,12 +584,12 @@ public final class NcclBackend extends Backend {
     private final class Members implements Watchdog.Group {
 
         @Override
-        public Collection<NcclQueue> failingWith(Watchdog.Queue failing) {
-            return failing == queue ? queues() : List.of((NcclQueue) failing);
+        public Collection<Watchdog.Queue> failingWith(Watchdog.Queue failing) {
+            return failing == queue || failing == companion ? queues() : List.of(failing);
         }
 
         @Override
-        public Collection<NcclQueue> queues() {
+        public Collection<Watchdog.Queue> queues() {
             return NcclBackend.this.queues();
         }
 
@@ -508,7 +620,6 @@ public final class NcclBackend extends Backend {
             if (aborted != queue) {
                 return;
             }
-            companion.broken(reason);
             for (NcclBackend relative : family) {
                 if (relative != NcclBackend.this) {
                     relative.breakWith(
@@ -528,22 +639,50 @@ public final class NcclBackend extends Backend {
                 work.complete(true);
             }
         }
+
+        // The companion knows of collectives, messages are between two ranks.
+
+        @Override
+        public Optional<String> error(NcclQueue of) {
+            return of == queue ? companion.error() : Optional.empty();
+        }
+
+        @Override
+        public List<Integer> missing(NcclQueue from) {
+            return from == queue ? companion.missing() : List.of();
+        }
+
+        @Override
+        public CollectiveException failureOf(Operation operation) {
+            return companion.failureOf(operation);
+        }
+    }
+
+    /** Ends what is under way; to be called before {@link #close} by who has to do so earlier. */
+    public void stop() {
+        synchronized (this) {
+            if (stopped) {
+                return;
+            }
+            stopped = true;
+        }
+        if (!watchdog.isIdle()) {
+            breakWith(GroupErrors.groupDestroyed(context.name()));
+        }
+        watchdog.close();
+        family.remove(this);
     }
 
     @Override
     public void close() {
+        stop();
         synchronized (this) {
             if (closed) {
                 return;
             }
             closed = true;
         }
-        List<NcclQueue> queues = queues();
-        if (!watchdog.isIdle()) {
-            watchdog.fail(queues, GroupErrors.groupDestroyed(context.name()));
-        }
-        watchdog.close();
-        family.remove(this);
+        List<NcclQueue> queues = ncclQueues();
         Disposal.run(
                 "what NCCL holds for group '" + context.name() + "'",
                 () -> {

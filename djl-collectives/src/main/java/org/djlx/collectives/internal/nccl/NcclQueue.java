@@ -28,7 +28,7 @@ import org.djlx.nativeops.NcclGroup;
 
 /**
  * A communicator and its stream: operations run there one after the other, in the order of the
- * calls.
+ * calls; also those that are done by a kernel, without NCCL.
  *
  * <p>Issuing does not wait for other ranks. Mostly the caller's own thread launches the operation.
  * Where other ranks must be waited for, a helper thread does so, and launches all that is issued
@@ -54,7 +54,7 @@ final class NcclQueue implements Watchdog.Queue {
         void verify(NcclWork work);
     }
 
-    /** Tells the backend of failures. */
+    /** The backend, which is told of failures, and asked for what NCCL does not know. */
     interface Listener {
 
         /** Something failed, and the queue with it. */
@@ -65,10 +65,20 @@ final class NcclQueue implements Watchdog.Queue {
 
         /** An operation does not fit those of other ranks; the queue goes on. */
         void refused(NcclWork work, CollectiveException reason);
+
+        /** What is wrong with the kernels on the queue, if anything. */
+        Optional<String> error(NcclQueue queue);
+
+        /** Who has not called what the first operation waits for, as far as that is known. */
+        List<Integer> missing(NcclQueue queue);
+
+        /** Why an operation failed that a kernel has done; null if it did not. */
+        CollectiveException failureOf(Operation operation);
     }
 
     private static final int ROOT_WORD = 4; // of a signature
     private static final long QUIET_INTERVAL_NANOS = 200_000;
+    private static final long LOOK_MILLIS = 50; // whether what others are to launch has failed
 
     private final String name;
     private final GpuResources resources;
@@ -86,6 +96,7 @@ final class NcclQueue implements Watchdog.Queue {
     private final Deque<List<NcclWork>> waiting = new ArrayDeque<>(); // for the helper
     private final Set<Long> connected = new HashSet<>(); // the operations that had their first
     private Thread owner; // who launches a batch on this queue, or splits it
+    private long launches; // counts on when something was launched
 
     /**
      * Creates a queue.
@@ -174,9 +185,9 @@ final class NcclQueue implements Watchdog.Queue {
      *     the queue
      */
     synchronized boolean own(Collection<List<NcclWork>> units) {
-        boolean direct = communicator != null && waiting.isEmpty();
+        boolean direct = waiting.isEmpty();
         for (List<NcclWork> unit : units) {
-            direct &= !connected.add(kind(unit)) && unit.stream().noneMatch(this::isToBeVerified);
+            direct &= waitsForNobody(unit);
         }
         if (direct && helper == null && owner == null) {
             owner = Thread.currentThread();
@@ -189,7 +200,25 @@ final class NcclQueue implements Watchdog.Queue {
         return false;
     }
 
-    /** Calls NCCL for operations. */
+    /** Tells whether operations can be launched without waiting for other ranks. */
+    private boolean waitsForNobody(List<NcclWork> unit) {
+        if (!isByNccl(unit)) {
+            return true;
+        }
+        boolean first = connected.add(kind(unit));
+        return !first && communicator != null && unit.stream().noneMatch(this::isToBeVerified);
+    }
+
+    private static boolean isByNccl(List<NcclWork> unit) {
+        for (NcclWork work : unit) {
+            if (work.call().byNccl()) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    /** Calls NCCL for operations, or launches their kernels. */
     void launch(List<NcclWork> unit) {
         for (NcclWork work : unit) {
             work.launch(communicator, stream);
@@ -198,6 +227,7 @@ final class NcclQueue implements Watchdog.Queue {
 
     /** Marks the operations' ends, when NCCL has them in the stream. */
     synchronized void launched(List<NcclWork> unit) {
+        launches++;
         if (broken.get() == null) {
             unit.forEach(work -> work.launched(stream));
         }
@@ -210,6 +240,32 @@ final class NcclQueue implements Watchdog.Queue {
         if (broken.get() == null && !waiting.isEmpty()) {
             ensureHelper();
         }
+    }
+
+    /**
+     * Waits until all that was issued is on the stream, or the queue is broken. What an open batch
+     * has is issued when it ends.
+     *
+     * @return a number that changes with whatever is launched
+     */
+    synchronized long awaitLaunched() {
+        try {
+            while ((helper != null || owner != null) && broken.get() == null) {
+                wait(LOOK_MILLIS);
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new CollectiveException("interrupted while waiting for " + name, e);
+        }
+        return launches;
+    }
+
+    CudaStream stream() {
+        return stream;
+    }
+
+    CollectiveException failureOf(Operation operation) {
+        return listener.failureOf(operation);
     }
 
     /** A number for what decides which connections operations need, if launched together. */
@@ -254,8 +310,10 @@ final class NcclQueue implements Watchdog.Queue {
 
     private void help() {
         try {
-            connect();
             for (List<NcclWork> unit = next(); unit != null; unit = next()) {
+                if (isByNccl(unit)) {
+                    connect(); // All ranks do, if it is the first.
+                }
                 List<NcclWork> fitting = unit.stream().filter(this::isVerified).toList();
                 if (fitting.size() == 1) {
                     launch(fitting);
@@ -274,6 +332,7 @@ final class NcclQueue implements Watchdog.Queue {
      * Returns what to launch, now that all before is in the stream; without any the helper ends.
      */
     private synchronized List<NcclWork> next() {
+        launches++; // The unit before, if there was one.
         List<NcclWork> unit = waiting.poll();
         if (unit == null) {
             endHelper();
@@ -287,7 +346,7 @@ final class NcclQueue implements Watchdog.Queue {
     }
 
     private boolean isToBeVerified(NcclWork work) {
-        return verifier != null && verifier.concerns(work);
+        return verifier != null && work.call().byNccl() && verifier.concerns(work);
     }
 
     private boolean isVerified(NcclWork work) {
@@ -313,14 +372,7 @@ final class NcclQueue implements Watchdog.Queue {
             Duration timeout,
             Supplier<Optional<String>> obstacle) {
         synchronized (this) {
-            try {
-                while (helper != null || owner != null) {
-                    wait();
-                }
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-                throw new CollectiveException("interrupted while splitting " + name, e);
-            }
+            awaitLaunched();
             checkUsable("a split");
             owner = Thread.currentThread();
         }
@@ -340,10 +392,16 @@ final class NcclQueue implements Watchdog.Queue {
 
     @Override
     public Optional<String> error() {
+        Optional<String> ofKernels = listener.error(this);
         NcclCommunicator nccl = communicator;
-        return nccl == null
-                ? Optional.empty()
+        return ofKernels.isPresent() || nccl == null
+                ? ofKernels
                 : nccl.asyncError().map(text -> "NCCL reports an error: " + text);
+    }
+
+    @Override
+    public List<Integer> missing() {
+        return listener.missing(this);
     }
 
     @Override

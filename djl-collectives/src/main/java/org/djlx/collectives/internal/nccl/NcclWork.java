@@ -6,6 +6,7 @@ package org.djlx.collectives.internal.nccl;
 
 import ai.djl.ndarray.NDArray;
 import java.util.List;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.GpuWork;
@@ -14,8 +15,8 @@ import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NcclCommunicator;
 
 /**
- * An operation of NCCL: issued by the caller, then launched by its {@link NcclQueue}, which is
- * mostly the same call.
+ * An operation on the stream of an {@link NcclQueue}: issued by the caller, then launched by the
+ * queue, which is mostly the same call.
  */
 final class NcclWork extends GpuWork {
 
@@ -26,15 +27,22 @@ final class NcclWork extends GpuWork {
     private CudaEvent ready; // what the caller has enqueued before, until launched; guarded by this
 
     /**
-     * Creates the work, behind what the calling thread has enqueued on its current stream.
+     * Creates the work, behind what was enqueued on the caller's current stream.
      *
      * @param queue where it runs
+     * @param current the caller's current stream
      * @param operation the operation
      * @param call what it does
      * @param result its outputs
      * @param peer the other rank of a message, or -1
      */
-    NcclWork(NcclQueue queue, Operation operation, Call call, List<NDArray> result, int peer) {
+    NcclWork(
+            NcclQueue queue,
+            CudaStream current,
+            Operation operation,
+            Call call,
+            List<NDArray> result,
+            int peer) {
         super(
                 operation,
                 result,
@@ -45,7 +53,7 @@ final class NcclWork extends GpuWork {
         this.call = call;
         this.peer = peer;
         ready = queue.resources().events().take();
-        ready.record(queue.resources().current().get());
+        ready.record(current);
     }
 
     @Override
@@ -120,6 +128,18 @@ final class NcclWork extends GpuWork {
             ready = null;
         }
         super.recycleEvents();
+    }
+
+    @Override
+    protected CollectiveException failureAtEnd() {
+        return call.byNccl() ? null : queue.failureOf(operation());
+    }
+
+    /** Ends the work, of which nothing was launched. */
+    void fail(CollectiveException reason) {
+        if (seal(reason)) {
+            complete(true);
+        }
     }
 
     /** Gives up what the work holds, if it could not be issued. */

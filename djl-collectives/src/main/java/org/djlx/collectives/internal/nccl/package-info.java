@@ -7,7 +7,7 @@
  *   Calls               the operations in NCCL's terms
  *   Call                what one does on the GPU
  *   DeviceTensor        a tensor's elements, held until the operation has ended
- *   NcclQueue           a communicator and its stream
+ *   NcclQueue           a communicator and its stream, also for kernels that need no NCCL
  *   MessageQueues       those for messages, one for each peer and direction
  *   NcclWork            an operation on a queue
  *   Batch               operations that NCCL starts together

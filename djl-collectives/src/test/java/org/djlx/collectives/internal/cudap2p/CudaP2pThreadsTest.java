@@ -17,6 +17,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
@@ -55,6 +56,9 @@ import org.junit.jupiter.api.function.Executable;
 @Timeout(300)
 class CudaP2pThreadsTest {
 
+    private static final Operation.Agreed NOTHING =
+            new Operation.Agreed(null, new long[0], null, 0);
+
     private int worldSize;
 
     @BeforeEach
@@ -87,7 +91,7 @@ class CudaP2pThreadsTest {
     @TestFactory
     Stream<DynamicTest> contract() {
         P2pRanks.requireNccl();
-        return NcclCases.cases("cuda_p2p", worldSize).entrySet().stream()
+        return NcclCases.cases(worldSize).entrySet().stream()
                 .map(
                         entry ->
                                 dynamicTest(
@@ -155,7 +159,6 @@ class CudaP2pThreadsTest {
     @TestFactory
     Stream<DynamicTest> callsThatDifferBreakTheGroup() {
         OpType gather = new OpType("gatherByHand");
-        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
         return Stream.of(
                         new Differing(
                                 "allReduce(float32, (10), SUM)",
@@ -172,7 +175,7 @@ class CudaP2pThreadsTest {
                                 group ->
                                         group.execute(
                                                         gather,
-                                                        nothing,
+                                                        NOTHING,
                                                         operation -> waitForAll(group, operation))
                                                 .await(),
                                 "broadcast(float32, (10))", // By NCCL.
@@ -339,6 +342,168 @@ class CudaP2pThreadsTest {
                 });
     }
 
+    /**
+     * Reductions on the group's stream and code on two others in turn; nobody waits in between. If
+     * a reduction had not ended before the code begins, or the other way round, what the code adds
+     * would be lost.
+     */
+    @Test
+    void nextToOperators() {
+        OpType add = new OpType("add");
+        int rounds = 200;
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream other = CudaStream.create(device)) {
+                        NDArray tensor = manager.full(new Shape(500_000), 3f);
+                        NDArray ones = manager.ones(new Shape(500_000));
+                        Runnable adds =
+                                () ->
+                                        group.execute(
+                                                add,
+                                                NOTHING,
+                                                operation -> Torch.addInPlace(tensor, ones));
+                        // Made, before another stream uses them.
+                        assertEquals(3, tensor.min().getFloat());
+                        assertEquals(1, ones.min().getFloat());
+                        for (int i = 0; i < rounds; i++) {
+                            adds.run();
+                            CudaStreamGuard guard =
+                                    Torch.cudaStreamGuard(group.device(), other.handle());
+                            adds.run();
+                            adds.run();
+                            guard.close();
+                            group.allReduce(tensor, ReduceOp.AVG);
+                            if (i % 2 == 0) {
+                                group.allReduceCoalesced(List.of(tensor), ReduceOp.AVG);
+                            }
+                        }
+                        group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                        assertEquals(3 + 3 * rounds, tensor.max().getFloat());
+                        assertEquals(3 + 3 * rounds, tensor.min().getFloat());
+                        other.synchronize();
+                    }
+                });
+    }
+
+    /** Runs code with a current stream of its own. */
+    private static void onStream(ProcessGroup group, Consumer<CudaStream> body) {
+        try (CudaDevice device = CudaDevice.open(group.device());
+                CudaStream stream = CudaStream.create(device)) {
+            CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+            try {
+                body.accept(stream);
+            } finally {
+                guard.close();
+                stream.synchronize();
+            }
+        }
+    }
+
+    /**
+     * Rank 1 joins an all-reduce, by a kernel or by NCCL, only when it has the message that rank 0
+     * sends behind it: on the same stream, and from another thread, while the stream of the
+     * all-reduce waits for it.
+     */
+    @TestFactory
+    Stream<DynamicTest> messagesPassAllReduces() {
+        P2pRanks.requireNccl();
+        return Stream.of(1000, 500_000, 8_000_000)
+                .flatMap(
+                        count ->
+                                Stream.of(
+                                        dynamicTest(
+                                                count + " elements, the first message",
+                                                () -> messagesPass(count, false)),
+                                        dynamicTest(
+                                                count + " elements",
+                                                () -> messagesPass(count, true))));
+    }
+
+    private void messagesPass(int count, boolean connected) {
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    NDArray message = manager.full(new Shape(100), (float) group.rank());
+                    NDArray tensor = manager.ones(new Shape(count));
+                    Duration patience = group.timeout();
+                    group.allReduce(tensor, ReduceOp.AVG).await(patience);
+                    if (connected && group.rank() == 0) {
+                        group.send(message, 1, 0).await(patience);
+                    } else if (connected && group.rank() == 1) {
+                        group.recv(message, 0, 0).await(patience);
+                    }
+                    for (int round = 1; round <= 5; round++) {
+                        message.muli(0).addi(10 * round + group.rank());
+                        assertEquals(10 * round + group.rank(), message.max().getFloat());
+                        if (group.rank() == 0 && round % 2 == 0) {
+                            onStream(group, stream -> sumThenSend(group, tensor, message));
+                        } else if (group.rank() == 0) {
+                            Work sum = group.allReduce(tensor, ReduceOp.AVG);
+                            group.send(message, 1, 0).await(patience);
+                            sum.await(patience);
+                        } else {
+                            if (group.rank() == 1) {
+                                group.recv(message, 0, 0).await(patience);
+                                assertEquals(10 * round, message.max().getFloat());
+                            }
+                            group.allReduce(tensor, ReduceOp.AVG).await(patience);
+                        }
+                        assertEquals(1, tensor.max().getFloat());
+                    }
+                });
+    }
+
+    /** The calling thread's stream waits for the sum; the message is another thread's. */
+    private static void sumThenSend(ProcessGroup group, NDArray tensor, NDArray message) {
+        Work sum = group.allReduce(tensor, ReduceOp.AVG);
+        sum.blockCurrentStream();
+        CompletableFuture.runAsync(
+                        () ->
+                                onStream(
+                                        group,
+                                        stream -> group.send(message, 1, 0).await(group.timeout())))
+                .join();
+        sum.await(group.timeout());
+    }
+
+    /** One thread issues the operations of all ranks: kernels and NCCL's, in one batch. */
+    @Test
+    void oneThreadDrivesAllRanks() {
+        P2pRanks.requireNccl();
+        List<ProcessGroup> groups =
+                ProcessGroups.local("cuda_p2p", worldSize, P2pRanks.options().build());
+        try (NDManager manager = NDManager.newBaseManager()) {
+            for (int round = 0; round < 3; round++) {
+                List<NDArray> tensors = new ArrayList<>();
+                for (ProcessGroup group : groups) {
+                    NDManager own = manager.newSubManager(group.device());
+                    tensors.add(own.full(new Shape(1000), (float) group.rank()));
+                }
+                List<Work> works = new ArrayList<>();
+                NcclBatch.run(
+                        () -> {
+                            for (int rank = 0; rank < worldSize; rank++) {
+                                ProcessGroup group = groups.get(rank);
+                                NDArray tensor = tensors.get(rank);
+                                works.add(group.broadcast(tensor, 1));
+                                works.add(group.allReduce(tensor, ReduceOp.SUM));
+                                works.add(group.reduce(tensor, 0, ReduceOp.MAX));
+                                works.add(group.allReduce(tensor, ReduceOp.SUM));
+                            }
+                        });
+                works.forEach(work -> work.await(Duration.ofSeconds(30)));
+                for (NDArray tensor : tensors) {
+                    assertEquals(worldSize * worldSize, tensor.max().getFloat());
+                    assertEquals(worldSize * worldSize, tensor.min().getFloat());
+                }
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
     /** Coalesced operations and batches come behind what NCCL runs, though nobody waited for it. */
     @Test
     void batchesBehindThoseOfNccl() {
@@ -496,7 +661,7 @@ class CudaP2pThreadsTest {
                         NDArray result = manager.zeros(all);
                         group.execute(
                                         exchange,
-                                        new Operation.Agreed(null, new long[0], null, 0),
+                                        NOTHING,
                                         operation -> {
                                             int epoch = buffers.epoch(operation);
                                             long half = epoch % 2 * buffers.bufferSize() / 2;

@@ -41,12 +41,8 @@ public final class NcclCases {
     private NcclCases() {}
 
     /** The cases that hold on a number of ranks, of a backend that is NCCL or wraps it. */
-    public static Map<String, ContractCases.Case> cases(String backend, int worldSize) {
+    public static Map<String, ContractCases.Case> cases(int worldSize) {
         Map<String, ContractCases.Case> cases = new LinkedHashMap<>(ContractCases.all());
-        if (backend.equals("cuda_p2p")) {
-            // Small all-reduces run on the callers' streams, in the order of their calls there.
-            cases.remove("crosswise");
-        }
         cases.keySet().removeAll(IMPOSSIBLE);
         cases.keySet().removeAll(VERIFIED);
         if (worldSize == 1) {

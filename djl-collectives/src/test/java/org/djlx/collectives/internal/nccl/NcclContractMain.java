@@ -26,7 +26,7 @@ public final class NcclContractMain {
             options.optDevices(Device.gpu(Integer.parseInt(System.getenv("LOCAL_RANK"))));
         }
         try (ProcessGroup group = ProcessGroups.init(args[0], options.build())) {
-            NcclCases.cases(args[0], group.worldSize())
+            NcclCases.cases(group.worldSize())
                     .forEach(
                             (name, body) -> {
                                 ContractCases.run(body, group);

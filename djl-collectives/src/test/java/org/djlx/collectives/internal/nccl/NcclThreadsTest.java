@@ -66,7 +66,7 @@ class NcclThreadsTest {
 
     private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
         NcclOptions options = options().optVerify(verify).build();
-        return (verify ? NcclCases.verifiedCases() : NcclCases.cases("nccl", worldSize))
+        return (verify ? NcclCases.verifiedCases() : NcclCases.cases(worldSize))
                 .entrySet().stream()
                         .map(
                                 entry ->
