@@ -168,9 +168,10 @@ final class P2pQueue implements NcclBackend.Companion {
             }
             hosts.publish(operation, captured);
             return null;
-        } catch (CollectiveException reason) {
+        } catch (RuntimeException | Error e) {
+            CollectiveException reason = GroupErrors.failed(operation, e);
             boolean usable =
-                    reason instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
+                    e instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
             if (!usable && captured) {
                 // What waits for the GPU would spoil the capture, before its user learns why.
                 LongCalls.start("cuda_p2p-broken-" + context.name(), () -> nccl.breakWith(reason));

@@ -539,9 +539,20 @@ public final class NcclBackend extends Backend {
             Call call,
             List<NDArray> result,
             int peer) {
-        // Made before the others are told: what it needs may not be there.
-        NcclWork work = new NcclWork(where, current, operation, call, result, peer);
-        CollectiveException refused = peer < 0 ? companion.announce(operation, false) : null;
+        NcclWork work = null;
+        CollectiveException refused;
+        try {
+            // Made before the others are told: what it needs may not be there.
+            work = new NcclWork(where, current, operation, call, result, peer);
+            refused = peer < 0 ? companion.announce(operation, false) : null;
+        } catch (RuntimeException | Error e) {
+            if (work == null) {
+                call.release();
+            } else {
+                work.discard();
+            }
+            throw e;
+        }
         if (refused != null) {
             work.fail(refused);
             return work;
