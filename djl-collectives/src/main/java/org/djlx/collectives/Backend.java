@@ -363,6 +363,20 @@ public abstract class Backend implements AutoCloseable {
      */
     public void stopWaiting() {}
 
+    /**
+     * Tells the other ranks that this one calls nothing more: what they have called and it has not
+     * will never end well. A backend that has no means to tell need not do anything.
+     */
+    public void endCalls() {}
+
+    /**
+     * Waits until the operations that were called have ended, each in its time. To be done by a
+     * backend whose results may be in use although nobody has waited for them on the host: {@link
+     * #close} would make them worthless. It returns early if the thread is interrupted, and throws
+     * nothing. Called behind {@link #endCalls} and before {@link #close}.
+     */
+    public void drain() {}
+
     /** Ends operations under way with an exception and frees everything. Idempotent. */
     @Override
     public abstract void close();

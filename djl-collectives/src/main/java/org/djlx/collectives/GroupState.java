@@ -9,6 +9,7 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -266,20 +267,48 @@ final class GroupState {
 
     /** Destroys the group; returns false if that was done before. */
     boolean destroy() {
-        List<GroupState> dependent;
+        List<GroupState> ending = new ArrayList<>();
+        endCalls(ending);
+        // All ranks know by now what this one has not called, of any of these groups.
+        try {
+            ending.forEach(state -> state.backend.drain());
+        } finally {
+            freeAll(ending.iterator());
+        }
+        return !ending.isEmpty();
+    }
+
+    /** Ends calls here and on sub-groups; adds those on which this call did so, parents last. */
+    private void endCalls(List<GroupState> ending) {
         if (!destroyed && unusable == null) {
             backend.stopWaiting(); // A call that waits for other ranks holds the lock.
         }
+        List<GroupState> dependent;
         synchronized (issueLock) {
             if (destroyed || unusable != null) {
-                return false;
+                return;
             }
             dependent = List.copyOf(subGroups); // If memory has run out, nothing is destroyed.
             destroyed = true;
         }
-        // Each is freed, also if another cannot be: nobody gets a second chance.
+        dependent.forEach(group -> group.endCalls(ending));
+        backend.endCalls();
+        ending.add(this);
+    }
+
+    /** Each is freed, also if another cannot be: nobody gets a second chance. */
+    private static void freeAll(Iterator<GroupState> groups) {
+        if (groups.hasNext()) {
+            try {
+                groups.next().free();
+            } finally {
+                freeAll(groups);
+            }
+        }
+    }
+
+    private void free() {
         try {
-            dependent.forEach(GroupState::destroy);
             trace.close();
         } finally {
             try {
@@ -296,6 +325,5 @@ final class GroupState {
                 }
             }
         }
-        return true;
     }
 }

@@ -938,9 +938,21 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Leaves the group: operations under way fail, everything the group holds is freed, sub-groups
-     * of it are destroyed as well, and further calls throw {@link IllegalStateException}.
-     * Idempotent.
+     * Leaves the group: everything the group holds is freed, sub-groups of it are destroyed as
+     * well, and further calls throw {@link IllegalStateException}. Idempotent.
+     *
+     * <p>What becomes of operations under way depends on whether their results may be in use:
+     *
+     * <ul>
+     *   <li>On GPUs a stream may have been told to wait for them. So this call first waits until
+     *       they have ended. Those that other ranks do not call fail, as they do at any time: after
+     *       their timeout, when such a rank has died or, with {@code cuda_p2p} and except for
+     *       messages, when it has destroyed the group. If the thread is interrupted it does not
+     *       wait, and they fail; results that a stream waits for are then worthless. It does not
+     *       wait for graphs: wait for the streams to which they were launched before.
+     *   <li>With {@code shm} only the host can wait for them. Those that nobody has waited for fail
+     *       at once, with an error that says why.
+     * </ul>
      *
      * <p>Memory of GPUs that other ranks have mapped is freed when these have left, too, and when
      * their GPUs have come to the end of what they run: maybe after this call has returned.

@@ -42,10 +42,12 @@ class BackendHooksTest {
 
         private final Backend shm;
         private final int rank;
+        private final int worldSize;
 
         Recording(GroupContext context) {
             shm = SHM.create(context);
             rank = context.rank();
+            worldSize = context.worldSize();
         }
 
         @Override
@@ -124,7 +126,18 @@ class BackendHooksTest {
         }
 
         @Override
+        public void endCalls() {
+            calls.add("endCalls " + rank + " of " + worldSize);
+        }
+
+        @Override
+        public void drain() {
+            calls.add("drain " + rank + " of " + worldSize);
+        }
+
+        @Override
         public void close() {
+            calls.add("close " + rank + " of " + worldSize);
             shm.close();
         }
     }
@@ -195,6 +208,29 @@ class BackendHooksTest {
             groups.get(0).destroy();
             CompletionException e = assertThrows(CompletionException.class, call::join);
             assertEquals("nobody waits any more", e.getCause().getMessage());
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** The others are told of all groups before what is under way in one is waited for. */
+    @Test
+    void destroyEndsCallsThenDrainsThenCloses() {
+        List<ProcessGroup> groups =
+                ProcessGroups.local("recording", 2, new BackendOptions(Duration.ofSeconds(30)));
+        try {
+            ProcessGroups.run(groups, group -> group.split(group.rank(), 0));
+            calls.clear();
+            groups.get(1).destroy();
+            assertEquals(
+                    List.of(
+                            "endCalls 0 of 1",
+                            "endCalls 1 of 2",
+                            "drain 0 of 1",
+                            "drain 1 of 2",
+                            "close 0 of 1",
+                            "close 1 of 2"),
+                    List.copyOf(calls));
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }

@@ -199,6 +199,18 @@ final class CudaP2pBackend extends Backend {
     }
 
     @Override
+    public synchronized void endCalls() {
+        if (!closed) {
+            p2p.ifPresent(P2p::endCalls);
+        }
+    }
+
+    @Override
+    public void drain() {
+        nccl.drain();
+    }
+
+    @Override
     public synchronized void close() {
         if (closed) {
             return;

@@ -337,6 +337,11 @@ final class P2p {
         queue.end();
     }
 
+    /** Tells the other ranks that this one calls nothing more. */
+    void endCalls() {
+        queue.endCalls();
+    }
+
     /** Ends what is done with it, when no operation is under way any more. */
     void stop() {
         buffers.end();

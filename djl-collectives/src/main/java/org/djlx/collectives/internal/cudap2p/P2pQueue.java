@@ -49,6 +49,7 @@ final class P2pQueue implements NcclBackend.Companion {
     private final CudaEvent last; // behind the last operation here
     private final CudaEvent before; // behind what the group's stream had been given before it
     private long launches; // of the group's stream that were before it; guarded by the group's lock
+    private volatile long called; // the number of the last operation of which the others know
     private volatile boolean replayed; // an operation is in a graph
     private volatile long looked = System.nanoTime(); // for dead peers
     private volatile CollectiveException broken;
@@ -101,7 +102,7 @@ final class P2pQueue implements NcclBackend.Companion {
     }
 
     @Override
-    public Optional<CollectiveException> problem() {
+    public Optional<CollectiveException> problem(Operation first) {
         CollectiveMismatchException difference = hosts.difference();
         if (difference != null) {
             return Optional.of(difference);
@@ -110,8 +111,14 @@ final class P2pQueue implements NcclBackend.Companion {
             return Optional.empty();
         }
         looked = System.nanoTime();
-        return Optional.ofNullable(hosts.brokenRank())
-                .map(text -> new CollectiveException(text + "; the group is broken"));
+        String failed = hosts.brokenRank(); // It may have destroyed the group for that.
+        if (failed != null) {
+            return Optional.of(new CollectiveException(failed + "; the group is broken"));
+        }
+        String departed = first == null ? null : hosts.departedBefore(first);
+        return departed == null
+                ? Optional.empty()
+                : Optional.of(GroupErrors.gone(first, context.rank(), departed));
     }
 
     EventPool events() {
@@ -167,6 +174,7 @@ final class P2pQueue implements NcclBackend.Companion {
                 hosts.agree(operation);
             }
             hosts.publish(operation, captured);
+            called = operation.sequence();
             return null;
         } catch (RuntimeException | Error e) {
             CollectiveException reason = GroupErrors.failed(operation, e);
@@ -295,6 +303,11 @@ final class P2pQueue implements NcclBackend.Companion {
     /** Makes the host's waits for other ranks fail; any thread may call it. */
     void end() {
         hosts.end();
+    }
+
+    /** Tells the other ranks that this one calls nothing more. */
+    void endCalls() {
+        hosts.endCalls(called);
     }
 
     /** Frees everything, when nothing is enqueued any more. */

@@ -136,11 +136,12 @@ public final class Watchdog implements AutoCloseable {
 
         /**
          * Tells what is known to keep operations from ever ending well, if anything: a peer that
-         * has died, or that has called something else.
+         * has died, that has called something else, or that will not call what is under way.
          *
+         * @param first the first work of each queue that has not ended
          * @return the problem, or empty
          */
-        Optional<CollectiveException> problem();
+        Optional<CollectiveException> problem(Collection<? extends Watched> first);
     }
 
     private static final Logger logger = LoggerFactory.getLogger(Watchdog.class);
@@ -215,6 +216,23 @@ public final class Watchdog implements AutoCloseable {
      */
     public boolean isIdle() {
         return running().stream().allMatch(this::poll);
+    }
+
+    /**
+     * Waits until all works have ended: those that cannot end well do so in their time, as the
+     * queue fails. Returns early if the thread is interrupted, which is kept.
+     */
+    public void drain() {
+        try {
+            while (!isIdle()) {
+                if (Thread.currentThread() == thread) {
+                    checkSafely(); // Nobody else does, while what a work completed is in here.
+                }
+                Thread.sleep(INTERVAL_MILLIS);
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
     }
 
     /** Tells whether a work has ended; it has, with all on its queue, if the GPU cannot tell. */
@@ -302,7 +320,7 @@ public final class Watchdog implements AutoCloseable {
                     .ifPresent(reason -> fail(group.failingWith(queue), reason));
         }
         if ((!running.isEmpty() || isVigil()) && !isClosed()) {
-            group.problem().ifPresent(reason -> fail(group.queues(), reason));
+            group.problem(running).ifPresent(reason -> fail(group.queues(), reason));
         }
     }
 

@@ -18,7 +18,9 @@ import org.djlx.collectives.Operation;
  */
 public final class HostSync implements AutoCloseable {
 
-    private static final int GONE = 0; // a channel of signals
+    // Channels of signals.
+    private static final int GONE = 0;
+    private static final int LAST_CALL = 1; // 1 + the number of a rank's last operation
 
     private final SharedSegment segment;
     private final Rendezvous rendezvous;
@@ -147,6 +149,35 @@ public final class HostSync implements AutoCloseable {
      */
     public void fail(String reason) {
         rendezvous.fail(new CollectiveException(reason));
+    }
+
+    /**
+     * Tells the others that this rank calls nothing more.
+     *
+     * @param last the number of its last operation, or 0
+     */
+    public void endCalls(long last) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            rendezvous.signal(peer, LAST_CALL, (int) (last + 1));
+        }
+    }
+
+    /**
+     * Tells whether another rank calls nothing more and has not called an operation, which so never
+     * ends.
+     *
+     * @param operation an operation of this rank
+     * @return what is known of the first such rank, or null
+     */
+    public String departedBefore(Operation operation) {
+        int number = (int) (operation.sequence() + 1);
+        for (int peer = 0; peer < worldSize; peer++) {
+            boolean has = rendezvous.isSignalled(peer, LAST_CALL, 1);
+            if (has && peer != rank && !rendezvous.isSignalled(peer, LAST_CALL, number)) {
+                return "rank " + peer + " has destroyed the group";
+            }
+        }
+        return null;
     }
 
     /** Makes waits of this rank fail, now and from now on. */

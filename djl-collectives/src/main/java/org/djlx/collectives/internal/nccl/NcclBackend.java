@@ -51,7 +51,8 @@ import org.djlx.nativeops.Torch;
  *
  * <p>When an operation is late, NCCL reports an error or a peer's process has ended, the
  * communicator is aborted, what is under way fails and so do later calls. A late message breaks
- * only the messages of its direction and peer.
+ * only the messages of its direction and peer. A rank that destroys the group is not noticed before
+ * the timeout.
  */
 public final class NcclBackend extends Backend {
 
@@ -173,9 +174,11 @@ public final class NcclBackend extends Backend {
         /**
          * Tells what is known there to keep operations from ever ending well.
          *
+         * @param first the collective that was called first of those under way; null if there is
+         *     none
          * @return the problem, or empty
          */
-        Optional<CollectiveException> problem();
+        Optional<CollectiveException> problem(Operation first);
 
         /**
          * Tells the other ranks of a collective that is about to be issued.
@@ -200,7 +203,7 @@ public final class NcclBackend extends Backend {
     private static final class Nobody implements Companion {
 
         @Override
-        public Optional<CollectiveException> problem() {
+        public Optional<CollectiveException> problem(Operation first) {
             return Optional.empty();
         }
 
@@ -605,13 +608,25 @@ public final class NcclBackend extends Backend {
         }
 
         @Override
-        public Optional<CollectiveException> problem() {
-            Optional<CollectiveException> beside = companion.problem();
+        public Optional<CollectiveException> problem(Collection<? extends Watchdog.Watched> first) {
+            Optional<CollectiveException> beside = companion.problem(firstCollective(first));
             return beside.isPresent()
                     ? beside
                     : peers.dead()
                             .map(text -> new CollectiveException(text + "; the group is broken"));
         }
+    }
+
+    private static Operation firstCollective(Collection<? extends Watchdog.Watched> works) {
+        Operation first = null;
+        for (Watchdog.Watched work : works) {
+            Operation operation = work.operation();
+            if (!operation.type().isPointToPoint()
+                    && (first == null || operation.sequence() < first.sequence())) {
+                first = operation;
+            }
+        }
+        return first;
     }
 
     /** What the queues tell. */
@@ -667,6 +682,11 @@ public final class NcclBackend extends Backend {
         public CollectiveException failureOf(Operation operation) {
             return companion.failureOf(operation);
         }
+    }
+
+    @Override
+    public void drain() {
+        watchdog.drain();
     }
 
     /** Ends what is under way; to be called before {@link #close} by who has to do so earlier. */

@@ -468,6 +468,123 @@ class CudaP2pThreadsTest {
         sum.await(group.timeout());
     }
 
+    /**
+     * Rank 0 tells its stream to wait, and destroys the group long before the others have called
+     * what it has: by then the results are there, of kernels, NCCL and operators.
+     */
+    @Test
+    void destroyLetsOperationsEnd() {
+        boolean alone = P2pRanks.isShared(); // No NCCL.
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    NDArray small = manager.full(new Shape(1000), group.rank() + 1f);
+                    NDArray large = manager.full(new Shape(8_000_000), group.rank() + 1f);
+                    NDArray code = manager.full(new Shape(1000), 5f);
+                    group.allReduce(small, ReduceOp.AVG).await(group.timeout());
+                    small.muli(0).addi(group.rank() + 1);
+                    if (!alone) {
+                        group.allReduce(large, ReduceOp.SUM).await(group.timeout());
+                        large.muli(0).addi(group.rank() + 1);
+                    }
+                    pause(group.rank() == 0 ? 0 : 1000);
+                    List<Work> works = new ArrayList<>();
+                    works.add(group.allReduce(small, ReduceOp.SUM));
+                    if (!alone) {
+                        works.add(group.allReduce(large, ReduceOp.SUM));
+                    }
+                    works.add(
+                            group.execute(
+                                    new OpType("exchange"),
+                                    NOTHING,
+                                    operation -> {
+                                        waitForAll(group, operation);
+                                        code.muli(2);
+                                    }));
+                    works.forEach(Work::blockCurrentStream);
+                    NDArray twice = small.add(small);
+                    group.destroy();
+                    for (Work work : works) {
+                        assertTrue(work.isSuccess(), work.toString());
+                    }
+                    int sum = worldSize * (worldSize + 1) / 2;
+                    assertEquals(2 * sum, twice.min().getFloat());
+                    assertEquals(2 * sum, twice.max().getFloat());
+                    assertEquals(10, code.max().getFloat());
+                    if (!alone) {
+                        assertEquals(sum, large.min().getFloat());
+                        assertEquals(sum, large.max().getFloat());
+                    }
+                });
+    }
+
+    /** What waits for a rank that has destroyed the group ends, with an error that names it. */
+    @Test
+    void whoDestroysTheGroupIsNotWaitedFor() {
+        List<ProcessGroup> groups =
+                ProcessGroups.local(
+                        "cuda_p2p", worldSize, P2pRanks.options().optBufferSize(1 << 20).build());
+        int last = worldSize - 1;
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        P2pRanks.run(group, () -> leaveOrWait(group, last));
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void leaveOrWait(ProcessGroup group, int leaver) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDArray tensor = manager.ones(new Shape(1000));
+            ProcessGroup patient = group.withTimeout(Duration.ofMinutes(10));
+            Work both = patient.allReduce(tensor, ReduceOp.SUM);
+            if (group.rank() == leaver) {
+                group.destroy();
+                assertTrue(both.isSuccess(), both.toString());
+                return;
+            }
+            Work late = patient.allReduce(tensor, ReduceOp.SUM);
+            if (group.rank() == 0) {
+                group.destroy(); // Waits as well.
+            } else {
+                assertThrows(CollectiveException.class, () -> late.await(group.timeout()));
+            }
+            assertTrue(both.isSuccess(), both.toString());
+            String message = late.exception().orElseThrow().getMessage();
+            // Or what another rank that waits for it made of that.
+            assertTrue(message.contains("rank " + leaver + " has destroyed"), message);
+        }
+    }
+
+    /**
+     * One thread destroys the groups of all ranks, of which only the first has called something.
+     */
+    @Test
+    void oneThreadDestroysAllRanks() {
+        List<ProcessGroup> groups =
+                ProcessGroups.local("cuda_p2p", worldSize, P2pRanks.options().build());
+        ProcessGroup group = groups.get(0);
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDArray tensor = manager.ones(new Shape(1000));
+            Work work = group.withTimeout(Duration.ofSeconds(2)).allReduce(tensor, ReduceOp.SUM);
+            groups.forEach(ProcessGroup::destroy);
+            String message = assertThrows(CollectiveException.class, work::await).getMessage();
+            assertTrue(message.contains("timed out") || message.contains("arrive"), message);
+        }
+    }
+
+    private static void pause(long millis) {
+        try {
+            Thread.sleep(millis);
+        } catch (InterruptedException e) {
+            throw new IllegalStateException(e);
+        }
+    }
+
     /** One thread issues the operations of all ranks: kernels and NCCL's, in one batch. */
     @Test
     void oneThreadDrivesAllRanks() {

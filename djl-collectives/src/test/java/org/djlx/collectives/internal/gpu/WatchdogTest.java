@@ -15,6 +15,7 @@ import java.util.Collection;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
@@ -33,6 +34,7 @@ class WatchdogTest {
     private final FakeQueue first = new FakeQueue();
     private final FakeQueue second = new FakeQueue();
     private volatile String dead;
+    private volatile List<Watchdog.Watched> asked = List.of(); // for what a problem is looked for
     private final Watchdog watchdog = new Watchdog("watchdog-test", new Queues());
 
     /** The second queue fails with the first, not the other way round. */
@@ -49,7 +51,8 @@ class WatchdogTest {
         }
 
         @Override
-        public Optional<CollectiveException> problem() {
+        public Optional<CollectiveException> problem(Collection<? extends Watchdog.Watched> first) {
+            asked = List.copyOf(first);
             return Optional.ofNullable(dead).map(CollectiveException::new);
         }
     }
@@ -302,6 +305,76 @@ class WatchdogTest {
             Thread.sleep(1);
         }
         assertEquals(dead, first.broken.getMessage());
+    }
+
+    @Test
+    void problemsAreThoseOfTheFirstWorks() throws InterruptedException {
+        FakeWork one = work(first);
+        work(first);
+        FakeWork other = work(second);
+        while (!asked.equals(List.of(one, other))) {
+            Thread.sleep(1);
+        }
+    }
+
+    @Test
+    void drainingWaitsForAllToEnd() throws InterruptedException {
+        FakeWork good = work(first);
+        FakeWork late = work(second);
+        CountDownLatch drained = new CountDownLatch(1);
+        Thread thread =
+                new Thread(
+                        () -> {
+                            watchdog.drain();
+                            drained.countDown();
+                        });
+        thread.start();
+        assertFalse(drained.await(50, TimeUnit.MILLISECONDS));
+        good.done = true;
+        good.completed.await();
+        assertFalse(drained.await(50, TimeUnit.MILLISECONDS));
+        late.late = true;
+        drained.await();
+        assertNull(good.failure);
+        assertTrue(late.failure instanceof CollectiveTimeoutException, "" + late.failure);
+    }
+
+    @Test
+    void drainingEndsIfInterrupted() throws InterruptedException {
+        FakeWork endless = work(first);
+        CountDownLatch interrupted = new CountDownLatch(1);
+        Thread thread =
+                new Thread(
+                        () -> {
+                            watchdog.drain();
+                            if (Thread.currentThread().isInterrupted()) {
+                                interrupted.countDown();
+                            }
+                        });
+        thread.start();
+        thread.interrupt();
+        interrupted.await();
+        assertNull(endless.failure);
+        endless.done = true;
+    }
+
+    /** As when what depends on a work destroys the group: nobody else looks after the others. */
+    @Test
+    void whatAWorkCompletesCanDrain() throws InterruptedException {
+        FakeWork failing = work(second);
+        FakeWork other = work(first);
+        CountDownLatch drained = new CountDownLatch(1);
+        failing.onComplete =
+                () -> {
+                    other.late = true;
+                    watchdog.drain();
+                    drained.countDown();
+                };
+        second.error = "remote process exited";
+        boolean ends = drained.await(20, TimeUnit.SECONDS);
+        other.done = true; // So that the watchdog can be closed in any case.
+        assertTrue(ends);
+        assertTrue(other.failure instanceof CollectiveTimeoutException, "" + other.failure);
     }
 
     @Test

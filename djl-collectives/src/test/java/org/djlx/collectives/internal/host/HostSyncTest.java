@@ -152,6 +152,37 @@ class HostSyncTest {
         }
     }
 
+    /** Who has destroyed the group is not waited for, except for what it has called before. */
+    @Test
+    void whoCallsNothingMoreIsKnown() {
+        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
+        List<Operation> operations =
+                IntStream.rangeClosed(0, 3)
+                        .mapToObj(
+                                number ->
+                                        TestOperations.create(
+                                                OpType.BARRIER,
+                                                number,
+                                                "hosts",
+                                                Duration.ofSeconds(30),
+                                                nothing))
+                        .toList();
+        for (int number = 1; number <= 3; number++) {
+            assertNull(hosts.get(0).departedBefore(operations.get(number)));
+        }
+        hosts.get(2).end(); // As before any group is destroyed.
+        hosts.get(2).endCalls(2);
+        assertNull(hosts.get(0).departedBefore(operations.get(1)));
+        assertNull(hosts.get(0).departedBefore(operations.get(2)));
+        String departed = hosts.get(0).departedBefore(operations.get(3));
+        assertEquals("rank 2 has destroyed the group", departed);
+        assertNull(hosts.get(2).departedBefore(operations.get(3))); // That is this rank itself.
+        hosts.get(1).endCalls(0);
+        departed = hosts.get(0).departedBefore(operations.get(1));
+        assertEquals("rank 1 has destroyed the group", departed);
+        assertNull(hosts.get(0).brokenRank());
+    }
+
     /** Two ranks give up at about the time at which the third arrives: all do, or none. */
     @Test
     void allRanksMeetOrNone() {

@@ -156,13 +156,14 @@ class NcclBackendTest {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
         try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
             NDArray tensor = manager.ones(new Shape(1));
+            ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofSeconds(2)); // Nobody joins.
             List<Work> works = new ArrayList<>();
             NcclBatch.run(
                     () -> {
-                        works.add(groups.get(0).allReduce(tensor, ReduceOp.SUM));
+                        works.add(hasty.allReduce(tensor, ReduceOp.SUM));
                         assertThrows(IllegalStateException.class, works.get(0)::await);
+                        assertFalse(works.get(0).isCompleted());
                     });
-            assertFalse(works.get(0).isCompleted());
         } finally {
             destroy(groups);
         }
@@ -247,24 +248,65 @@ class NcclBackendTest {
         }
     }
 
+    /** A rank that leaves waits for what others do not call no longer than the timeout. */
     @Test
-    void operationsUnderWayFailWhenTheirRankLeaves() {
+    void operationsThatOthersDoNotCallFailWhenTheirRankLeaves() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofSeconds(2));
         try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
             NDArray tensor = manager.ones(new Shape(1));
             List<Work> works =
                     List.of(
-                            groups.get(0).allReduce(tensor, ReduceOp.SUM),
-                            groups.get(0).recv(manager.ones(new Shape(1)), 1, 0));
+                            hasty.allReduce(tensor, ReduceOp.SUM),
+                            hasty.recv(manager.ones(new Shape(1)), 1, 0));
             groups.get(0).destroy();
             for (Work work : works) {
                 assertTrue(work.isCompleted());
                 String message = assertThrows(CollectiveException.class, work::await).getMessage();
-                assertTrue(message.contains("this rank destroyed the group"), message);
+                assertTrue(message.contains("timed out"), message);
             }
         } finally {
             destroy(groups);
         }
+    }
+
+    @Test
+    void anInterruptedThreadDestroysAGroupAtOnce() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        ProcessGroup patient = groups.get(0).withTimeout(Duration.ofMinutes(10));
+        try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
+            Work work = patient.allReduce(manager.ones(new Shape(1)), ReduceOp.SUM);
+            Thread.currentThread().interrupt();
+            groups.get(0).destroy();
+            assertTrue(Thread.interrupted());
+            String message = assertThrows(CollectiveException.class, work::await).getMessage();
+            assertTrue(message.contains("this rank destroyed the group"), message);
+        } finally {
+            destroy(groups);
+        }
+    }
+
+    /** Rank 0 tells its stream to wait, and leaves long before the others come. */
+    @Test
+    void destroyLetsOperationsEnd() {
+        List<ProcessGroup> groups = groups(options().optDevices(devices()));
+        assertWorks(groups);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray tensor = manager.ones(new Shape(8 << 20));
+                        Thread.sleep(group.rank() == 0 ? 0 : 1000);
+                        Work work = group.allReduce(tensor, ReduceOp.SUM);
+                        work.blockCurrentStream();
+                        NDArray twice = tensor.add(tensor);
+                        group.destroy();
+                        assertTrue(work.isSuccess(), work.toString());
+                        assertEquals(2 * group.worldSize(), twice.min().getFloat());
+                        assertEquals(2 * group.worldSize(), twice.max().getFloat());
+                    }
+                    return null;
+                });
     }
 
     @Test
