@@ -19,7 +19,7 @@ public class CollectiveTimeoutException extends CollectiveException {
      * Creates an exception.
      *
      * @param message the operation, its sequence number, the group, the timeout and the ranks
-     * @param missingRanks the ranks of the group that did not arrive
+     * @param missingRanks the ranks of the group that did not arrive; null if they are not known
      */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks) {
         this(message, missingRanks, null);
@@ -29,12 +29,15 @@ public class CollectiveTimeoutException extends CollectiveException {
      * Creates an exception with a cause.
      *
      * @param message the operation, its sequence number, the group, the timeout and the ranks
-     * @param missingRanks the ranks of the group that did not arrive
+     * @param missingRanks the ranks of the group that did not arrive; null if they are not known
      * @param cause the same, thrown on the thread that ran the operation
      */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks, Throwable cause) {
         super(message, cause);
-        this.missingRanks = missingRanks.stream().mapToInt(Integer::intValue).toArray();
+        this.missingRanks =
+                missingRanks == null
+                        ? new int[0]
+                        : missingRanks.stream().mapToInt(Integer::intValue).toArray();
     }
 
     /**

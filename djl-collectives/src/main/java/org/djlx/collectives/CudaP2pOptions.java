@@ -5,8 +5,8 @@
 package org.djlx.collectives;
 
 import java.time.Duration;
-import java.util.Objects;
 import java.util.Optional;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.GpuTopology;
 
 /**
@@ -213,7 +213,7 @@ public final class CudaP2pOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
-            this.timeout = Objects.requireNonNull(timeout, "timeout");
+            this.timeout = Required.argument("optTimeout: timeout", timeout);
             return this;
         }
 
@@ -225,7 +225,7 @@ public final class CudaP2pOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optNcclOptions(NcclOptions options) {
-            this.ncclOptions = Objects.requireNonNull(options, "options");
+            this.ncclOptions = Required.argument("optNcclOptions: options", options);
             return this;
         }
 
@@ -288,7 +288,7 @@ public final class CudaP2pOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optTopology(GpuTopology.Kind kind) {
-            this.topology = Objects.requireNonNull(kind, "kind");
+            this.topology = Required.argument("optTopology: kind", kind);
             return this;
         }
 

@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Function;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.FileLog;
 import org.djlx.collectives.internal.store.KeyValueMap;
 import org.djlx.collectives.internal.store.StoreChecks;
@@ -60,7 +61,7 @@ public final class FileStore implements Store {
         }
         this.worldSize = worldSize;
         this.timeout = StoreChecks.checkTimeout(timeout);
-        log = FileLog.acquire(path);
+        log = FileLog.acquire(Required.argument("FileStore: path", path));
         name = "FileStore " + path;
     }
 

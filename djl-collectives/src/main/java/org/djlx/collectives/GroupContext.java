@@ -9,6 +9,7 @@ import java.util.Collections;
 import java.util.List;
 import java.util.function.IntFunction;
 import java.util.stream.Collectors;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.RankProcess;
 import org.djlx.collectives.internal.store.Rendezvous;
 
@@ -178,6 +179,7 @@ public final class GroupContext {
      *     missing
      */
     public List<byte[]> exchange(String key, byte[] value) {
+        Required.argument("exchange: value", value);
         return rendezvous.exchange(key, value, options.timeout());
     }
 

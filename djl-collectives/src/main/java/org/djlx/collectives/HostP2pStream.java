@@ -10,6 +10,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.SharedMemory;
 
 /**
@@ -131,7 +132,8 @@ final class HostP2pStream implements P2pStream {
 
     @Override
     public void waitEvent(Event event) {
-        CompletableFuture<Void> done = ((HostEvent) event).done();
+        HostEvent recorded = (HostEvent) Required.argument("waitEvent: event", event);
+        CompletableFuture<Void> done = recorded.done();
         if (inline) {
             join(done);
         } else {

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.nccl.Batch;
 
 /**
@@ -44,6 +45,6 @@ public final class NcclBatch {
      * @throws CollectiveException if the operations cannot be started, which breaks their groups
      */
     public static void run(Runnable calls) {
-        Batch.run(calls);
+        Batch.run(Required.argument("NcclBatch.run: calls", calls));
     }
 }

@@ -8,6 +8,7 @@ import ai.djl.Device;
 import java.time.Duration;
 import java.util.List;
 import java.util.Set;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.NcclConfig;
 
 /** Options of the {@code nccl} backend. All but the devices must be the same on all ranks. */
@@ -163,7 +164,7 @@ public final class NcclOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
-            this.timeout = timeout;
+            this.timeout = Required.argument("optTimeout: timeout", timeout);
             return this;
         }
 
@@ -261,6 +262,10 @@ public final class NcclOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optDevices(Device... devices) {
+            Required.argument("optDevices: devices", devices);
+            for (Device device : devices) {
+                Required.argument("optDevices: a device", device);
+            }
             this.devices = List.of(devices);
             return this;
         }

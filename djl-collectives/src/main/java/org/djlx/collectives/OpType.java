@@ -9,6 +9,7 @@ import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.List;
+import org.djlx.collectives.internal.host.Required;
 
 /**
  * The kind of an operation. The collectives' own are constants here; a library that runs operations
@@ -95,7 +96,8 @@ public final class OpType {
      * @param name its name as users know it, of at most {@value #MAX_NAME_LENGTH} ASCII characters
      */
     public OpType(String name) {
-        byte[] ascii = name.getBytes(StandardCharsets.US_ASCII);
+        byte[] ascii =
+                Required.argument("an operation's name", name).getBytes(StandardCharsets.US_ASCII);
         if (ascii.length == 0 || ascii.length > MAX_NAME_LENGTH) {
             throw new IllegalArgumentException(
                     "an operation's name has 1 to " + MAX_NAME_LENGTH + " characters: " + name);

@@ -6,7 +6,7 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import java.util.Arrays;
-import java.util.Objects;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
 
@@ -67,7 +67,7 @@ public final class Operation {
      * @param agreed what all ranks must agree on
      */
     Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
-        this.type = Objects.requireNonNull(type, "type");
+        this.type = type;
         this.sequence = sequence;
         this.group = group;
         this.timeout = timeout;
@@ -91,7 +91,13 @@ public final class Operation {
      * @param op the reduce op, or null if the operation does not reduce
      * @param index the root rank, or the dimension, or 0
      */
-    public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {}
+    public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {
+
+        /** Checks that there is a shape. */
+        public Agreed {
+            Required.argument("Agreed: shape", shape);
+        }
+    }
 
     private static long[] encode(OpType type, Agreed agreed) {
         long[] words = new long[SIGNATURE_WORDS];
@@ -295,7 +301,7 @@ public final class Operation {
      * @return a text such as {@code allReduce(float32, (2, 3), SUM)}
      */
     public static String describe(long[] signature) {
-        String name = OpType.decodeName(signature);
+        String name = OpType.decodeName(Required.argument("describe: signature", signature));
         long header = signature[HEADER];
         int element = (int) (header & 0xff);
         int reduce = (int) (header >> 8 & 0xff);

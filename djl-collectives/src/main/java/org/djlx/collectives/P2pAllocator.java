@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.Map;
 import java.util.OptionalLong;
 import java.util.TreeMap;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
@@ -64,6 +65,9 @@ public final class P2pAllocator {
      * @throws IllegalStateException if the heap has no room for it
      */
     public NDArray allocate(NDManager manager, Shape shape, ScalarType type) {
+        Required.argument("allocate: manager", manager);
+        Required.argument("allocate: shape", shape);
+        Required.argument("allocate: type", type);
         long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
         long taken = align(Math.max(byteSize, 1));
         long offset = take(taken);

@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -137,6 +138,8 @@ public abstract class P2pBuffers {
      */
     public final NDArray p2pBuffer(
             NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+        Required.argument("p2pBuffer: shape", shape);
+        Required.argument("p2pBuffer: type", type);
         checkRange(rank, offset, Math.multiplyExact(shape.size(), type.itemSize()));
         return view(manager, rank, shape, type, offset);
     }
@@ -168,6 +171,7 @@ public abstract class P2pBuffers {
      * @return the stream, to be closed by the caller
      */
     public P2pStream currentStream(Operation operation) {
+        Required.argument("currentStream: operation", operation);
         return HostP2pStream.current(this, operation);
     }
 
@@ -179,6 +183,7 @@ public abstract class P2pBuffers {
      * @return the stream, to be closed by the caller
      */
     public P2pStream sideStream(Operation operation) {
+        Required.argument("sideStream: operation", operation);
         return HostP2pStream.side(this, operation);
     }
 

@@ -7,6 +7,7 @@ package org.djlx.collectives;
 import java.time.Duration;
 import java.util.List;
 import java.util.function.Supplier;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.StoreChecks;
 
 /**
@@ -123,7 +124,7 @@ public final class PrefixStore implements Store {
     }
 
     private List<String> prefixed(List<String> keys) {
-        return keys.stream().map(this::prefixed).toList();
+        return Required.argument("the list of keys", keys).stream().map(this::prefixed).toList();
     }
 
     /** Runs a wait; a timeout then names the keys as the caller knows them. */

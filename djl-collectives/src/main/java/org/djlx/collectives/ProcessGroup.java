@@ -14,6 +14,7 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.Supplier;
 import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightRecorder;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
@@ -296,6 +297,8 @@ public final class ProcessGroup implements AutoCloseable {
      * @throws IllegalStateException if the group has been destroyed
      */
     public <T extends AutoCloseable> T attachment(Class<T> type, Supplier<T> maker) {
+        Required.argument("attachment: type", type);
+        Required.argument("attachment: maker", maker);
         return type.cast(state.attachment(type, maker));
     }
 

@@ -6,6 +6,7 @@ package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
 import java.util.List;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -27,6 +28,8 @@ public final class Reductions {
      * @param op how to reduce
      */
     public static void reduce(NDArray result, List<NDArray> parts, ReduceOp op) {
+        Required.argument("reduce: parts", parts);
+        Required.argument("reduce: op", op);
         boolean widen = Torch.scalarType(result).isReducedFloatingPoint();
         NDArray sum =
                 widen
@@ -59,7 +62,7 @@ public final class Reductions {
      * @param op how to reduce
      */
     public static void combine(NDArray sum, NDArray part, ReduceOp op) {
-        switch (op.kind()) {
+        switch (Required.argument("combine: op", op).kind()) {
             case SUM:
             case AVG:
             case PREMUL_SUM:

@@ -5,6 +5,7 @@
 package org.djlx.collectives;
 
 import java.time.Duration;
+import org.djlx.collectives.internal.host.Required;
 
 /** Options of the {@code shm} backend. All ranks of a group must be given the same. */
 public final class ShmOptions extends BackendOptions {
@@ -79,7 +80,7 @@ public final class ShmOptions extends BackendOptions {
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
-            this.timeout = timeout;
+            this.timeout = Required.argument("optTimeout: timeout", timeout);
             return this;
         }
 

@@ -18,11 +18,11 @@ public class StoreTimeoutException extends CollectiveException {
      * Creates an exception.
      *
      * @param message the store, the timeout and the keys
-     * @param missingKeys the keys that were not set in time
+     * @param missingKeys the keys that were not set in time; null if they are not known
      */
     public StoreTimeoutException(String message, List<String> missingKeys) {
         super(message);
-        this.missingKeys = missingKeys.toArray(String[]::new);
+        this.missingKeys = missingKeys == null ? new String[0] : missingKeys.toArray(String[]::new);
     }
 
     /**

@@ -10,6 +10,7 @@ import java.util.EnumSet;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Set;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.ScalarType;
 
 /**
@@ -44,6 +45,7 @@ public final class Support {
      * @return whether it is
      */
     public boolean supports(OpType operation) {
+        Required.argument("supports: operation", operation);
         return moves.containsKey(operation) || reductions.containsKey(operation);
     }
 
@@ -56,6 +58,7 @@ public final class Support {
      * @return whether it is
      */
     public boolean supports(OpType operation, ScalarType type, ReduceOp op) {
+        Required.argument("supports: type", type);
         return types(operation, op == null ? null : op.kind()).contains(type);
     }
 
@@ -67,6 +70,7 @@ public final class Support {
      * @return the types; empty if the operation is not supported, or has no tensor
      */
     public Set<ScalarType> types(OpType operation, ReduceOp.Kind op) {
+        Required.argument("types: operation", operation);
         return op == null
                 ? moves.getOrDefault(operation, Set.of())
                 : reductions.getOrDefault(operation, Map.of()).getOrDefault(op, Set.of());
@@ -79,7 +83,7 @@ public final class Support {
      * @return true if it takes a reduce op
      */
     public boolean reduces(OpType operation) {
-        return reductions.containsKey(operation);
+        return reductions.containsKey(Required.argument("reduces: operation", operation));
     }
 
     /** Builds {@link Support}. */
@@ -108,7 +112,8 @@ public final class Support {
          * @return this builder
          */
         public Builder addMoves(Set<ScalarType> types, OpType... operations) {
-            for (OpType operation : operations) {
+            Required.argument("the types of operations that move tensors", types);
+            for (OpType operation : Required.argument("the operations", operations)) {
                 moves.put(operation, Set.copyOf(types));
             }
             return this;
@@ -125,6 +130,9 @@ public final class Support {
          */
         public Builder addReductions(
                 Set<ScalarType> types, Set<ReduceOp.Kind> ops, OpType... operations) {
+            Required.argument("addReductions: types", types);
+            Required.argument("addReductions: ops", ops);
+            Required.argument("addReductions: operations", operations);
             Map<ReduceOp.Kind, Set<ScalarType>> table = new EnumMap<>(ReduceOp.Kind.class);
             for (ReduceOp.Kind op : ops) {
                 Set<ScalarType> defined = EnumSet.copyOf(types);

@@ -75,6 +75,9 @@ public final class UsageCounter implements AutoCloseable {
      * @return the number
      */
     public long fallbacks(FallbackReason reason) {
+        if (reason == null) {
+            throw new IllegalArgumentException("fallbacks: reason is null");
+        }
         return fallbacks.get(reason).get();
     }
 

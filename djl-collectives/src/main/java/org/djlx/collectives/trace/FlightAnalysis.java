@@ -19,6 +19,7 @@ import java.util.SortedMap;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.stream.IntStream;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.collectives.trace.FlightFinding.Kind;
 
@@ -55,7 +56,7 @@ public final class FlightAnalysis {
      */
     public static List<FlightAnalysis> of(Collection<FlightDump> dumps) {
         SortedMap<String, FlightAnalysis> groups = new TreeMap<>();
-        for (FlightDump dump : latestJobs(dumps)) {
+        for (FlightDump dump : latestJobs(Required.argument("of: dumps", dumps))) {
             groups.computeIfAbsent(dump.group(), k -> new FlightAnalysis(dump)).add(dump);
         }
         groups.values().forEach(FlightAnalysis::analyse);

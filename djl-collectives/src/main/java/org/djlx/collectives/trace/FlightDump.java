@@ -19,6 +19,7 @@ import java.nio.file.StandardCopyOption;
 import java.util.Comparator;
 import java.util.List;
 import java.util.stream.Stream;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
@@ -188,6 +189,7 @@ public record FlightDump(
      * @throws IOException if the file cannot be read or is not a dump
      */
     public static FlightDump read(Path file) throws IOException {
+        Required.argument("read: file", file);
         try {
             return parse(Files.readString(file));
         } catch (IllegalArgumentException e) {
@@ -207,6 +209,7 @@ public record FlightDump(
      * @throws IOException if it cannot be written
      */
     public void write(Path file) throws IOException {
+        Required.argument("write: file", file);
         Path directory = file.toAbsolutePath().getParent();
         if (!Files.isDirectory(directory)) { // createDirectories() fails on a link to one.
             Files.createDirectories(directory);

@@ -14,6 +14,7 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
@@ -100,12 +101,14 @@ final class CudaP2pBuffers extends P2pBuffers {
     @Override
     public P2pStream currentStream(Operation operation) {
         requireUsable();
+        Required.argument("currentStream: operation", operation);
         return current.on(running == null ? currentStreams.get() : running, operation);
     }
 
     @Override
     public P2pStream sideStream(Operation operation) {
         requireUsable();
+        Required.argument("sideStream: operation", operation);
         return beside.on(side, operation);
     }
 
@@ -264,6 +267,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     @Override
     public void waitSignal(Operation operation, int peer, int channel, int value) {
         requireUsable();
+        Required.argument("waitSignal: operation", operation);
         waitSignal(currentStreams.get(), operation, peer, channel, value);
     }
 
@@ -276,6 +280,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     @Override
     public void intraNodeBarrier(Operation operation) {
         requireUsable();
+        Required.argument("intraNodeBarrier: operation", operation);
         if (isCapturing()) {
             capturedBarrier.run();
             return;

@@ -9,6 +9,7 @@ import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pStream;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
 
@@ -88,6 +89,7 @@ final class CudaP2pStream implements P2pStream {
 
     @Override
     public void waitEvent(Event event) {
+        Required.argument("waitEvent: event", event);
         stream.waitEvent(((StreamEvent) event).event());
     }
 

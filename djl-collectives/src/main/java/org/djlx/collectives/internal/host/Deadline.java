@@ -27,7 +27,7 @@ public final class Deadline {
      * @return the deadline
      */
     public static Deadline after(Duration timeout) {
-        return new Deadline(timeout);
+        return new Deadline(Required.argument("the timeout", timeout));
     }
 
     /**

@@ -13,6 +13,7 @@ import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -48,7 +49,7 @@ final class ShmP2pBuffers extends P2pBuffers {
     /** Ranks that disagree about one operation still agree about the number of the next. */
     @Override
     public int epoch(Operation operation) {
-        return (int) operation.sequence();
+        return (int) Required.argument("epoch: operation", operation).sequence();
     }
 
     @Override
@@ -62,16 +63,19 @@ final class ShmP2pBuffers extends P2pBuffers {
     public void waitSignal(Operation operation, int rank, int channel, int epoch) {
         checkRank(rank);
         checkChannel(channel);
+        Required.argument("waitSignal: operation", operation);
         use(() -> rendezvous.awaitSignal(operation, rank, channel, epoch));
     }
 
     @Override
     public void awaitAgreement(Operation operation) {
+        Required.argument("awaitAgreement: operation", operation);
         use(() -> rendezvous.awaitAgreement(operation));
     }
 
     @Override
     public void intraNodeBarrier(Operation operation) {
+        Required.argument("intraNodeBarrier: operation", operation);
         use(
                 () -> {
                     rendezvous.awaitAgreement(operation);

@@ -18,6 +18,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.StoreTimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Required;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -253,6 +254,7 @@ public final class Rendezvous {
      * @param keys the keys in the same order on all of these ranks, as many as there are ranks
      */
     public void forget(List<String> keys) {
+        Required.argument("forget: keys", keys);
         String readers = keys.get(0) + "/read";
         try {
             if (store.add(readers, 1) == keys.size()) {

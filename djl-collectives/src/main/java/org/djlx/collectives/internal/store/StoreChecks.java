@@ -9,6 +9,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.List;
 import org.djlx.collectives.Store;
+import org.djlx.collectives.internal.host.Required;
 
 /** Checks of what callers pass to a {@link Store}, the same for all stores. */
 public final class StoreChecks {
@@ -34,7 +35,7 @@ public final class StoreChecks {
      */
     public static void checkKeys(List<String> keys) {
         CharsetEncoder encoder = StandardCharsets.UTF_8.newEncoder();
-        keys.forEach(key -> checkKey(key, encoder));
+        Required.argument("the list of keys", keys).forEach(key -> checkKey(key, encoder));
     }
 
     /**
@@ -45,6 +46,7 @@ public final class StoreChecks {
      */
     public static void checkPairs(List<String> keys, List<byte[]> values) {
         checkKeys(keys);
+        Required.argument("the list of values", values);
         if (keys.size() != values.size()) {
             throw new IllegalArgumentException(
                     "multiSet: " + keys.size() + " keys, but " + values.size() + " values");

@@ -1,0 +1,27 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+/** Checks that what a caller passes is there, before anything is done with it. */
+public final class Required {
+
+    private Required() {}
+
+    /**
+     * Checks an argument.
+     *
+     * @param what what was called, and the argument, such as {@code reduce: parts}
+     * @param argument what was passed
+     * @param <T> its type
+     * @return the argument
+     * @throws IllegalArgumentException if it is null
+     */
+    public static <T> T argument(String what, T argument) {
+        if (argument == null) {
+            throw new IllegalArgumentException(what + " is null");
+        }
+        return argument;
+    }
+}
