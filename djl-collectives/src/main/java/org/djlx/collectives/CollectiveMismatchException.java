@@ -13,6 +13,7 @@ public class CollectiveMismatchException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
+    /** Whether the ranks are out of step. */
     private final boolean isGroupBroken;
 
     /**

@@ -93,7 +93,14 @@ public final class Operation {
      */
     public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {
 
-        /** Checks that there is a shape. */
+        /**
+         * Checks that there is a shape.
+         *
+         * @param elementType the element type, or null
+         * @param shape the shape; empty if there is no tensor
+         * @param op the reduce op, or null
+         * @param index the root rank, or the dimension, or 0
+         */
         public Agreed {
             Required.argument("Agreed: shape", shape);
         }
