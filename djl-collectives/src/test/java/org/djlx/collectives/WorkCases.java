@@ -99,7 +99,7 @@ final class WorkCases {
             works.add(group.allReduce(tensor, ReduceOp.SUM));
         }
         // Waiting for the last is enough: operations end in the order of the calls.
-        works.get(19).await();
+        works.get(19).await(group.timeout()); // On GPUs only this waits on the host.
         for (int i = 0; i < 20; i++) {
             assertTrue(works.get(i).isSuccess());
             double[][] inputs = inputs(group, manager, ScalarType.FLOAT32, new Shape(997), i);

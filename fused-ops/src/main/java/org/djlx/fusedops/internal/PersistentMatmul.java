@@ -347,7 +347,9 @@ public final class PersistentMatmul implements AutoCloseable {
         return inner > 0
                 && inner % UNIT == 0
                 && inner < Integer.MAX_VALUE / 2
-                && sizes(slots, type, rows, columns).filter(Sizes::fit).isPresent();
+                && sizes(slots, type, rows, columns)
+                        .filter(sizes -> sizes.fit() && (forced || sizes.isWorthwhile()))
+                        .isPresent();
     }
 
     /**
