@@ -101,11 +101,11 @@ final class MessageFailures {
     }
 
     /** The sender has withdrawn a message whose data was on its way. */
-    static CollectiveException withdrawn(Transfer receive, int source) {
-        return new CollectiveException(
-                receive.operation()
-                        + " cannot complete: rank "
+    CollectiveException withdrawn(Transfer receive, int source) {
+        String end =
+                "rank "
                         + source
-                        + " gave up sending: its call timed out, or it has destroyed the group");
+                        + " gave up sending: its call timed out, or it has destroyed the group";
+        return GroupErrors.gone(receive.operation(), rank, rendezvous.causeOf(end));
     }
 }

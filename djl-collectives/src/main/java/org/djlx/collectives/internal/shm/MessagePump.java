@@ -34,6 +34,7 @@ final class MessagePump {
     private final Mailbox in;
     private final Mailbox out;
     private final MessageMatcher matcher;
+    private final MessageFailures failures;
     private final BiConsumer<Transfer, CollectiveException> onEnd;
 
     private final Deque<Letter> unposted = new ArrayDeque<>();
@@ -48,6 +49,7 @@ final class MessagePump {
      * @param in what comes from it
      * @param out what goes to it
      * @param matcher knows the receives
+     * @param failures says why messages fail
      * @param onEnd told of each message that has ended, with the reason if it failed
      */
     MessagePump(
@@ -55,11 +57,13 @@ final class MessagePump {
             Mailbox in,
             Mailbox out,
             MessageMatcher matcher,
+            MessageFailures failures,
             BiConsumer<Transfer, CollectiveException> onEnd) {
         this.peer = peer;
         this.in = in;
         this.out = out;
         this.matcher = matcher;
+        this.failures = failures;
         this.onEnd = onEnd;
     }
 
@@ -150,7 +154,7 @@ final class MessagePump {
                 matcher.withdraw(peer, letter);
                 Transfer receive = receiving.remove(letter.message());
                 if (receive != null) {
-                    onEnd.accept(receive, MessageFailures.withdrawn(receive, peer));
+                    onEnd.accept(receive, failures.withdrawn(receive, peer));
                 }
             }
         }

@@ -58,7 +58,10 @@ final class MessageQueue implements MessageDriver.Engine {
         for (int peer = 0; peer < worldSize; peer++) {
             Mailbox in = segment.mailbox(peer, rank, copies);
             Mailbox out = segment.mailbox(rank, peer, copies);
-            pumps.add(peer == rank ? null : new MessagePump(peer, in, out, matcher, this::end));
+            pumps.add(
+                    peer == rank
+                            ? null
+                            : new MessagePump(peer, in, out, matcher, failures, this::end));
         }
         name = "shm-" + group + "-rank-" + rank + "-p2p";
         driver = new MessageDriver(this, name, rendezvous.spins());

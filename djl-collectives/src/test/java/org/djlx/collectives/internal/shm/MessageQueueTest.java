@@ -22,6 +22,7 @@ import org.djlx.collectives.OperationTrace;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.TestOperations;
 import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.nativeops.SharedMemory;
 import org.djlx.nativeops.Torch;
@@ -110,6 +111,31 @@ class MessageQueueTest {
             receiver.close();
             assertTrue(send.isCompleted());
             segments.forEach(segment -> segment.join().close());
+        }
+    }
+
+    /** Rank 1 has given up because it has learnt first that rank 2 is dead. */
+    @Test
+    void aDeathIsNamedThoughAnotherRankGaveUpBecauseOfIt() throws Exception {
+        Process process = new ProcessBuilder("sleep", "100").start();
+        long dead = process.pid();
+        long started = Liveness.startTime(dead);
+        process.destroyForcibly();
+        process.waitFor();
+        try (HashStore store = new HashStore();
+                NDManager manager = NDManager.newBaseManager("PyTorch");
+                SharedMemory memory = SharedMemory.create("three", ControlBlock.byteSize(3))) {
+            ControlBlock control = new ControlBlock(memory.memory(), 3);
+            control.setActive(2, dead, started);
+            Rendezvous rendezvous = new Rendezvous(control, "m", 0, 3);
+            GroupContext context =
+                    new GroupContext("m", 0, 3, store, new BackendOptions(TIMEOUT), null);
+            Transfer receive = transfer(context, null, manager, manager.zeros(new Shape(1)));
+            String message =
+                    new MessageFailures(rendezvous, 0, 3).withdrawn(receive, 1).getMessage();
+            assertTrue(message.contains("process of rank 2 (pid " + dead + ") has died"), message);
+            assertTrue(message.contains("rank 1 gave up sending"), message);
+            receive.end(null);
         }
     }
 }
