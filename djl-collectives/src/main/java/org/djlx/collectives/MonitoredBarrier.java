@@ -21,6 +21,10 @@ import org.djlx.nativeops.Torch;
  */
 final class MonitoredBarrier {
 
+    // What rank 0 tells of each rank; 0 of those that have come.
+    private static final byte LATE = 1;
+    private static final byte GONE = 2; // It has died, has left, or the group is broken.
+
     private final ProcessGroup group;
     private final int number;
     private final NDManager manager;
@@ -64,30 +68,28 @@ final class MonitoredBarrier {
             arrivals.add(group.issueMessage(OpType.RECV, nothing(), peer, arrivalTag()));
         }
         List<CollectiveException> failures = new ArrayList<>();
-        List<Integer> missing = new ArrayList<>();
+        byte[] states = new byte[group.worldSize()];
         for (int peer = 1; peer < group.worldSize(); peer++) {
             try {
                 HostWait.await(arrivals.get(peer - 1));
             } catch (CollectiveException e) {
-                missing.add(peer);
+                states[peer] = e instanceof CollectiveTimeoutException ? LATE : GONE;
                 failures.add(e);
                 if (!waitAllRanks) {
                     break;
                 }
             }
         }
-        answer(arrivals, missing);
-        if (!missing.isEmpty()) {
-            CollectiveTimeoutException failure = failure(missing);
+        answer(arrivals, states);
+        if (!failures.isEmpty()) {
+            CollectiveTimeoutException failure = failure(states);
             failures.forEach(failure::addSuppressed);
             throw failure;
         }
     }
 
-    private void answer(List<Work> arrivals, List<Integer> missing) {
-        byte[] flags = new byte[group.worldSize()];
-        missing.forEach(peer -> flags[peer] = 1);
-        NDArray answer = manager.create(flags);
+    private void answer(List<Work> arrivals, byte[] states) {
+        NDArray answer = manager.create(states);
         List<Work> answers = new ArrayList<>();
         for (int peer = 1; peer < group.worldSize(); peer++) {
             if (arrivals.get(peer - 1).isSuccess()) {
@@ -125,20 +127,31 @@ final class MonitoredBarrier {
                     List.of(0),
                     e);
         }
-        byte[] flags = answer.toByteArray();
-        List<Integer> missing =
-                IntStream.range(0, flags.length).filter(peer -> flags[peer] != 0).boxed().toList();
-        if (!missing.isEmpty()) {
-            throw failure(missing);
+        byte[] states = answer.toByteArray();
+        if (!ranksThatAre(states, LATE, GONE).isEmpty()) {
+            throw failure(states);
         }
     }
 
-    private CollectiveTimeoutException failure(List<Integer> missing) {
+    private static List<Integer> ranksThatAre(byte[] states, byte one, byte other) {
+        return IntStream.range(0, states.length)
+                .filter(peer -> states[peer] == one || states[peer] == other)
+                .boxed()
+                .toList();
+    }
+
+    private CollectiveTimeoutException failure(byte[] states) {
+        List<Integer> missing = ranksThatAre(states, LATE, GONE);
+        List<Integer> gone = ranksThatAre(states, GONE, GONE);
         return new CollectiveTimeoutException(
                 String.format(
-                        "monitoredBarrier of group '%s' failed: ranks %s of %d did not reach it"
-                                + " within %s",
-                        group.name(), missing, group.worldSize(), group.timeout()),
+                        "monitoredBarrier of group '%s' failed: ranks %s of %d did not reach it%s",
+                        group.name(),
+                        missing,
+                        group.worldSize(),
+                        gone.isEmpty()
+                                ? " within " + group.timeout()
+                                : "; ranks " + gone + " take no part any more"),
                 missing);
     }
 }

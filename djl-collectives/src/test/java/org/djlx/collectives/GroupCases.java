@@ -341,6 +341,10 @@ final class GroupCases {
                 assertEquals(all ? List.of(n - 2, n - 1) : List.of(n - 2), e.missingRanks());
                 assertTrue(e.getMessage().contains("ranks " + e.missingRanks()), e.getMessage());
                 assertTrue(e.getMessage().contains(copy.name()), e.getMessage());
+                // Nobody has waited for as long as that.
+                assertTrue(
+                        e.getMessage().contains(e.missingRanks() + " take no part any more"),
+                        e.getMessage());
                 // The others can go on among themselves.
                 if (group.rank() == 0 && n > 3) {
                     copy.send(manager.ones(new Shape(1)), 1, 0).await();
@@ -368,6 +372,7 @@ final class GroupCases {
                 assertEquals(
                         alone == 0 ? IntStream.range(1, n).boxed().toList() : List.of(0),
                         e.missingRanks());
+                assertTrue(e.getMessage().contains("within PT0.03S"), e.getMessage());
             }
             group.barrier().await();
         }
