@@ -53,6 +53,7 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int TILE_ROWS = 128;
     private static final int BOX = 64; // elements of a row of a box: 128 bytes
     private static final int HALF = TILE_ROWS / 2;
+    private static final int SWIZZLED_ROWS = 8; // after which the pattern of a box repeats
 
     private static final int MAX_TILES = 1 << 24; // beyond, a schedule does as well
     private static final int UNIT = 8; // elements in 16 bytes, of which rows have whole ones
@@ -81,7 +82,8 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int RIGHTS = COLUMNS + MAX_RIGHTS * Long.BYTES;
     private static final int ROWS = RIGHTS + Long.BYTES;
     private static final int INNER = ROWS + Long.BYTES;
-    private static final int RANK = INNER + Long.BYTES;
+    private static final int LEFT_BYTES = INNER + Long.BYTES;
+    private static final int RANK = LEFT_BYTES + Long.BYTES;
     private static final int RANKS = RANK + Long.BYTES;
     private static final int EPOCH = RANKS + Long.BYTES;
     private static final int FACTOR = EPOCH + Long.BYTES;
@@ -109,6 +111,12 @@ public final class PersistentMatmul implements AutoCloseable {
     PersistentMatmul(CudaDevice device, CurrentStreams streams) {
         this.device = device;
         this.streams = streams;
+    }
+
+    /** Read once. */
+    private static final class Source {
+        static final KernelSource KERNEL =
+                KernelSource.ofResource(NativeLibrary.class, "fused_matmul/fused_matmul.cu");
     }
 
     /** What a kernel is compiled for. */
@@ -166,6 +174,11 @@ public final class PersistentMatmul implements AutoCloseable {
         /** Whether there is a flag for each half of the tiles of a part. */
         boolean hasFlags() {
             return 2 * tilesOfPart(tile()) <= signals.flagCount();
+        }
+
+        /** The rows of a box of A: to load rows that are not there takes time, too. */
+        int boxRows() {
+            return (int) Math.min(TILE_ROWS, ceilDiv(rows, SWIZZLED_ROWS) * SWIZZLED_ROWS);
         }
 
         /** The tiles of one rank's rows. */
@@ -419,14 +432,7 @@ public final class PersistentMatmul implements AutoCloseable {
     private CudaKernel kernel(Variant variant) {
         CudaModule module =
                 modules.computeIfAbsent(
-                        variant,
-                        key ->
-                                compiler.load(
-                                        device,
-                                        KernelSource.ofResource(
-                                                NativeLibrary.class,
-                                                "fused_matmul/fused_matmul.cu"),
-                                        key.options()));
+                        variant, key -> compiler.load(device, Source.KERNEL, key.options()));
         CudaKernel kernel = module.kernel("fused_matmul");
         kernel.allowSharedMemory(variant.sharedBytes());
         return kernel;
@@ -468,6 +474,7 @@ public final class PersistentMatmul implements AutoCloseable {
                 struct.put(RIGHTS, sizes.columns().length)
                         .put(ROWS, sizes.rows())
                         .put(INNER, inner)
+                        .put(LEFT_BYTES, (long) sizes.boxRows() * BOX * Short.BYTES)
                         .put(RANK, rank)
                         .put(RANKS, sizes.ranks())
                         .put(FACTOR, 1f)
@@ -587,13 +594,13 @@ public final class PersistentMatmul implements AutoCloseable {
                                 new long[] {inner, rows},
                                 new long[] {rowBytes},
                                 BOX,
-                                TILE_ROWS);
+                                sizes.boxRows());
                 half.map(
                                 ARRIVED,
                                 new long[] {inner, rows, sizes.ranks()},
                                 new long[] {rowBytes, slots.distance()},
                                 BOX,
-                                TILE_ROWS,
+                                sizes.boxRows(),
                                 1)
                         .place(slot(number, rank, 0));
                 half.rights = rights(half, bs, variant.tile());
@@ -677,7 +684,7 @@ public final class PersistentMatmul implements AutoCloseable {
                                 new long[] {Math.max(inner, 1), rows, sizes.ranks()},
                                 new long[] {rowBytes, rows * rowBytes},
                                 BOX,
-                                TILE_ROWS,
+                                sizes.boxRows(),
                                 1);
                 half.map(
                                 ARRIVED,

@@ -68,6 +68,7 @@ struct Launch {
   u64 rights;               // how many Bs
   u64 rows;                 // of a shard or a part
   u64 inner;
+  u64 left_bytes;  // of a box of A, which has fewer rows than a tile where a rank has
   u64 rank;
   u64 ranks;
   u64 epoch;    // what signals and flags are raised to
@@ -284,7 +285,7 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u
       char* left_box = stages + stage * STAGE;
       char* right_box = left_box + LEFT;
       Barrier& full = shared.full[stage];
-      full.arrive_expecting(STAGE);
+      full.arrive_expecting(launch.left_bytes + RIGHT);
 #if SCATTER
       load_box(left_box, launch.left, full, step * BLOCK_K, at.row, at.part);
 #else
