@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -301,6 +302,24 @@ class TcpStoreTest extends StoreContractTest {
                 assertEquals(2, second.numKeys());
                 assertEquals(2, third.numKeys());
             }
+        }
+    }
+
+    /** A server under a flood refuses a call, and the connections after it for a while. */
+    @Test
+    void aServerThatRefusesConnectionsForAWhileLeavesTheHandleUsable() throws Exception {
+        try (RefusingProxy proxy = new RefusingProxy(((TcpStore) store).port());
+                TcpStore client =
+                        TcpStore.builder().setHost("localhost").setPort(proxy.port()).build()) {
+            client.set("k", bytes("before"));
+            proxy.refuse(true);
+            for (int i = 0; i < 3; i++) {
+                assertThrows(CollectiveException.class, () -> client.get("k", LONG));
+            }
+            proxy.refuse(false);
+            assertArrayEquals(bytes("before"), client.get("k", LONG));
+            client.set("k", bytes("after"));
+            assertArrayEquals(bytes("after"), store.get("k", LONG));
         }
     }
 

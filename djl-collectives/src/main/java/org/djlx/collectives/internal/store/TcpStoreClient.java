@@ -49,6 +49,7 @@ public final class TcpStoreClient implements AutoCloseable {
     private final ReentrantLock commandLock = new ReentrantLock();
     private volatile TcpConnection commands;
     private volatile CollectiveException lost;
+    private boolean ended; // the command connection, without another; guarded by commandLock
 
     private final WaitConnections waiters;
     private volatile boolean closed;
@@ -375,6 +376,9 @@ public final class TcpStoreClient implements AutoCloseable {
         commandLock.lock();
         try {
             checkUsable(operation);
+            if (ended && !reopen()) {
+                throw new EOFException("by a call before, and none has been accepted since");
+            }
             commands.setReadTimeout(answerMillis);
             return exchange.with(commands);
         } catch (IOException e) {
@@ -382,10 +386,9 @@ public final class TcpStoreClient implements AutoCloseable {
             if (closed) {
                 throw StoreErrors.closed(toString(), operation);
             }
-            boolean usable =
-                    (e instanceof EOFException || e instanceof SocketException) && reopen();
+            boolean usable = isEnd(e) && !ended && reopen();
             CollectiveException failure = failure(operation, keys, e, usable);
-            if (!usable) {
+            if (!usable && !ended) {
                 lost = failure;
             }
             throw failure;
@@ -398,11 +401,17 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
+    private static boolean isEnd(IOException e) {
+        return e instanceof EOFException || e instanceof SocketException;
+    }
+
     /**
      * Replaces the command connection, if the same server is still there, and with it all keys: to
-     * end the connection is the protocol's only way to refuse a call.
+     * end the connection is the protocol's only way to refuse a call. A server that has nothing
+     * left for its clients refuses the new one, too; the next call tries again.
      */
     private boolean reopen() {
+        ended = false;
         byte[] serverId = commands.serverId();
         if (serverId == null) {
             return false;
@@ -420,6 +429,7 @@ public final class TcpStoreClient implements AutoCloseable {
             }
             return true;
         } catch (IOException e) {
+            ended = isEnd(e);
             return false;
         }
     }

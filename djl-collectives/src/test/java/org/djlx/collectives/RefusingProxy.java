@@ -1,0 +1,89 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.io.IOException;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.util.ArrayList;
+import java.util.List;
+
+/** Hands connections on to a server of this host, and ends them and all new ones when told to. */
+final class RefusingProxy implements AutoCloseable {
+
+    private final ServerSocket listener;
+    private final int server;
+    private final Thread acceptor = new Thread(this::accept, "refusing-proxy");
+    // Guarded by this.
+    private final List<Socket> open = new ArrayList<>();
+    private boolean refuses;
+
+    RefusingProxy(int server) throws IOException {
+        this.server = server;
+        listener = new ServerSocket(0, 50, InetAddress.getByName("localhost"));
+        acceptor.start();
+    }
+
+    int port() {
+        return listener.getLocalPort();
+    }
+
+    synchronized void refuse(boolean refuse) throws IOException {
+        refuses = refuse;
+        endAll();
+    }
+
+    private synchronized void endAll() throws IOException {
+        for (Socket socket : open) {
+            socket.close();
+        }
+        open.clear();
+    }
+
+    private void accept() {
+        while (!listener.isClosed()) {
+            try {
+                connect(listener.accept());
+            } catch (IOException e) {
+                // Closed, or the other end is.
+            }
+        }
+    }
+
+    private synchronized void connect(Socket client) throws IOException {
+        if (refuses) {
+            client.close();
+            return;
+        }
+        Socket target = new Socket(InetAddress.getByName("localhost"), server);
+        open.add(client);
+        open.add(target);
+        hand(client, target);
+        hand(target, client);
+    }
+
+    private static void hand(Socket from, Socket to) {
+        Thread thread =
+                new Thread(
+                        () -> {
+                            try (from;
+                                    to) {
+                                from.getInputStream().transferTo(to.getOutputStream());
+                            } catch (IOException e) {
+                                // Ended.
+                            }
+                        },
+                        "refusing-proxy-hand");
+        thread.start();
+    }
+
+    @Override
+    public void close() throws Exception {
+        listener.close();
+        endAll();
+        acceptor.join();
+    }
+}
