@@ -8,10 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.io.BufferedReader;
 import java.io.IOException;
-import java.io.InputStreamReader;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -48,6 +45,7 @@ class StoreSoakTest {
     }
 
     private static void attack(Soak soak) throws Exception {
+        Path output = Files.createTempFile("store-", ".log");
         Process server =
                 new ProcessBuilder(
                                 Path.of(System.getProperty("java.home"), "bin", "java").toString(),
@@ -57,47 +55,60 @@ class StoreSoakTest {
                                 "-cp",
                                 System.getProperty("java.class.path"),
                                 StoreServerMain.class.getName())
-                        .redirectError(ProcessBuilder.Redirect.DISCARD)
+                        .redirectErrorStream(true)
+                        .redirectOutput(output.toFile())
                         .start();
-        try (BufferedReader output =
-                new BufferedReader(
-                        new InputStreamReader(
-                                server.getInputStream(), StandardCharsets.US_ASCII))) {
-            int port = Integer.parseInt(line(output, "port (\\d+)"));
-            try (TcpStore store = connect(port)) {
-                store.set(StoreFlood.LARGE, new byte[4 << 20]);
-                while (soak.nextRound()) {
-                    for (StoreFlood.Kind kind : StoreFlood.Kind.values()) {
-                        flood(
-                                soak,
-                                port,
-                                store,
-                                new Random(soak.roundSeed() + kind.ordinal()),
-                                kind);
-                    }
-                    long resident = residentMib(server.pid());
-                    assertTrue(resident < MOST_RESIDENT_MIB, resident + " MiB are resident");
-                }
-                soak.requireAll(List.of(StoreFlood.Kind.values()));
-                soak.requireAll(List.of("answers"));
-                soak.add("MiB resident at most", residentMib(server.pid()));
-                store.delete(StoreFlood.LARGE);
-            }
-            server.getOutputStream().close();
-            long heap = Long.parseLong(line(output, "heap (\\d+)"));
-            assertTrue(heap < 24 << 20, heap + " bytes of heap are in use by an empty store");
-            assertTrue(server.waitFor(60, TimeUnit.SECONDS));
-            assertEquals(0, server.exitValue());
+        try {
+            attack(soak, server, output);
+        } catch (RuntimeException | Error e) {
+            throw new AssertionError(
+                    String.format(
+                            "%s; the server %s; it printed:%n%s",
+                            e, server.isAlive() ? "lives" : "has ended", Files.readString(output)),
+                    e);
         } finally {
             server.destroyForcibly().waitFor();
+            Files.delete(output);
         }
     }
 
-    private static String line(BufferedReader output, String pattern) throws IOException {
-        String line = output.readLine();
-        Matcher matcher = Pattern.compile(pattern).matcher("" + line);
-        assertTrue(matcher.matches(), line);
-        return matcher.group(1);
+    private static void attack(Soak soak, Process server, Path output) throws Exception {
+        int port = (int) number(server, output, "port");
+        try (TcpStore store = connect(port)) {
+            store.set(StoreFlood.LARGE, new byte[4 << 20]);
+            while (soak.nextRound()) {
+                for (StoreFlood.Kind kind : StoreFlood.Kind.values()) {
+                    Random random = new Random(soak.roundSeed() + kind.ordinal());
+                    flood(soak, port, store, random, kind);
+                }
+                long resident = residentMib(server.pid());
+                assertTrue(resident < MOST_RESIDENT_MIB, resident + " MiB are resident");
+            }
+            soak.requireAll(List.of(StoreFlood.Kind.values()));
+            soak.requireAll(List.of("answers"));
+            soak.add("MiB resident at most", residentMib(server.pid()));
+            store.delete(StoreFlood.LARGE);
+        }
+        server.getOutputStream().close();
+        long heap = number(server, output, "heap");
+        assertTrue(heap < 24 << 20, heap + " bytes of heap are in use by an empty store");
+        assertTrue(server.waitFor(60, TimeUnit.SECONDS));
+        assertEquals(0, server.exitValue());
+    }
+
+    /** Waits for a line with a number that the server prints. */
+    private static long number(Process server, Path output, String name) throws Exception {
+        long end = System.nanoTime() + PATIENCE.toNanos();
+        while (true) {
+            boolean ended = !server.isAlive();
+            Matcher matcher =
+                    Pattern.compile("(?m)^" + name + " (\\d+)\n").matcher(Files.readString(output));
+            if (matcher.find()) {
+                return Long.parseLong(matcher.group(1));
+            }
+            assertTrue(!ended && System.nanoTime() - end < 0, "there is no " + name);
+            Thread.sleep(20);
+        }
     }
 
     private static TcpStore connect(int port) {
