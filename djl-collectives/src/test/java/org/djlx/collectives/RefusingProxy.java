@@ -16,7 +16,6 @@ final class RefusingProxy implements AutoCloseable {
 
     private final ServerSocket listener;
     private final int server;
-    private final Thread acceptor = new Thread(this::accept, "refusing-proxy");
     // Guarded by this.
     private final List<Socket> open = new ArrayList<>();
     private boolean refuses;
@@ -24,7 +23,7 @@ final class RefusingProxy implements AutoCloseable {
     RefusingProxy(int server) throws IOException {
         this.server = server;
         listener = new ServerSocket(0, 50, InetAddress.getByName("localhost"));
-        acceptor.start();
+        new Thread(this::accept, "refusing-proxy").start();
     }
 
     int port() {
@@ -81,9 +80,8 @@ final class RefusingProxy implements AutoCloseable {
     }
 
     @Override
-    public void close() throws Exception {
-        listener.close();
+    public void close() throws IOException {
+        listener.close(); // Which ends the thread.
         endAll();
-        acceptor.join();
     }
 }
