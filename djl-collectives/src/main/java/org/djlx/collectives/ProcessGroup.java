@@ -49,7 +49,9 @@ import org.djlx.nativeops.Torch;
  * <p>{@linkplain #send Messages} between two ranks are apart from that: only those two call, and
  * messages wait neither for the group's other operations nor those for them. On GPUs a message
  * waits for what the caller's current stream has been given, which is an operation before it only
- * if that stream has been told to wait for its work, or runs it as {@link #execute} does.
+ * if that stream has been told to wait for its work, or runs it as {@link #execute} does. The first
+ * message between two ranks sets up a communicator of their own, for which NCCL may wait until
+ * collectives of its own that are under way have ended.
  *
  * <p>An output must not share memory with an input, unless it is the same tensor or the one is this
  * rank's part of the other, in its place: all-gather from a slice of the output and reduce-scatter

@@ -78,6 +78,7 @@ class NullArgumentsTest {
                             .sample(Operation.class, operation)
                             .sample(Agreed.class, agreed)
                             .sample(OpType.class, () -> OpType.BARRIER)
+                            .sample(KernelSignals.class, NullArgumentsTest::signals)
                             .sample(P2pOp.class, () -> P2pOp.send(array.get(), 0, 0))
                             .sample("java.util.List<org.djlx.collectives.P2pOp>", List::of)
                             .sample(ReduceOp.class, () -> ReduceOp.SUM)
@@ -156,6 +157,10 @@ class NullArgumentsTest {
             assertEquals(List.of(), nulls.unused());
             assertTrue(nulls.calls() > 100, "" + nulls.calls());
         }
+    }
+
+    private static KernelSignals signals() {
+        return new KernelSignals(1, 0, new long[1], 64, 64, new long[1], 1, 0);
     }
 
     private static GroupContext context(Store store) {

@@ -71,8 +71,12 @@ record RandomCall(ProcessGroup group, NDManager manager, Random common, Random o
         return any(support().types(OpType.BROADCAST, null).stream().sorted().toList());
     }
 
+    /** A reduction that the backend has. */
     ReduceOp op() {
-        return any(CaseInputs.OPS);
+        return any(
+                CaseInputs.OPS.stream()
+                        .filter(op -> !support().types(OpType.ALL_REDUCE, op.kind()).isEmpty())
+                        .toList());
     }
 
     /** An element type that can be reduced. */

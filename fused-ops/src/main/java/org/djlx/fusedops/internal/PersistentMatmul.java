@@ -68,6 +68,7 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final double TILE_TIME = 3;
     private static final double BLOCK_RATE = 45e3;
     private static final double LINK_RATE = 340e3;
+    private static final double SCHEDULE_TIME = 45;
 
     private static final long PIECE = 32768; // bytes that a block pushes at once
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
@@ -163,12 +164,12 @@ public final class PersistentMatmul implements AutoCloseable {
         }
 
         /**
-         * Whether tiles waste little, or there are few: a tile has rows of one rank only, so that a
-         * schedule that gathers a few rows before one matmul reads B fewer times.
+         * Whether tiles waste little, or it takes no longer than the host needs for a schedule: a
+         * tile has rows of one rank only, so that a schedule that gathers a few rows before one
+         * matmul reads B fewer times.
          */
-        boolean isWorthwhile() {
-            long tiles = ranks * tilesOfPart(TILE_COLUMNS.length - 1);
-            return rows >= TILE_ROWS || tiles <= blocks() / 4;
+        boolean isWorthwhile(double time) {
+            return rows >= TILE_ROWS || time <= SCHEDULE_TIME;
         }
 
         /** Whether there is a flag for each half of the tiles of a part. */
@@ -204,6 +205,11 @@ public final class PersistentMatmul implements AutoCloseable {
                 }
             }
             return best;
+        }
+
+        /** How long it takes where nothing is pushed before. */
+        double time() {
+            return time(tile(), USUAL_INNER, 0, 0);
         }
 
         /** The fastest way to push a shard and to multiply. */
@@ -361,7 +367,8 @@ public final class PersistentMatmul implements AutoCloseable {
                 && inner % UNIT == 0
                 && inner < Integer.MAX_VALUE / 2
                 && sizes(slots, type, rows, columns)
-                        .filter(sizes -> sizes.fit() && (forced || sizes.isWorthwhile()))
+                        .filter(Sizes::fit)
+                        .filter(sizes -> forced || sizes.isWorthwhile(sizes.tiling(inner).time()))
                         .isPresent();
     }
 
@@ -383,8 +390,8 @@ public final class PersistentMatmul implements AutoCloseable {
         boolean exact = op == ReduceOp.SUM || Integer.bitCount(ranks) == 1;
         return exact
                 && sizes(slots, type, rows, columns)
-                        .filter(Sizes::hasFlags)
-                        .filter(sizes -> sizes.fit() && (forced || sizes.isWorthwhile()))
+                        .filter(sizes -> sizes.fit() && sizes.hasFlags())
+                        .filter(sizes -> forced || sizes.isWorthwhile(sizes.time()))
                         .isPresent();
     }
 
