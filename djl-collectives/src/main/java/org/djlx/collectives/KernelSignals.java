@@ -11,8 +11,8 @@ package org.djlx.collectives;
  * a release at system scope after what they announce, and awaited by acquires.
  *
  * <pre>
- *   the signal of channel c that rank r raises on rank q:
- *       words[q] + c * channelDistance + r * rankDistance
+ *   the signal of channel 0 that rank r raises on rank q:
+ *       words[q] + r * rankDistance
  *   the flag f that rank r raises on rank q:
  *       flags[q] + (r * flagCount + f) * 4
  * </pre>
@@ -23,7 +23,6 @@ package org.djlx.collectives;
  *     0, and a kernel that has waited in vain for rank r for longer than the operation's timeout
  *     writes 1 + r to the second
  * @param words of each rank, as this GPU addresses it: its words of channel 0
- * @param channelDistance from a channel's words to those of the next, in bytes
  * @param rankDistance from one rank's word to that of the next, in bytes
  * @param flags of each rank, as this GPU addresses it: its flags
  * @param flagCount how many of them each rank may raise
@@ -34,7 +33,6 @@ public record KernelSignals(
         int blocks,
         long status,
         long[] words,
-        long channelDistance,
         long rankDistance,
         long[] flags,
         int flagCount,

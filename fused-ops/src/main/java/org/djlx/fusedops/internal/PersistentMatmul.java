@@ -89,14 +89,12 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int EPOCH = RANKS + Long.BYTES;
     private static final int FACTOR = EPOCH + Long.BYTES;
     private static final int LAG = FACTOR + Long.BYTES;
-    private static final int CHUNKS = LAG + Long.BYTES;
-    private static final int PUSHING = CHUNKS + Long.BYTES;
+    private static final int PUSHING = LAG + Long.BYTES;
     private static final int STATUS = PUSHING + Long.BYTES;
     private static final int TIMEOUT = STATUS + Long.BYTES;
     private static final int COUNTERS = TIMEOUT + Long.BYTES;
     private static final int SIGNALS = COUNTERS + Long.BYTES;
-    private static final int CHUNK_DISTANCE = SIGNALS + MAX_RANKS * Long.BYTES;
-    private static final int RANK_DISTANCE = CHUNK_DISTANCE + Long.BYTES;
+    private static final int RANK_DISTANCE = SIGNALS + MAX_RANKS * Long.BYTES;
     private static final int SHARD = RANK_DISTANCE + Long.BYTES;
     private static final int SLOT_BYTES = SHARD + Long.BYTES;
     private static final int SLOTS = SLOT_BYTES + Long.BYTES;
@@ -486,7 +484,6 @@ public final class PersistentMatmul implements AutoCloseable {
                         .put(RANKS, sizes.ranks())
                         .put(FACTOR, 1f)
                         .put(LAG, lag)
-                        .put(CHUNKS, 1L)
                         .put(PUSHING, pushers)
                         .put(SLOT_BYTES, slots.distance());
                 for (int peer = 0; peer < sizes.ranks(); peer++) {
@@ -516,8 +513,7 @@ public final class PersistentMatmul implements AutoCloseable {
                 for (int peer = 0; peer < words.length; peer++) {
                     struct.put(SIGNALS + peer * Long.BYTES, words[peer]);
                 }
-                struct.put(CHUNK_DISTANCE, now.channelDistance())
-                        .put(
+                struct.put(
                                 RANK_DISTANCE,
                                 flags ? (long) now.flagCount() * Integer.BYTES : now.rankDistance())
                         .put(STATUS, now.status())

@@ -5,8 +5,8 @@
 // warp-specialised kernels and in DeepGEMM. Tiles are dealt out by a counter in memory.
 //
 // All-gather + matmul (Flux, Chang et al. 2024, has the same order of tiles): the first blocks push this rank's shard into
-// a slot on every peer, a chunk of rows after the other, and raise a signal for each; then they compute like the others.
-// Tiles of this rank's own shard come first, then those of the next rank's, and so on; a tile waits for its chunk.
+// a slot on every peer, and raise a signal there; then they compute like the others. Tiles of this rank's own shard come
+// first, then those of the next rank's, and so on; they wait for the shard's signal.
 //
 // Matmul + reduce-scatter: a tile of another rank's part is stored into a slot on that rank, and a flag of its own is
 // raised there. The own part's tiles come late; they take the other ranks' tiles in, in rank order, and sum in float32.
@@ -74,13 +74,11 @@ struct Launch {
   u64 epoch;    // what signals and flags are raised to
   float factor; // of the sums; a power of two, so that nothing is rounded
   u64 lag;      // tiles of the last other part that come before the own part's
-  u64 chunks;   // of a shard
   u64 pushers;  // blocks
   Status* status;
   u64 timeout;      // ns
   u32* counters;    // of this rank: zero, and so again when the kernel ends
-  char* signals[MAX_RANKS];  // of each rank. Gather: a word for each chunk and rank that raises it. Scatter: for each rank and tile
-  u64 chunk_distance;        // bytes from a chunk's words to the next one's
+  char* signals[MAX_RANKS];  // of each rank. Gather: a word for each rank that raises it. Scatter: for each rank and half tile
   u64 rank_distance;         // bytes from a rank's word to the next one's
   const char* shard;         // this rank's
   u64 slot_bytes;            // from a rank's slot to the next
@@ -92,8 +90,7 @@ struct Launch {
 const int NEXT_TILE = 0;
 const int BLOCKS_ENDED = 1;
 #if !SCATTER
-const int PUSHED = 2;  // for each rank and chunk, the blocks that have pushed their pieces
-const int MAX_CHUNKS = 4;
+const int PUSHED = 2;  // for each rank, the blocks that have pushed their pieces
 #endif
 
 struct Shared {
@@ -169,85 +166,71 @@ __device__ __forceinline__ char* flag(const Launch& launch, u32 on, u32 source, 
   return launch.signals[on] + source * launch.rank_distance + (2 * number + half) * sizeof(u32);
 }
 #else
-__device__ __forceinline__ char* signal(const Launch& launch, u32 on, u32 source, u32 chunk) {
-  return launch.signals[on] + chunk * launch.chunk_distance + source * launch.rank_distance;
+// The signal that a rank raises on another.
+__device__ __forceinline__ char* signal(const Launch& launch, u32 on, u32 source) {
+  return launch.signals[on] + source * launch.rank_distance;
 }
 
-// The rows of a chunk, but for the last: whole tiles.
-__device__ __forceinline__ u32 chunk_rows(const Launch& launch) {
-  return ceil_div(ceil_div(launch.rows, launch.chunks), TILE_M) * TILE_M;
-}
+__device__ __forceinline__ u64 shard_size(const Launch& launch) { return launch.rows * launch.inner * 2; }
 
 // Pushes this block's pieces of the shard to all peers.
 __device__ void push(const Launch& launch, Shared& shared, char* memory) {
-  u64 row_bytes = launch.inner * 2;
-  u64 chunk_bytes = chunk_rows(launch) * row_bytes;
-  u64 shard_bytes = launch.rows * row_bytes;
+  u64 end = shard_size(launch);
+  u64 first = blockIdx.x * (u64)PIECE;
+  u64 distance = launch.pushers * PIECE;
   u32 loads = 0, stores = 0;  // pieces so far
   for (u32 step = 1; step < launch.ranks; step++) {
     u32 peer = (launch.rank + launch.ranks - step) % launch.ranks;
     char* slot = launch.slots[peer] + launch.rank * launch.slot_bytes;
-    for (u32 chunk = 0; chunk < launch.chunks; chunk++) {
-      u64 end = min(shard_bytes, (chunk + 1) * chunk_bytes);
-      u64 first = chunk * chunk_bytes + blockIdx.x * (u64)PIECE;
-      u64 distance = launch.pushers * PIECE;
-      u64 to_load = first;
-      for (u64 to_store = first; to_store < end; to_store += distance) {
-        for (; to_load < end && loads - stores < PIECES - 1; to_load += distance, loads++) {
-          // The piece that was here has been read: all but the last store's are.
-          wait_stores_read<1>();
-          u32 bytes = min((u64)PIECE, end - to_load);
-          Barrier& loaded = shared.pieces[loads % PIECES];
-          loaded.arrive_expecting(bytes);
-          load_bytes(memory + loads % PIECES * PIECE, launch.shard + to_load, bytes, loaded);
-        }
-        u32 piece = stores % PIECES;
-        shared.pieces[piece].wait(stores / PIECES & 1);
-        store_bytes(slot + to_store, memory + piece * PIECE, min((u64)PIECE, end - to_store));
-        commit_stores();
-        stores++;
+    u64 to_load = first;
+    for (u64 to_store = first; to_store < end; to_store += distance) {
+      for (; to_load < end && loads - stores < PIECES - 1; to_load += distance, loads++) {
+        // The piece that was here has been read: all but the last store's are.
+        wait_stores_read<1>();
+        u32 bytes = min((u64)PIECE, end - to_load);
+        Barrier& loaded = shared.pieces[loads % PIECES];
+        loaded.arrive_expecting(bytes);
+        load_bytes(memory + loads % PIECES * PIECE, launch.shard + to_load, bytes, loaded);
       }
-      wait_stores_written();
-      fence_async();
-      // Who comes last raises the signal, for all.
-      u32* count = launch.counters + PUSHED + peer * MAX_CHUNKS + chunk;
-      u32 before;
-      asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
-      if (before == launch.pushers - 1) {
-        *(volatile u32*)count = 0;
-        __threadfence_system();
-        raise((u32*)signal(launch, peer, launch.rank, chunk), launch.epoch);
-      }
+      u32 piece = stores % PIECES;
+      shared.pieces[piece].wait(stores / PIECES & 1);
+      store_bytes(slot + to_store, memory + piece * PIECE, min((u64)PIECE, end - to_store));
+      commit_stores();
+      stores++;
+    }
+    wait_stores_written();
+    fence_async();
+    // Who comes last raises the signal, for all.
+    u32* count = launch.counters + PUSHED + peer;
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    if (before == launch.pushers - 1) {
+      *(volatile u32*)count = 0;
+      __threadfence_system();
+      raise((u32*)signal(launch, peer, launch.rank), launch.epoch);
     }
   }
 }
 
 // Copies this block's share of all shards to where the caller wants the gathered A.
 __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory) {
-  u64 row_bytes = launch.inner * 2;
-  u64 chunk_bytes = chunk_rows(launch) * row_bytes;
-  u64 shard_bytes = launch.rows * row_bytes;
+  u64 end = shard_size(launch);
+  u64 first = blockIdx.x * (u64)COPY;
   u32 copies = 0;
   for (u32 step = 0; step < launch.ranks; step++) {
     u32 source = (launch.rank + step) % launch.ranks;
     const char* from = source == launch.rank ? launch.shard : launch.slots[launch.rank] + source * launch.slot_bytes;
-    char* to = launch.whole + source * shard_bytes;
-    for (u32 chunk = 0; chunk < launch.chunks; chunk++) {
-      u64 end = min(shard_bytes, (chunk + 1) * chunk_bytes);
-      u64 first = chunk * chunk_bytes + blockIdx.x * (u64)COPY;
-      if (first < end && source != launch.rank) {
-        await_rank(launch, shared, signal(launch, launch.rank, source, chunk), source);
-      }
-      for (u64 at = first; at < end; at += gridDim.x * (u64)COPY, copies++) {
-        u32 bytes = min((u64)COPY, end - at);
-        char* buffer = memory + copies % 2 * COPY;
-        wait_stores_read<1>();
-        shared.copies[copies % 2].arrive_expecting(bytes);
-        load_bytes(buffer, from + at, bytes, shared.copies[copies % 2]);
-        shared.copies[copies % 2].wait(copies / 2 & 1);
-        store_bytes(to + at, buffer, bytes);
-        commit_stores();
-      }
+    char* to = launch.whole + source * end;
+    if (first < end && source != launch.rank) await_rank(launch, shared, signal(launch, launch.rank, source), source);
+    for (u64 at = first; at < end; at += gridDim.x * (u64)COPY, copies++) {
+      u32 bytes = min((u64)COPY, end - at);
+      char* buffer = memory + copies % 2 * COPY;
+      wait_stores_read<1>();
+      shared.copies[copies % 2].arrive_expecting(bytes);
+      load_bytes(buffer, from + at, bytes, shared.copies[copies % 2]);
+      shared.copies[copies % 2].wait(copies / 2 & 1);
+      store_bytes(to + at, buffer, bytes);
+      commit_stores();
     }
   }
   wait_stores_written();
@@ -258,7 +241,7 @@ __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory
 __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u32 tiles) {
 #if !SCATTER
   if (blockIdx.x < launch.pushers) push(launch, shared, stages);
-  u32 waited = 0xffffffff;  // the last chunk that was there
+  u32 arrived = launch.rank;  // the last rank whose shard was there
 #endif
   u32 steps = ceil_div(launch.inner, BLOCK_K);
   u32 stage = 0, parity = 0;
@@ -272,12 +255,8 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u
     Place at = place(launch, tile);
 #if !SCATTER
     bool own = at.part == launch.rank;
-    if (!own) {
-      u32 chunk = at.row / chunk_rows(launch);
-      u32 key = at.part * MAX_CHUNKS + chunk;
-      if (key != waited) await_rank(launch, shared, signal(launch, launch.rank, at.part, chunk), at.part);
-      waited = key;
-    }
+    if (!own && at.part != arrived) await_rank(launch, shared, signal(launch, launch.rank, at.part), at.part);
+    arrived = at.part;
 #endif
     const TensorMap& right = launch.right[at.right];
     for (u32 step = 0; step < steps; step++) {

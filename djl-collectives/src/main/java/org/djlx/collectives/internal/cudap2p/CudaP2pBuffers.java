@@ -80,7 +80,6 @@ final class CudaP2pBuffers extends P2pBuffers {
                 blocks,
                 waits.status(),
                 words,
-                RegionLayout.MAX_RANKS * RegionLayout.LINE,
                 RegionLayout.LINE,
                 flags,
                 RegionLayout.FLAGS,
@@ -93,7 +92,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         if (!isCapturing()) {
             return Optional.ofNullable(kernelSignals);
         }
-        capturedChannels.set(0, RegionLayout.CHANNELS);
+        capturedChannels.set(0);
         recordedFlags = true;
         return Optional.ofNullable(recordedSignals);
     }
