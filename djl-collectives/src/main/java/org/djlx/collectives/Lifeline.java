@@ -15,7 +15,9 @@ import java.lang.ref.Cleaner;
  */
 final class Lifeline {
 
-    private static final Cleaner CLEANER = Cleaner.create();
+    // One thread for all groups, named for who looks at what waits while a group is freed.
+    private static final Cleaner CLEANER =
+            Cleaner.create(cleaner -> new Thread(cleaner, "forgotten-groups"));
 
     private final GroupState state;
 

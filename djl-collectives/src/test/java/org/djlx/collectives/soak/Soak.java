@@ -47,6 +47,7 @@ public final class Soak {
                     "Attach Listener",
                     "flight-writer",
                     "p2p-stream",
+                    "forgotten-groups",
                     "cuda_p2p-free");
 
     private final String name;
