@@ -189,7 +189,10 @@ final class AllReduceKernels implements AutoCloseable {
      * @param stream where
      * @param timeout how long it waits for other ranks
      */
-    void barrier(CudaStream stream, Duration timeout) {
+    synchronized void barrier(CudaStream stream, Duration timeout) {
+        if (ended) {
+            throw GroupErrors.buffersDestroyed();
+        }
         if (barrier == null) {
             long any = region.address(rank); // Nothing of it is read or written.
             enqueue(stream, Algorithm.MESH, any, 0, ScalarType.FLOAT32, 1, timeout);
