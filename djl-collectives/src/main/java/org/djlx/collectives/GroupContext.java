@@ -7,7 +7,9 @@ package org.djlx.collectives;
 import ai.djl.Device;
 import java.util.Collections;
 import java.util.List;
+import java.util.Optional;
 import java.util.function.IntFunction;
+import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.RankProcess;
@@ -53,6 +55,7 @@ public final class GroupContext {
                 options,
                 device,
                 Collections.nCopies(Math.max(0, worldSize), null),
+                Optional::empty,
                 peer -> "rank " + peer);
     }
 
@@ -64,6 +67,7 @@ public final class GroupContext {
             BackendOptions options,
             Device device,
             List<RankProcess> processes,
+            Supplier<Optional<Throwable>> obstacle,
             IntFunction<String> rankNames) {
         checkNotNull("name", name);
         checkNotNull("store", store);
@@ -75,14 +79,20 @@ public final class GroupContext {
         this.store = store;
         this.options = options;
         this.device = device;
-        rendezvous = new Rendezvous(name, rank, worldSize, store, processes, rankNames);
+        rendezvous = new Rendezvous(name, rank, worldSize, store, processes, obstacle, rankNames);
     }
 
     /**
      * Creates the context of this rank in a group of some ranks of this group. Whoever creates that
-     * knows its ranks by what they are here, and so do messages.
+     * knows its ranks by what they are here, and so do messages. Once there is an obstacle, waiting
+     * for the others in the store is in vain.
      */
-    GroupContext part(String partName, List<Integer> members, Store partStore, Device partDevice) {
+    GroupContext part(
+            String partName,
+            List<Integer> members,
+            Store partStore,
+            Device partDevice,
+            Supplier<Optional<Throwable>> obstacle) {
         List<RankProcess> processes = rendezvous.processes();
         return new GroupContext(
                 partName,
@@ -92,6 +102,7 @@ public final class GroupContext {
                 options,
                 partDevice,
                 members.stream().map(processes::get).collect(Collectors.toList()),
+                obstacle,
                 member -> "rank " + members.get(member) + " of group '" + name + "'");
     }
 

@@ -12,7 +12,7 @@ import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
-import java.util.function.Supplier;
+import java.util.function.Function;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.nativeops.ScalarType;
@@ -55,7 +55,8 @@ final class SubGroups {
         int number = parent.state().nextSubGroup(givenName);
         String name = parent.name() + "." + (givenName == null ? number : givenName);
         List<Integer> members = members(parent, call);
-        return together(parent, () -> create(parent, Integer.toString(number), name, 0, members));
+        return together(
+                parent, begun -> create(parent, Integer.toString(number), name, 0, members, begun));
     }
 
     /**
@@ -163,23 +164,33 @@ final class SubGroups {
                         .toList();
         return together(
                 parent,
-                () -> {
+                begun -> {
                     if (color < 0) {
                         parent.state().backend().split(null, 0, List.of());
                         return ProcessGroup.nonMember(name, List.of(), parent);
                     }
-                    return create(parent, number + "." + color, name + "." + color, color, members);
+                    return create(
+                            parent,
+                            number + "." + color,
+                            name + "." + color,
+                            color,
+                            members,
+                            begun);
                 });
     }
 
     /**
      * Ends when all ranks have done their part: until then none may leave this group, whose store
      * the members meet in. A rank that fails takes part as well, so that the others do not wait.
+     *
+     * @param part does a rank's part; given an operation that all ranks begin before, which fails
+     *     if one leaves instead: what waits for it in a store would not know
      */
-    private static ProcessGroup together(ProcessGroup parent, Supplier<ProcessGroup> part) {
+    private static ProcessGroup together(ProcessGroup parent, Function<Work, ProcessGroup> part) {
+        Work begun = parent.barrier();
         ProcessGroup group;
         try {
-            group = part.get();
+            group = part.apply(begun);
         } catch (RuntimeException e) {
             try {
                 parent.barrier().await();
@@ -198,7 +209,12 @@ final class SubGroups {
     }
 
     private static ProcessGroup create(
-            ProcessGroup parent, String prefix, String name, int color, List<Integer> members) {
+            ProcessGroup parent,
+            String prefix,
+            String name,
+            int color,
+            List<Integer> members,
+            Work begun) {
         Backend backend = parent.state().backend();
         int rank = members.indexOf(parent.rank());
         List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
@@ -208,7 +224,7 @@ final class SubGroups {
         }
         GroupContext whole = parent.state().context();
         Store store = new PrefixStore("group" + prefix, whole.store());
-        GroupContext context = whole.part(name, members, store, parent.device());
+        GroupContext context = whole.part(name, members, store, parent.device(), begun::exception);
         return ProcessGroup.part(parent, context, join(parent, context, members, color), ranks);
     }
 

@@ -9,6 +9,10 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
 import java.time.Duration;
@@ -17,12 +21,15 @@ import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.function.BiFunction;
+import org.djlx.collectives.ProcessGroup.Variant;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** A rank that dies, or does not come, while a sub-group is created. */
 @Timeout(120)
 class NewGroupFailureTest {
+
+    private static final BackendOptions TEN_SECONDS = new BackendOptions(Duration.ofSeconds(10));
 
     @Test
     void aDeathIsFoundOutBeforeTheTimeout() throws Exception {
@@ -33,6 +40,45 @@ class NewGroupFailureTest {
             assertTrue(member.contains("has died"), member);
             String other = ranks.output(1);
             assertTrue(other.contains("failed: ") && other.contains("rank 2"), other);
+        }
+    }
+
+    /** Rank 1 takes part in what comes before the store, and then destroys the group. */
+    @Test
+    void whoLeavesInTheMiddleIsNotWaitedFor() throws Exception {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, TEN_SECONDS);
+        FutureTask<ProcessGroup> split = split(groups.get(0));
+        announceSplit(groups.get(1));
+        groups.get(1).destroy();
+        Throwable e = assertThrows(ExecutionException.class, split::get).getCause();
+        assertFalse(e instanceof CollectiveTimeoutException, e.toString());
+        assertTrue(e.getMessage().contains("rank 1 has destroyed the group"), e.toString());
+        groups.get(0).destroy();
+    }
+
+    @Test
+    void destroyingTheGroupEndsTheWaitForOthers() throws Exception {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, TEN_SECONDS);
+        FutureTask<ProcessGroup> split = split(groups.get(0));
+        announceSplit(groups.get(1));
+        groups.get(0).destroy();
+        Throwable e = assertThrows(ExecutionException.class, split::get).getCause();
+        assertFalse(e instanceof CollectiveTimeoutException, e.toString());
+        groups.get(1).destroy();
+    }
+
+    private static FutureTask<ProcessGroup> split(ProcessGroup group) {
+        FutureTask<ProcessGroup> task = new FutureTask<>(() -> group.split(0, 0));
+        new Thread(task).start();
+        return task;
+    }
+
+    /** What {@code split} does first; returns when the other rank has done so, too. */
+    private static void announceSplit(ProcessGroup group) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray all = manager.zeros(new Shape(2, 2), DataType.INT32);
+            NDArray own = manager.create(new int[] {0, 0});
+            group.allGatherIntoTensor(new Variant(new OpType("split")), all, own).await();
         }
     }
 

@@ -8,8 +8,10 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.IntFunction;
+import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
@@ -53,6 +55,7 @@ public final class Rendezvous {
     /** The processes of the ranks; null where one is not known. */
     private final RankProcess[] processes;
 
+    private final Supplier<Optional<Throwable>> obstacle;
     private final IntFunction<String> names;
 
     /**
@@ -63,6 +66,7 @@ public final class Rendezvous {
      * @param worldSize the number of ranks
      * @param store the store, whose keys are the group's own
      * @param known the processes of the ranks, null where one is not known yet
+     * @param obstacle why not all ranks will come, once that is known
      * @param names what to call a rank in a message to the user
      */
     public Rendezvous(
@@ -71,8 +75,10 @@ public final class Rendezvous {
             int worldSize,
             Store store,
             List<RankProcess> known,
+            Supplier<Optional<Throwable>> obstacle,
             IntFunction<String> names) {
         processes = known.toArray(RankProcess[]::new);
+        this.obstacle = obstacle;
         this.names = names;
         this.group = group;
         this.rank = rank;
@@ -99,7 +105,7 @@ public final class Rendezvous {
      * @param timeout how long to wait for the others
      * @return the values in rank order
      * @throws CollectiveMismatchException if a value is there that is not of this group
-     * @throws CollectiveException if the process of a rank has died
+     * @throws CollectiveException if the process of a rank has died, or there is an obstacle
      * @throws CollectiveTimeoutException if not all ranks come within the timeout
      */
     public List<byte[]> exchange(String key, byte[] value, Duration timeout) {
@@ -149,10 +155,10 @@ public final class Rendezvous {
             }
             // Looked at before the store is asked once more: a rank may be done with all this, and
             // have ended, after the last value has come.
-            String death = missing.isEmpty() ? null : death();
-            if (death != null && !store.check(keysOf(missing, keys))) {
+            String end = missing.isEmpty() ? null : endOfHope();
+            if (end != null && !store.check(keysOf(missing, keys))) {
                 throw new CollectiveException(
-                        "creating group '" + group + "' failed on rank " + rank + ": " + death);
+                        "creating group '" + group + "' failed on rank " + rank + ": " + end);
             }
             List<Integer> come = new ArrayList<>(here);
             come.removeAll(missing);
@@ -166,6 +172,12 @@ public final class Rendezvous {
                 }
             }
         }
+    }
+
+    /** Why a rank that is missing may never come; null if nothing is known. */
+    private String endOfHope() {
+        String death = death();
+        return death != null ? death : obstacle.get().map(Throwable::getMessage).orElse(null);
     }
 
     /** What is known of a rank whose process has ended; null if there is none. */

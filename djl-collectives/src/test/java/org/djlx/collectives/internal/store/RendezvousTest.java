@@ -11,6 +11,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import org.djlx.collectives.CollectiveException;
@@ -56,6 +57,7 @@ class RendezvousTest {
                 worldSize,
                 store,
                 Arrays.asList(known),
+                Optional::empty,
                 rank -> "rank " + (rank + 2) + " of group 'g'");
     }
 
