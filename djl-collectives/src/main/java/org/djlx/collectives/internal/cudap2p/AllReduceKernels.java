@@ -74,6 +74,7 @@ final class AllReduceKernels implements AutoCloseable {
     private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
+    private int oneShotBlocks = MAX_ONE_SHOT_BLOCKS; // guarded by this
     private boolean ended; // guarded by this
 
     AllReduceKernels(
@@ -136,6 +137,16 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
+     * Limits one-shot all-reduces where ranks share this GPU: each waits for the others, and as
+     * many blocks as one may have would leave no room to them. Ranks may have different limits.
+     *
+     * @param blocks of each rank, so that those of all run at once
+     */
+    synchronized void shareGpu(int blocks) {
+        oneShotBlocks = Math.max(1, Math.min(MAX_ONE_SHOT_BLOCKS, blocks));
+    }
+
+    /**
      * Enqueues an all-reduce in place.
      *
      * @param stream where
@@ -170,7 +181,7 @@ final class AllReduceKernels implements AutoCloseable {
     private LaunchSize size(Algorithm algorithm, long byteSize) {
         if (algorithm == Algorithm.ONE_SHOT) {
             long blocks = ceilDiv(byteSize, 8 * ONE_SHOT_THREADS);
-            return LaunchSize.of((int) Math.min(MAX_ONE_SHOT_BLOCKS, blocks), ONE_SHOT_THREADS);
+            return LaunchSize.of((int) Math.min(oneShotBlocks, blocks), ONE_SHOT_THREADS);
         }
         long packs = ceilDiv(byteSize, 16);
         long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;

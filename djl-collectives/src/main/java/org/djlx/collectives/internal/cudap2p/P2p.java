@@ -185,7 +185,7 @@ final class P2p {
             }
         }
 
-        /** Finds how many blocks of a kernel that waits for other ranks all can run at once. */
+        /** Finds how many blocks of kernels that wait for other ranks all can run at once. */
         void compareGpus(GroupContext context, CudaDevice device) {
             int processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             String gpu = device.architecture() + " " + processors + " " + device.pciBusId();
@@ -201,6 +201,10 @@ final class P2p {
                             == 1;
             int sharing =
                     gpus.stream().mapToInt(one -> Collections.frequency(gpus, one)).max().orElse(1);
+            int sharingThis = Collections.frequency(gpus, gpu);
+            if (sharingThis > 1) {
+                kernels.shareGpu(processors / sharingThis);
+            }
             boolean buffers = region.layout().bufferSize() > 0;
             kernelBlocks = alike && buffers ? processors / sharing : 0;
         }
