@@ -40,8 +40,11 @@ import org.djlx.nativeops.GpuTopology;
  * of other groups. A stream that is told to wait for a work, or that runs an operator, does so
  * before anything that it is given later, for another group as well: ranks that share several
  * groups call operators in one order, or on a stream for each group; otherwise GPUs wait for each
- * other until the timeout. CUDA maps the streams of a process to 8 hardware queues of a GPU, in
- * which one waits for another; with more streams than that, set {@code
+ * other until the timeout. Streams do not help operators that are one launch, as fused ones are on
+ * Hopper GPUs: such a kernel waits for those of the other ranks on all multiprocessors, and what
+ * another group has launched on its GPU gets none until then. Ranks call those in one order, and
+ * all-reduces of other groups in one order with them. CUDA maps the streams of a process to 8
+ * hardware queues of a GPU, in which one waits for another; with more streams than that, set {@code
  * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
  *
  * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
