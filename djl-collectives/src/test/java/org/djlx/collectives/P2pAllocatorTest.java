@@ -176,7 +176,7 @@ class P2pAllocatorTest {
         groups.forEach(ProcessGroup::destroy);
         assertEquals(0, array.sum().getFloat());
         array.close();
-        assertThrows(IllegalArgumentException.class, () -> allocate(allocator, 1));
+        assertThrows(IllegalStateException.class, () -> allocate(allocator, 1));
     }
 
     @Test

@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
+import java.util.function.Supplier;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.internal.host.ControlBlock;
@@ -42,8 +43,14 @@ final class ShmP2pBuffers extends P2pBuffers {
 
     @Override
     protected NDArray view(NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
-        return Torch.view(
-                manager, segment.memory(), segment.bufferOffset(rank) + offset, shape, type);
+        return use(
+                () ->
+                        Torch.view(
+                                manager,
+                                segment.memory(),
+                                segment.bufferOffset(rank) + offset,
+                                shape,
+                                type));
     }
 
     /** Ranks that disagree about one operation still agree about the number of the next. */
@@ -84,12 +91,20 @@ final class ShmP2pBuffers extends P2pBuffers {
     }
 
     private void use(Runnable action) {
+        use(
+                () -> {
+                    action.run();
+                    return null;
+                });
+    }
+
+    private <T> T use(Supplier<T> action) {
         use.readLock().lock();
         try {
             if (closed) {
                 throw GroupErrors.buffersDestroyed();
             }
-            action.run();
+            return action.get();
         } finally {
             use.readLock().unlock();
         }

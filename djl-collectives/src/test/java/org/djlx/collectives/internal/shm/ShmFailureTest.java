@@ -230,13 +230,17 @@ class ShmFailureTest {
         waiting.join();
         assertEquals(1, ends.size());
         assertTrue(ends.get(0).getMessage().contains("destroyed"), ends.get(0).getMessage());
-        for (Executable use :
-                List.<Executable>of(
-                        () -> buffers.putSignal(1, 0, 1),
-                        () -> buffers.waitSignal(operation, 1, 0, 1),
-                        () -> buffers.awaitAgreement(operation))) {
-            String message = assertThrows(IllegalStateException.class, use).getMessage();
-            assertTrue(message.contains("destroyed"), message);
+        Shape shape = new Shape(1);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            for (Executable use :
+                    List.<Executable>of(
+                            () -> buffers.p2pBuffer(manager, 0, shape, ScalarType.INT8, 0),
+                            () -> buffers.putSignal(1, 0, 1),
+                            () -> buffers.waitSignal(operation, 1, 0, 1),
+                            () -> buffers.awaitAgreement(operation))) {
+                String message = assertThrows(IllegalStateException.class, use).getMessage();
+                assertTrue(message.contains("destroyed"), message);
+            }
         }
     }
 
