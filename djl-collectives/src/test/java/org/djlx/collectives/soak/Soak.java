@@ -28,10 +28,11 @@ import java.util.stream.Collectors;
 public final class Soak {
 
     /** How long an attack goes on. */
-    public static final int SECONDS = Integer.getInteger("test.soak.seconds", 60);
+    public static final int SECONDS =
+            Integer.parseInt(System.getProperty("test.soak.seconds", "60"));
 
     /** From what all its random numbers come. */
-    public static final long SEED = Long.getLong("test.soak.seed", 1);
+    public static final long SEED = Long.parseLong(System.getProperty("test.soak.seed", "1"));
 
     /** How long the last round may take after the time is over: slow machines, not hangs. */
     private static final Duration GRACE = Duration.ofMinutes(4);
