@@ -381,7 +381,12 @@ final class NcclQueue implements Watchdog.Queue {
                     "splitting " + name,
                     timeout,
                     obstacle,
-                    () -> communicator.split(color, key, config));
+                    () -> {
+                        // NCCL wants no operation under way, or the split may never end.
+                        awaitQuiet();
+                        checkUsable("a split");
+                        return communicator.split(color, key, config);
+                    });
         } catch (CollectiveException e) {
             listener.failed(this, e); // The abort ends a call that still waits.
             throw e;
