@@ -35,8 +35,9 @@ import org.djlx.nativeops.Torch;
  * allocates} them; an operation that writes into those of other ranks must know that they are free,
  * as after {@link #intraNodeBarrier}.
  *
- * <p>Once the group is destroyed, all methods throw {@link IllegalStateException}, or {@link
- * IllegalArgumentException} for a view; waits under way fail.
+ * <p>Once the group is destroyed, signals and barriers throw {@link IllegalStateException}, views
+ * {@link IllegalArgumentException}, and waits under way fail. Ranks and sizes can still be asked
+ * for, and addresses lead nowhere.
  */
 public abstract class P2pBuffers {
 
@@ -134,7 +135,8 @@ public abstract class P2pBuffers {
      * @param offset where the array begins, in bytes from the start of the buffer; a multiple of
      *     the element size
      * @return the array
-     * @throws IllegalArgumentException if the array does not fit into the buffer and the heap
+     * @throws IllegalArgumentException if the array does not fit into the buffer and the heap, or
+     *     the offset is not a multiple of the element size
      */
     public final NDArray p2pBuffer(
             NDManager manager, int rank, Shape shape, ScalarType type, long offset) {

@@ -33,10 +33,11 @@ import org.djlx.nativeops.TensorInfo;
  * {@link UsageCounter} tells which it was.
  *
  * <p>Arrays are PyTorch arrays of float32, float64, float16 or bfloat16, on the device of the
- * group's backend; none need be contiguous. All ranks of the group call the same operator with A of
- * the same shape; an operator is one operation of the group and takes its turn among them. It
- * returns when the result is there; on a GPU, when it is enqueued on the current stream. Results
- * belong to the manager of A.
+ * group's backend; none need be contiguous. All ranks of the group call the same operator, with A
+ * of the same shape where they gather and with a product of the same shape where they scatter; an
+ * operator is one operation of the group and takes its turn among them. It returns when the result
+ * is there; on a GPU, when it is enqueued on the current stream. Results belong to the manager of
+ * A.
  *
  * <p>No gradient flows through an operator: with gradients on, an input that requires one is
  * refused with an {@link IllegalArgumentException}, and results carry none.
@@ -137,8 +138,8 @@ public final class FusedOps {
      * dimension, like {@code reduceScatter(A @ B)}. Each rank contributes its part of the inner
      * dimension.
      *
-     * @param a of shape (…, K) with 2 or more dimensions
-     * @param b a matrix of shape (K, N); K may differ between ranks
+     * @param a of shape (…, K) with 2 or more dimensions; the same shape on all ranks, except for K
+     * @param b a matrix of shape (K, N); N is the same on all ranks, K may differ between them
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}; the ranks' products, in the arrays'
      *     element type, are reduced in rank order, 16-bit types in float32 and rounded once
      * @param scatterDim the dimension of the product (…, N) along which the result is divided, in
