@@ -73,8 +73,10 @@ __device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
   return __syncthreads_and(good);
 }
 
+// Epochs are not 0, which words have that nobody has raised; halves are used in turn when they begin anew, too.
 __device__ u32 begin_epoch(const Launch& launch) {
-  return *(volatile u32*)&control(launch, launch.rank)->epoch + 1;
+  u32 epoch = *(volatile u32*)&control(launch, launch.rank)->epoch + 1;
+  return epoch == 0 ? 2 : epoch;
 }
 
 // The last block to end counts the launch.
