@@ -11,7 +11,10 @@ import java.net.Socket;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Hands connections on to a server of this host, and ends them and all new ones when told to. */
+/**
+ * Hands connections on to a server of this host. When told to, it ends them and all new ones, or
+ * keeps new ones waiting.
+ */
 final class RefusingProxy implements AutoCloseable {
 
     private final ServerSocket listener;
@@ -19,6 +22,7 @@ final class RefusingProxy implements AutoCloseable {
     // Guarded by this.
     private final List<Socket> open = new ArrayList<>();
     private boolean refuses;
+    private boolean holds;
 
     RefusingProxy(int server) throws IOException {
         this.server = server;
@@ -33,6 +37,10 @@ final class RefusingProxy implements AutoCloseable {
     synchronized void refuse(boolean refuse) throws IOException {
         refuses = refuse;
         endAll();
+    }
+
+    synchronized void hold(boolean hold) {
+        holds = hold;
     }
 
     private synchronized void endAll() throws IOException {
@@ -55,6 +63,10 @@ final class RefusingProxy implements AutoCloseable {
     private synchronized void connect(Socket client) throws IOException {
         if (refuses) {
             client.close();
+            return;
+        }
+        if (holds) {
+            open.add(client);
             return;
         }
         Socket target = new Socket(InetAddress.getByName("localhost"), server);

@@ -323,6 +323,25 @@ class TcpStoreTest extends StoreContractTest {
         }
     }
 
+    /** On a busy host a connection may take longer to open than a call is to wait. */
+    @Test
+    void aWaitEndsInTimeThoughItsConnectionIsNotOpenYet() throws Exception {
+        try (RefusingProxy proxy = new RefusingProxy(((TcpStore) store).port());
+                TcpStore client =
+                        TcpStore.builder().setHost("localhost").setPort(proxy.port()).build()) {
+            proxy.hold(true);
+            StoreTimeoutException e =
+                    assertThrows(
+                            StoreTimeoutException.class,
+                            () -> client.waitFor(List.of("k"), Duration.ofMillis(100)));
+            assertEquals(List.of("k"), e.missingKeys());
+            store.set("k", bytes("here"));
+            client.waitFor(List.of("k"), Duration.ofMillis(100));
+            proxy.hold(false);
+            assertArrayEquals(bytes("here"), client.get("k", LONG));
+        }
+    }
+
     @Test
     void aCallThatIsRefusedLeavesTheHandleUsable() throws Exception {
         Future<byte[]> waiting = blocked(() -> store.get("later", LONG));

@@ -466,6 +466,11 @@ public final class TcpStoreClient implements AutoCloseable {
             if (Thread.currentThread().isInterrupted()) {
                 throw StoreErrors.interrupted(toString(), operation, keys);
             }
+            if (e instanceof SocketTimeoutException && deadline.isOver()) {
+                // A connection could not be opened within a short deadline. Whether the server
+                // lives is found out on the other one, which has more time.
+                return false;
+            }
             throw failure(operation, keys, e, false);
         }
     }
