@@ -75,8 +75,13 @@ final class ProgramProcesses implements AutoCloseable {
             if (ended || System.nanoTime() - end > 0) {
                 throw new AssertionError(
                         String.format(
-                                "rank %d %s and did not print '%s', but:\n%s",
-                                rank, ended ? "has ended" : "hangs", begin, output));
+                                "rank %d %s and did not print '%s'; the ranks printed:%n%s",
+                                rank,
+                                ended ? "has ended" : "hangs",
+                                begin,
+                                alive.stream()
+                                        .map(other -> other + ":\n" + ranks.output(other))
+                                        .collect(Collectors.joining("\n"))));
             }
             Thread.sleep(20);
         }
