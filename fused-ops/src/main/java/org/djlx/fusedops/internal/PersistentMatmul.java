@@ -69,6 +69,7 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final double BLOCK_RATE = 45e3;
     private static final double LINK_RATE = 340e3;
     private static final double SCHEDULE_TIME = 45;
+    private static final double MAX_WASTE = 1.5;
 
     private static final long PIECE = 32768; // bytes that a block pushes at once
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
@@ -162,12 +163,14 @@ public final class PersistentMatmul implements AutoCloseable {
         }
 
         /**
-         * Whether tiles waste little, or it takes no longer than the host needs for a schedule: a
-         * tile has rows of one rank only, so that a schedule that gathers a few rows before one
-         * matmul reads B fewer times.
+         * Whether it takes no longer than the host needs for a schedule, or not much longer than if
+         * all multiprocessors multiplied all the time. A tile has rows of one rank only, and sums
+         * over all of A's columns: where rows or tiles are few, matmuls of a library do better.
          */
-        boolean isWorthwhile(double time) {
-            return rows >= TILE_ROWS || time <= SCHEDULE_TIME;
+        boolean isWorthwhile(double time, long inner, double push) {
+            double products = (double) ranks * rows * Arrays.stream(columns).sum() * inner;
+            double rate = blocks() * TILE_ROWS * TILE_COLUMNS[0] * BOX / STEP_TIMES[0];
+            return time <= SCHEDULE_TIME || time <= MAX_WASTE * products / rate + push;
         }
 
         /** Whether there is a flag for each half of the tiles of a part. */
@@ -205,14 +208,22 @@ public final class PersistentMatmul implements AutoCloseable {
             return best;
         }
 
-        /** How long it takes where nothing is pushed before. */
-        double time() {
-            return time(tile(), USUAL_INNER, 0, 0);
+        boolean isScatterWorthwhile() {
+            return isWorthwhile(time(tile(), USUAL_INNER, 0, 0), USUAL_INNER, 0);
+        }
+
+        boolean isGatherWorthwhile(long inner) {
+            return isWorthwhile(tiling(inner).time(), inner, pushed(inner) / LINK_RATE);
+        }
+
+        /** The bytes that a rank pushes. */
+        private long pushed(long inner) {
+            return (ranks - 1) * rows * inner * type.itemSize();
         }
 
         /** The fastest way to push a shard and to multiply. */
         Tiling tiling(long inner) {
-            long pushed = (ranks - 1) * rows * inner * type.itemSize();
+            long pushed = pushed(inner);
             Tiling best = null;
             for (int tile = 0; tile < TILE_COLUMNS.length; tile++) {
                 for (int pushers : PUSHERS) {
@@ -366,7 +377,7 @@ public final class PersistentMatmul implements AutoCloseable {
                 && inner < Integer.MAX_VALUE / 2
                 && sizes(slots, type, rows, columns)
                         .filter(Sizes::fit)
-                        .filter(sizes -> forced || sizes.isWorthwhile(sizes.tiling(inner).time()))
+                        .filter(sizes -> forced || sizes.isGatherWorthwhile(inner))
                         .isPresent();
     }
 
@@ -389,7 +400,7 @@ public final class PersistentMatmul implements AutoCloseable {
         return exact
                 && sizes(slots, type, rows, columns)
                         .filter(sizes -> sizes.fit() && sizes.hasFlags())
-                        .filter(sizes -> forced || sizes.isWorthwhile(sizes.time()))
+                        .filter(sizes -> forced || sizes.isScatterWorthwhile())
                         .isPresent();
     }
 

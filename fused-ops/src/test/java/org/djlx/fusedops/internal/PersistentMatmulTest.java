@@ -1,0 +1,154 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Optional;
+import org.djlx.collectives.KernelSignals;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.nativeops.MatrixLayout;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** What is one launch, on GPUs like an H200; no GPU is needed to decide that. */
+class PersistentMatmulTest {
+
+    private static final PersistentMatmul MATMUL = new PersistentMatmul(null, null);
+
+    private static Slots slots(int ranks, boolean kernels) {
+        return new Slots(new Buffers(ranks, kernels), 1 << 20);
+    }
+
+    private static boolean gathers(int ranks, ScalarType type, long m, long n, long k) {
+        long[] columns = {n / ranks};
+        return MATMUL.gathers(slots(ranks, true), type, m / ranks, k, columns, false);
+    }
+
+    private static boolean scatters(int ranks, ScalarType type, long m, long n, ReduceOp op) {
+        return MATMUL.scatters(slots(ranks, true), type, m / ranks, n, op, false);
+    }
+
+    /** Unsharded sizes, and what was faster when both were measured. */
+    @ParameterizedTest
+    @CsvSource({
+        "32, 32, 32, true, true",
+        "64, 8192, 8192, true, true",
+        "128, 28672, 8192, false, false",
+        "256, 8192, 8192, true, true",
+        "512, 1024, 8192, false, true",
+        "512, 8192, 8192, true, true",
+        "2048, 8192, 8192, true, true",
+        "8192, 28672, 8192, true, true"
+    })
+    void isChosenByTheTimeItTakes(long m, long n, long k, boolean gather, boolean scatter) {
+        assertEquals(gather, gathers(2, ScalarType.BFLOAT16, m, n, k));
+        assertEquals(scatter, scatters(2, ScalarType.BFLOAT16, m, n, ReduceOp.SUM));
+    }
+
+    @Test
+    void takesWhatTheCopyEngineTakes() {
+        assertTrue(gathers(2, ScalarType.FLOAT16, 512, 8192, 1024));
+        assertFalse(gathers(2, ScalarType.FLOAT32, 512, 8192, 1024));
+        assertFalse(gathers(2, ScalarType.FLOAT16, 512, 8200, 1024)); // 4100 columns of a rank
+        assertFalse(gathers(2, ScalarType.FLOAT16, 512, 8192, 1020));
+        assertFalse(gathers(2, ScalarType.FLOAT16, 0, 8192, 1024));
+        assertFalse(
+                MATMUL.gathers(slots(2, true), ScalarType.FLOAT16, 256, 1024, new long[5], true));
+        assertFalse(
+                MATMUL.gathers(
+                        slots(2, false), ScalarType.FLOAT16, 256, 1024, new long[] {4096}, true));
+    }
+
+    /** Other averages would be rounded twice; and each half of a tile has a flag. */
+    @Test
+    void scattersWhereItIsExactAndFlagsSuffice() {
+        assertTrue(scatters(4, ScalarType.BFLOAT16, 2048, 8192, ReduceOp.AVG));
+        assertTrue(scatters(3, ScalarType.BFLOAT16, 3072, 8192, ReduceOp.SUM));
+        assertFalse(scatters(3, ScalarType.BFLOAT16, 3072, 8192, ReduceOp.AVG));
+        assertFalse(scatters(2, ScalarType.BFLOAT16, 1 << 19, 1 << 13, ReduceOp.SUM));
+    }
+
+    @Test
+    void onlyBsThatLieAlikeAreLoadedByColumns() {
+        MatrixLayout rows = MatrixLayout.contiguous(64, 32);
+        MatrixLayout columns = MatrixLayout.contiguous(32, 64).transposed();
+        MatrixLayout odd = new MatrixLayout(64, 32, 33, 1);
+        assertArrayEquals(usable(true, true), use(new long[] {256, 512}, rows, rows));
+        assertArrayEquals(usable(true, true), use(new long[] {256, 512}, columns, columns));
+        assertArrayEquals(usable(true, false), use(new long[] {256, 512}, rows, columns));
+        assertArrayEquals(usable(false, true), use(new long[] {256, 512}, odd, rows));
+        assertArrayEquals(usable(true, false), use(new long[] {256, 520}, rows, rows));
+        assertArrayEquals(usable(false, false), use(new long[] {256, 520}, columns, columns));
+    }
+
+    private static boolean[] usable(boolean... values) {
+        return values;
+    }
+
+    private static boolean[] use(long[] addresses, MatrixLayout... bs) {
+        return PersistentMatmul.usable(bs, addresses);
+    }
+
+    /** Only what is asked before anything is launched. */
+    private static final class Buffers extends P2pBuffers {
+
+        private final boolean kernels;
+
+        Buffers(int ranks, boolean kernels) {
+            super(0, ranks, 1 << 30, 0, 1);
+            this.kernels = kernels;
+        }
+
+        @Override
+        public Optional<KernelSignals> kernelSignals() {
+            long[] none = new long[worldSize()];
+            return kernels
+                    ? Optional.of(new KernelSignals(132, 0, none, 64, none, 1 << 16, 0))
+                    : Optional.empty();
+        }
+
+        @Override
+        protected NDArray view(
+                NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+            throw new UnsupportedOperationException();
+        }
+
+        @Override
+        public int epoch(Operation operation) {
+            throw new UnsupportedOperationException();
+        }
+
+        @Override
+        public void putSignal(int rank, int channel, int epoch) {
+            throw new UnsupportedOperationException();
+        }
+
+        @Override
+        public void waitSignal(Operation operation, int rank, int channel, int epoch) {
+            throw new UnsupportedOperationException();
+        }
+
+        @Override
+        public void awaitAgreement(Operation operation) {
+            throw new UnsupportedOperationException();
+        }
+
+        @Override
+        public void intraNodeBarrier(Operation operation) {
+            throw new UnsupportedOperationException();
+        }
+    }
+}
