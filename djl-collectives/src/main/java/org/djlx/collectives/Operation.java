@@ -6,6 +6,9 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import java.util.Arrays;
+import java.util.Set;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
@@ -42,6 +45,12 @@ public final class Operation {
     private static final int MAX_DIMENSIONS = SIGNATURE_WORDS - SHAPE;
     private static final int NO_TYPE = 0xff;
     private static final long POINT_TO_POINT = 1L << 24;
+
+    /** Operations whose number is that of a rank. */
+    private static final Set<String> ROOTED =
+            Stream.of(OpType.BROADCAST, OpType.REDUCE, OpType.GATHER, OpType.SCATTER)
+                    .map(OpType::toString)
+                    .collect(Collectors.toUnmodifiableSet());
 
     private final OpType type;
     private final long sequence;
@@ -331,7 +340,12 @@ public final class Operation {
         if (reduce > 0) {
             text.append(", ").append(reduceOp(signature));
         }
-        return text.append(index == 0 ? "" : ", " + index).append(')').toString();
+        if (ROOTED.contains(name)) {
+            text.append(", root ").append(index);
+        } else if (index != 0) {
+            text.append(", ").append(index);
+        }
+        return text.append(')').toString();
     }
 
     /**

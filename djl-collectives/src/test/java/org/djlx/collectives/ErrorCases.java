@@ -95,16 +95,16 @@ final class ErrorCases {
                 "allReduce");
         assertMismatch(
                 () -> group.broadcast(floats, odd ? 1 : 0).await(),
-                "broadcast(float32, (2, 3))",
-                "broadcast(float32, (2, 3), 1)");
+                "broadcast(float32, (2, 3), root 0)",
+                "broadcast(float32, (2, 3), root 1)");
         assertMismatch(
                 () -> group.allReduce(floats, ReduceOp.premulSum(odd ? 0.5 : 0.25)).await(),
                 "PREMUL_SUM(0.5)",
                 "PREMUL_SUM(0.25)");
         assertMismatch(
                 () -> group.reduce(floats, odd ? 1 : 0, ReduceOp.SUM).await(),
-                "reduce(float32, (2, 3), SUM)",
-                "reduce(float32, (2, 3), SUM, 1)");
+                "reduce(float32, (2, 3), SUM, root 0)",
+                "reduce(float32, (2, 3), SUM, root 1)");
         // Nothing was changed, and the group still works.
         assertArrayEquals(new double[] {1, 1, 1, 1, 1, 1}, TestArrays.values(floats));
         group.allReduce(floats, ReduceOp.SUM).await();

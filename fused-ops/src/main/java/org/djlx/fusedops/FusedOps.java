@@ -29,8 +29,14 @@ import org.djlx.nativeops.TensorInfo;
  * <p>If the group has P2P buffers that are large enough, the communication goes on while the matmul
  * runs (the pipelined path). Otherwise the plain path is taken: the collective, then the matmul, or
  * the other way round. The result is the same up to the rounding of the matmul, whose order of
- * summation is the library's. All ranks take the same path: it depends only on what all know. A
+ * summation is the library's; on a GPU the plain path multiplies by libtorch, which may round sums
+ * of 16-bit types several times. All ranks take the same path: it depends only on what all know. A
  * {@link UsageCounter} tells which it was.
+ *
+ * <p>On GPUs of the Hopper architecture a pipelined operator is a single launch of a kernel that
+ * pushes, waits and multiplies, in float16 and bfloat16, if its sizes are whole multiples of 16
+ * bytes and the kernel wastes little on them. It takes all multiprocessors: operators of groups
+ * that share GPUs are to be called in the same order on all ranks.
  *
  * <p>Arrays are PyTorch arrays of float32, float64, float16 or bfloat16, on the device of the
  * group's backend; none need be contiguous. All ranks of the group call the same operator, with A

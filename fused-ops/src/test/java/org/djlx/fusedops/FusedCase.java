@@ -80,7 +80,8 @@ record FusedCase(
                 for (int i = 0; i < bs.size(); i++) {
                     NDArray output = result.outputs().get(i);
                     NDArray b = doubles(bs.get(i));
-                    assertClose(matMul(whole, b), matMul(whole.abs(), b.abs()), output, inner, 0);
+                    NDArray bound = matMul(whole.abs(), b.abs());
+                    assertClose(matMul(whole, b), bound, output, inner, roundedParts(group));
                     double[] values = TestArrays.values(output);
                     first[i] = first[i] == null ? values : first[i];
                     assertArrayEquals(first[i], values, "from run to run");
@@ -89,6 +90,15 @@ record FusedCase(
                 }
             }
         }
+    }
+
+    /**
+     * Where A is gathered along its last dimension, libtorch multiplies, which on GPUs adds up
+     * parts of a sum in 16 bits unless it is told otherwise.
+     */
+    private int roundedParts(ProcessGroup group) {
+        boolean plain = axis() == shape.dimension() - 1;
+        return plain && group.device().isGpu() && type.itemSize() == Short.BYTES ? 1 : 0;
     }
 
     /** All ranks multiply the same A with the same Bs. */

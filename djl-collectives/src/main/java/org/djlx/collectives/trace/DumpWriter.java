@@ -37,6 +37,10 @@ final class DumpWriter {
 
     private static final Logger logger = LoggerFactory.getLogger(DumpWriter.class);
     private static final Duration PATIENCE = Duration.ofSeconds(5);
+
+    /** The name of the group that fails when it all is done once; no other group has it. */
+    static final String REHEARSAL = "rehearsal of a failure";
+
     private static final int RESERVE_BYTES = 1 << 20; // A full ring takes about half of it.
 
     private static final ScheduledThreadPoolExecutor THREAD =
@@ -72,10 +76,10 @@ final class DumpWriter {
     }
 
     /** Does it all once, but for the file: a class that failed to be loaded never is. */
-    private static void rehearse() {
+    static void rehearse() {
         try (Store store = new HashStore()) {
             BackendOptions options = new BackendOptions(Duration.ofSeconds(1));
-            GroupContext context = new GroupContext("", 0, 1, store, options, null);
+            GroupContext context = new GroupContext(REHEARSAL, 0, 1, store, options, null);
             FlightRecorder recorder = new FlightRecorder(context, "", "", 1);
             GroupTrace trace =
                     new GroupTrace(

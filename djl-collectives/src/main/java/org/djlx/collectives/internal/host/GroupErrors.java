@@ -210,7 +210,8 @@ public final class GroupErrors {
                 + group
                 + "' is not the same on all ranks: "
                 + text
-                + "; all ranks must call the same operation with the same element type and shape";
+                + "; all ranks must call the same operation with the same element type, shape,"
+                + " reduction and root";
     }
 
     /**

@@ -178,7 +178,7 @@ class CudaP2pThreadsTest {
                                                         NOTHING,
                                                         operation -> waitForAll(group, operation))
                                                 .await(),
-                                "broadcast(float32, (10))", // By NCCL.
+                                "broadcast(float32, (10), root 0)", // By NCCL.
                                 group -> group.broadcast(ones(group, 10), 0).await()),
                         new Differing(
                                 "allReduce(float32, (10), SUM)",
