@@ -9,7 +9,6 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
-import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -40,6 +39,9 @@ final class GroupState {
                             return size() > MAX_TOLD;
                         }
                     });
+
+    private static final int ABANDONED_ATTEMPTS = 60;
+    private static final int ABANDONED_PAUSE_MILLIS = 1000;
 
     private final GroupState parent; // null if this is not a sub-group
     private final GroupContext context; // null if this rank is not a member
@@ -242,20 +244,33 @@ final class GroupState {
         }
     }
 
-    /** Destroys the group, which nobody has done and nobody can use any more. */
+    /**
+     * Destroys the group, which nobody has done and nobody can use any more. Where there is no
+     * memory even for that, nobody else would try again.
+     */
     void abandoned() {
-        try {
-            if (destroy() && isNews(trace.job() + "/" + name)) {
-                logger.warn(
-                        "group '{}' of backend '{}' was forgotten without destroy() and has been"
-                                + " freed now, here on rank {}; until then it held threads and"
-                                + " memory",
-                        name,
-                        backend.name(),
-                        rank);
+        for (int attempt = 1; attempt <= ABANDONED_ATTEMPTS; attempt++) {
+            try {
+                if (destroy() && isNews(trace.job() + "/" + name)) {
+                    logger.warn(
+                            "group '{}' of backend '{}' was forgotten without destroy() and has"
+                                    + " been freed now, here on rank {}; until then it held threads"
+                                    + " and memory",
+                            name,
+                            backend.name(),
+                            rank);
+                }
+                return;
+            } catch (OutOfMemoryError e) {
+                try {
+                    Thread.sleep(ABANDONED_PAUSE_MILLIS);
+                } catch (InterruptedException | OutOfMemoryError again) {
+                    // The thread is the Cleaner's, which nobody interrupts.
+                }
+            } catch (RuntimeException | Error e) {
+                logger.warn("group '{}', which was forgotten, cannot be freed", name, e);
+                return;
             }
-        } catch (RuntimeException | Error e) {
-            logger.warn("group '{}', which was forgotten, cannot be freed", name, e);
         }
     }
 
@@ -268,17 +283,19 @@ final class GroupState {
     /** Destroys the group; returns false if that was done before. */
     boolean destroy() {
         List<GroupState> ending = new ArrayList<>();
-        endCalls(ending);
-        // All ranks know by now what this one has not called, of any of these groups.
         try {
-            ending.forEach(state -> state.backend.drain());
+            endCalls(ending);
+            // All ranks know by now what this one has not called, of any of these groups.
+            for (int i = ending.size() - 1; i >= 0; i--) {
+                ending.get(i).backend.drain();
+            }
         } finally {
-            freeAll(ending.iterator());
+            freeAll(ending, ending.size() - 1);
         }
         return !ending.isEmpty();
     }
 
-    /** Ends calls here and on sub-groups; adds those on which this call did so, parents last. */
+    /** Ends calls here and on sub-groups; adds those on which this call did so, parents first. */
     private void endCalls(List<GroupState> ending) {
         if (!destroyed && unusable == null) {
             backend.stopWaiting(); // A call that waits for other ranks holds the lock.
@@ -288,21 +305,27 @@ final class GroupState {
             if (destroyed || unusable != null) {
                 return;
             }
-            dependent = List.copyOf(subGroups); // If memory has run out, nothing is destroyed.
+            // If memory has run out for this, nothing is destroyed; what is, will be freed.
+            dependent = List.copyOf(subGroups);
+            ending.add(this);
             destroyed = true;
         }
-        dependent.forEach(group -> group.endCalls(ending));
+        for (int i = 0; i < dependent.size(); i++) {
+            dependent.get(i).endCalls(ending);
+        }
         backend.endCalls();
-        ending.add(this);
     }
 
-    /** Each is freed, also if another cannot be: nobody gets a second chance. */
-    private static void freeAll(Iterator<GroupState> groups) {
-        if (groups.hasNext()) {
+    /**
+     * Frees groups, sub-groups before their parents. Each is freed, also if another cannot be:
+     * nobody gets a second chance. It takes no memory, of which there may be none.
+     */
+    private static void freeAll(List<GroupState> ending, int last) {
+        if (last >= 0) {
             try {
-                groups.next().free();
+                ending.get(last).free();
             } finally {
-                freeAll(groups);
+                freeAll(ending, last - 1);
             }
         }
     }

@@ -116,10 +116,18 @@ public final class ProcessGroup implements AutoCloseable {
             ProcessGroup parent, GroupContext context, Backend backend, List<Integer> ranks) {
         GroupState whole = parent.state;
         String job = whole.trace().job();
-        GroupState state = new GroupState(whole, context, backend, job, ranks, () -> {});
-        ProcessGroup group = new ProcessGroup(state, parent);
-        whole.addSubGroup(state);
-        return group;
+        boolean done = false;
+        try {
+            GroupState state = new GroupState(whole, context, backend, job, ranks, () -> {});
+            ProcessGroup group = new ProcessGroup(state, parent);
+            whole.addSubGroup(state);
+            done = true;
+            return group;
+        } finally {
+            if (!done) {
+                backend.close(); // Memory has run out; nobody else knows of it.
+            }
+        }
     }
 
     /** Creates the handle that a rank gets of a group that it is not in. */

@@ -5,8 +5,6 @@
 package org.djlx.collectives;
 
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
@@ -183,8 +181,17 @@ public final class ProcessGroups {
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
         String job = JobId.agreeOn(context); // Before the backend: when all are there, it is gone.
         List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
-        return new ProcessGroup(
-                context, Backends.get(backend).create(context), job, ranks, onDestroy);
+        Backend made = Backends.get(backend).create(context);
+        boolean done = false;
+        try {
+            ProcessGroup group = new ProcessGroup(context, made, job, ranks, onDestroy);
+            done = true;
+            return group;
+        } finally {
+            if (!done) {
+                made.close(); // Memory has run out; nobody else knows of it.
+            }
+        }
     }
 
     /**
@@ -212,19 +219,34 @@ public final class ProcessGroups {
         String name = "local" + LOCALS.getAndIncrement();
         // It holds nothing but heap memory, which goes with the last group that uses it.
         Store store = new HashStore();
-        List<ProcessGroup> created = Collections.synchronizedList(new ArrayList<>());
+        // Made before, so that no group is lost when memory runs out.
+        ProcessGroup[] created = new ProcessGroup[worldSize];
         try {
             return RankThreads.run(
                     worldSize,
                     GRACE,
                     rank -> {
                         ProcessGroup group = init(backend, store, name, rank, worldSize, options);
-                        created.add(group);
+                        created[rank] = group;
                         return group;
                     });
-        } catch (RuntimeException e) {
-            created.forEach(ProcessGroup::destroy);
+        } catch (RuntimeException | Error e) {
+            for (ProcessGroup group : created) {
+                destroyAfter(e, group);
+            }
             throw e;
+        }
+    }
+
+    private static void destroyAfter(Throwable failure, ProcessGroup group) {
+        try {
+            if (group != null) {
+                group.destroy();
+            }
+        } catch (RuntimeException | Error e) {
+            if (e != failure) { // When memory runs out, it may be the same object.
+                failure.addSuppressed(e);
+            }
         }
     }
 

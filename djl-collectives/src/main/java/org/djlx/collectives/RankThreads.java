@@ -24,7 +24,10 @@ final class RankThreads<T> {
 
     // Guarded by this.
     private final List<T> results;
-    private final List<CollectiveException> failures = new ArrayList<>();
+    private final Throwable[] thrown; // by each rank; null if it has not failed
+    private final RuntimeException[] thrownThen; // when its failure was handled
+    private final int[] order; // the ranks that failed, the first one first
+    private int failedRanks;
     private int running;
 
     private RankThreads(int worldSize, Duration grace, Body<T> body) {
@@ -32,6 +35,9 @@ final class RankThreads<T> {
         graceNanos = grace.toNanos();
         running = worldSize;
         results = new ArrayList<>(Collections.nCopies(worldSize, null));
+        thrown = new Throwable[worldSize];
+        thrownThen = new RuntimeException[worldSize];
+        order = new int[worldSize];
     }
 
     /** What a rank does. */
@@ -62,19 +68,44 @@ final class RankThreads<T> {
             int rank = i;
             threads.add(new Thread(() -> run(rank), "rank-" + rank));
         }
-        threads.forEach(Thread::start);
+        start(threads);
         boolean interrupted = await(threads);
         if (interrupted) {
             Thread.currentThread().interrupt();
         }
         synchronized (this) {
-            if (failures.isEmpty()) {
+            if (failedRanks == 0) {
                 return results;
             }
-            CollectiveException first = failures.get(0);
-            failures.stream().skip(1).forEach(first::addSuppressed);
+            CollectiveException first = failure(order[0]);
+            for (int i = 1; i < failedRanks; i++) {
+                first.addSuppressed(failure(order[i]));
+            }
             throw first;
         }
+    }
+
+    /** Ranks for which there is no thread have failed; those that run find out, as ever. */
+    private void start(List<Thread> threads) {
+        for (int rank = 0; rank < threads.size(); rank++) {
+            try {
+                threads.get(rank).start();
+            } catch (OutOfMemoryError e) {
+                synchronized (this) {
+                    for (; rank < threads.size(); rank++) {
+                        fail(rank, e);
+                        running--;
+                    }
+                }
+            }
+        }
+    }
+
+    /** Takes no memory, of which there may be none. */
+    private synchronized void fail(int rank, Throwable failure) {
+        thrown[rank] = failure;
+        order[failedRanks++] = rank;
+        notifyAll();
     }
 
     private void run(int rank) {
@@ -84,16 +115,11 @@ final class RankThreads<T> {
                 results.set(rank, result);
             }
         } catch (Throwable t) { // Errors as well: a library that cannot be loaded is one.
-            CollectiveException failure = failure(rank, t);
-            synchronized (this) {
-                // Before the others can fail for it.
-                failures.add(failure);
-                notifyAll();
-            }
+            fail(rank, t); // Before the others can fail for it.
             try {
                 body.failed(rank);
             } catch (RuntimeException e) {
-                failure.addSuppressed(e);
+                thrownThen[rank] = e;
             }
         } finally {
             synchronized (this) {
@@ -101,6 +127,14 @@ final class RankThreads<T> {
                 notifyAll();
             }
         }
+    }
+
+    private CollectiveException failure(int rank) {
+        CollectiveException failure = failure(rank, thrown[rank]);
+        if (thrownThen[rank] != null) {
+            failure.addSuppressed(thrownThen[rank]);
+        }
+        return failure;
     }
 
     /** Says which rank has failed; what callers want to catch stays what it is. */
@@ -131,7 +165,7 @@ final class RankThreads<T> {
                     if (running == 0) {
                         return interrupted;
                     }
-                    if (failures.isEmpty()) {
+                    if (failedRanks == 0) {
                         wait();
                         continue;
                     }

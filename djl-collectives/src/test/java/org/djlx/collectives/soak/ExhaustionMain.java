@@ -13,7 +13,9 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -294,15 +296,19 @@ public final class ExhaustionMain {
         String left = "";
         for (int attempt = 0; attempt < 100; attempt++) {
             left = "";
-            for (Thread thread : Thread.getAllStackTraces().keySet()) {
-                left += thread.getName().startsWith("shm-") ? " " + thread.getName() : "";
+            for (Map.Entry<Thread, StackTraceElement[]> each :
+                    Thread.getAllStackTraces().entrySet()) {
+                String name = each.getKey().getName();
+                left += name.startsWith("shm-") ? name + Arrays.toString(each.getValue()) : "";
             }
             if (left.isEmpty()) {
                 break;
             }
+            // A group for whose destruction there was no memory is freed when it is forgotten.
+            System.gc();
             Thread.sleep(100);
         }
-        System.out.println("left:" + left);
+        System.out.println(left.isEmpty() ? "left:" : "left: " + left);
         System.out.println("rounds " + round + " results " + results + " failures " + failures);
     }
 }

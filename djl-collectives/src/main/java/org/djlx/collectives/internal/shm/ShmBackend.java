@@ -512,13 +512,23 @@ final class ShmBackend extends Backend {
             return;
         }
         closed = true;
+        // Whatever goes wrong, no thread is left, and the others do not wait.
         try {
             rendezvous.close();
-            queue.close();
-            messages.close();
-            buffers.close();
         } finally {
-            rendezvous.leave(); // Whatever went wrong, the others do not wait.
+            try {
+                queue.close();
+            } finally {
+                try {
+                    messages.close();
+                } finally {
+                    try {
+                        buffers.close();
+                    } finally {
+                        rendezvous.leave();
+                    }
+                }
+            }
         }
         reducer.close();
         manager.close();
