@@ -38,9 +38,11 @@ import org.djlx.nativeops.Torch;
  * Fused operators of which each is a single launch: the persistent matmul of {@code
  * fused_matmul.cu}, on GPUs of the Hopper architecture, in float16 and bfloat16.
  *
- * <p>What decides whether one is used, and how, is the same on all ranks: shapes, types, and what
- * the {@linkplain KernelSignals ranks have}. How a rank's B lies in memory, in rows or in columns,
- * may differ. For one thread at a time, in the order of the group's operations.
+ * <p>Ranks may differ in whether an all-gather + matmul is one launch: a schedule pushes the same
+ * shards and raises the same signals. A matmul + reduce-scatter raises a flag for each half tile,
+ * so there all ranks do the same; what decides is the same on all: shapes, types, and what the
+ * {@linkplain KernelSignals ranks have}. How a rank's B lies in memory may differ, and how wide its
+ * A is. For one thread at a time, in the order of the group's operations.
  */
 public final class PersistentMatmul implements AutoCloseable {
 
