@@ -89,7 +89,8 @@ final class OperationChecks {
         if (peer < 0 || peer >= worldSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: %s %d lies outside a group of %d ranks",
+                            "%s: %s %d lies outside a group of %d ranks; it is a rank of the"
+                                    + " group that is called, which groupRank() finds",
                             type, role, peer, worldSize));
         }
     }

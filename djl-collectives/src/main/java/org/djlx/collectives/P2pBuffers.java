@@ -242,7 +242,8 @@ public abstract class P2pBuffers {
      */
     protected final void checkChannel(int channel) {
         if (channel < 0 || channel >= channels) {
-            throw new IllegalArgumentException("channel " + channel + " is not one of " + channels);
+            throw new IllegalArgumentException(
+                    "channel " + channel + " lies outside of " + channels + " channels");
         }
     }
 
