@@ -5,8 +5,12 @@
 package org.djlx.collectives.internal.host;
 
 import ai.djl.engine.EngineException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
+import java.util.Optional;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.nativeops.NativeMemory;
@@ -18,6 +22,8 @@ import org.djlx.nativeops.SharedMemory;
  * file system, so nothing is left behind by whatever ends a process.
  */
 public final class SharedSegment implements AutoCloseable {
+
+    private static final Pattern OWNER = Pattern.compile("^/proc/(\\d+)/");
 
     private final SharedMemory shared;
 
@@ -52,11 +58,12 @@ public final class SharedSegment implements AutoCloseable {
             List<String> all = exchange(context, "segment", problem + "\n" + path + "\n" + here);
             checkSame(context, all);
             if (context.rank() != 0) {
+                String created = all.get(0).split("\n")[1];
                 try {
                     // Which opens nothing else, whatever somebody has put into the store.
-                    shared = SharedMemory.open(all.get(0).split("\n")[1], byteSize);
+                    shared = SharedMemory.open(created, byteSize);
                 } catch (EngineException e) {
-                    problem = e.getMessage();
+                    problem = death(created).orElse(e.getMessage());
                 }
             }
             checkNone(context, exchange(context, "mapped", problem));
@@ -68,6 +75,18 @@ public final class SharedSegment implements AutoCloseable {
         }
         shared.seal();
         return new SharedSegment(shared);
+    }
+
+    /** Tells whether whoever created the memory has died, with which it is gone. */
+    private static Optional<String> death(String path) {
+        Matcher pid = OWNER.matcher(path);
+        try {
+            return pid.find() && Liveness.startTime(Long.parseLong(pid.group(1))) < 0
+                    ? Optional.of("the process of rank 0 (pid " + pid.group(1) + ") has died")
+                    : Optional.empty();
+        } catch (NumberFormatException | UncheckedIOException e) {
+            return Optional.empty();
+        }
     }
 
     /** What tools show; the system takes at most 249 bytes. */
