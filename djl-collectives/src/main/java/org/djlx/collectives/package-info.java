@@ -13,6 +13,7 @@
  *                               where ranks find each other
  *   P2pBuffers, P2pAllocator    memory into which other ranks write
  *   P2pStream                   a stream that writes there, for operators of your own
+ *   KernelSignals               where kernels of your own raise and await signals themselves
  *   CollectiveException and its kin, StoreTimeoutException
  *                               what goes wrong
  *   Backend, BackendFactory, Backends, BackendOptions, Support, GroupContext, Operation, Reductions

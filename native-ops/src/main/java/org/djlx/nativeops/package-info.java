@@ -73,6 +73,8 @@
  *   + CudaModule            compiled kernels, loaded
  *   + CudaKernel            one of them
  *   + KernelArguments       what it is launched with
+ *   + KernelStruct          an argument of several members, kept from launch to launch
+ *   + TensorMap             a member of it that tells the copy engine how a tensor lies
  *   + LaunchSize            how many blocks and threads
  *     CachedFile            a file of the cache
  *     Nvrtc                 the compiler's functions

@@ -11,6 +11,7 @@
  *   SharedSegment    that memory
  *   Liveness         whether a process still runs
  *   Deadline         how long to wait
+ *   Required         refuses arguments that are null
  * </pre>
  */
 package org.djlx.collectives.internal.host;
