@@ -7,6 +7,7 @@ package org.djlx.collectives.internal.shm;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
@@ -175,6 +176,11 @@ final class ShmBackend extends Backend {
         return copies.bytes();
     }
 
+    /** How often this rank has waited for all others. */
+    int steps() {
+        return rendezvous.epoch();
+    }
+
     /** The arrays that operations hold at present. */
     List<NDArray> heldArrays() {
         return manager.getManagedArrays();
@@ -276,8 +282,8 @@ final class ShmBackend extends Backend {
                 });
     }
 
-    // Coalesced operations run their tensors one after the other. All ranks have as many, on which
-    // they agree with the first.
+    // Coalesced operations run their tensors one after the other, small ones together. All ranks
+    // have as many, on which they agree with the first.
 
     @Override
     public Work allReduceCoalesced(
@@ -307,11 +313,8 @@ final class ShmBackend extends Backend {
                     List<HostTensor> in = open.inputs(inputs, infos);
                     List<HostTensor> out = open.outputs(outputs);
                     return () -> {
-                        for (int i = 0; i < in.size(); i++) {
-                            long[] to = addresses(out.subList(i, i + 1), in.get(i).byteSize());
-                            moves.allGather(operation, to, in.get(i));
-                            out.get(i).flush();
-                        }
+                        moves.allGather(operation, addresses(out, in), in);
+                        out.forEach(HostTensor::flush);
                     };
                 });
     }
@@ -330,13 +333,19 @@ final class ShmBackend extends Backend {
                     List<HostTensor> in = open.inputs(inputs);
                     List<HostTensor> out = open.outputs(outputs, infos);
                     return () -> {
-                        for (int i = 0; i < in.size(); i++) {
-                            long[] from = addresses(in.subList(i, i + 1), out.get(i).byteSize());
-                            reductions.reduceScatter(operation, out.get(i), from, op);
-                            out.get(i).flush();
-                        }
+                        reductions.reduceScatter(operation, out, addresses(in, out), op);
+                        out.forEach(HostTensor::flush);
                     };
                 });
+    }
+
+    /** The addresses, in each tensor, of the ranks' parts, which are as large as others. */
+    private List<long[]> addresses(List<HostTensor> tensors, List<HostTensor> parts) {
+        List<long[]> addresses = new ArrayList<>(parts.size());
+        for (int i = 0; i < parts.size(); i++) {
+            addresses.add(addresses(tensors.subList(i, i + 1), parts.get(i).byteSize()));
+        }
+        return addresses;
     }
 
     @Override

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.shm;
 
+import java.util.List;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.Operation;
 import org.djlx.nativeops.AtomicBuffer;
@@ -58,6 +59,48 @@ final class ShmMoves {
      */
     void allGather(Operation operation, long[] outputs, HostTensor input) {
         gather(operation, outputs, input, true);
+    }
+
+    /**
+     * All-gather of several tensors.
+     *
+     * @param outputs for each input, the address for each rank's tensor
+     */
+    void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
+        int next = 0;
+        while (next < inputs.size()) {
+            int end = Steps.endOfStep(inputs, next, steps.chunkSize());
+            if (end == next + 1) {
+                allGather(operation, outputs.get(next), inputs.get(next));
+            } else {
+                allGatherTogether(operation, outputs.subList(next, end), inputs.subList(next, end));
+            }
+            next = end;
+        }
+    }
+
+    private void allGatherTogether(
+            Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
+        steps.begin(operation);
+        long offset = 0;
+        for (HostTensor input : inputs) {
+            copies.copy(steps.mine() + offset, input.address(), input.byteSize());
+            offset += Steps.aligned(input.byteSize());
+        }
+        steps.synchronize();
+        offset = 0;
+        for (int i = 0; i < inputs.size(); i++) {
+            long byteSize = inputs.get(i).byteSize();
+            for (int peer = 0; peer < worldSize; peer++) {
+                long output = outputs.get(i)[peer];
+                if (peer == rank) {
+                    copies.copyInPlace(output, inputs.get(i).address(), byteSize);
+                } else {
+                    copies.copy(output, steps.of(peer) + offset, byteSize);
+                }
+            }
+            offset += Steps.aligned(byteSize);
+        }
     }
 
     /**

@@ -71,6 +71,54 @@ final class ShmReductions {
         } while (done < output.count());
     }
 
+    /**
+     * Reduce-scatter of several tensors.
+     *
+     * @param inputs for each output, the address of the tensor for each rank
+     */
+    void reduceScatter(
+            Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {
+        int next = 0;
+        while (next < outputs.size()) {
+            int end = Steps.endOfStep(outputs, next, steps.slotSize(0));
+            if (end == next + 1) {
+                reduceScatter(operation, outputs.get(next), inputs.get(next), op);
+            } else {
+                reduceScatterTogether(
+                        operation, outputs.subList(next, end), inputs.subList(next, end), op);
+            }
+            next = end;
+        }
+    }
+
+    private void reduceScatterTogether(
+            Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {
+        steps.begin(operation);
+        long slot = steps.slotSize(0);
+        long offset = 0;
+        for (int i = 0; i < outputs.size(); i++) {
+            long byteSize = outputs.get(i).byteSize();
+            for (int peer = 0; peer < worldSize; peer++) {
+                if (peer != rank) {
+                    copies.copy(steps.mine() + peer * slot + offset, inputs.get(i)[peer], byteSize);
+                }
+            }
+            offset += Steps.aligned(byteSize);
+        }
+        steps.synchronize();
+        offset = 0;
+        for (int i = 0; i < outputs.size(); i++) {
+            HostTensor output = outputs.get(i);
+            reducer.reduce(
+                    output.address(),
+                    steps.ofOthers(rank * slot + offset, inputs.get(i)[rank]),
+                    output.count(),
+                    output.type(),
+                    op);
+            offset += Steps.aligned(output.byteSize());
+        }
+    }
+
     void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
         if (tensor.byteSize() <= ONE_SHOT_BYTES) {
             operation.setAlgorithm("one-shot");
@@ -81,49 +129,61 @@ final class ShmReductions {
         }
     }
 
-    /** All-reduces several tensors; those that together are as small as one take one step. */
+    /** All-reduces several tensors, with the same bits as one after the other. */
     void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         int next = 0;
         while (next < tensors.size()) {
-            int end = next;
-            long size = 0;
-            while (end < tensors.size() && size + aligned(tensors.get(end)) <= ONE_SHOT_BYTES) {
-                size += aligned(tensors.get(end));
-                end++;
-            }
-            if (end > next + 1) {
-                oneShot(operation, tensors.subList(next, end), op);
-                next = end;
-            } else {
+            int end = Steps.endOfStep(tensors, next, steps.chunkSize());
+            if (end == next + 1) {
                 allReduce(operation, tensors.get(next), op);
-                next++;
+            } else {
+                allReduceTogether(operation, tensors.subList(next, end), op);
             }
+            next = end;
         }
     }
 
-    private static long aligned(HostTensor tensor) {
-        return (tensor.byteSize() + Steps.ALIGNMENT - 1) / Steps.ALIGNMENT * Steps.ALIGNMENT;
-    }
-
-    private void oneShot(Operation operation, List<HostTensor> tensors, ReduceOp op) {
-        operation.setAlgorithm("one-shot");
+    /** All-reduces tensors in one step, or two if one of them is reduced in parts. */
+    private void allReduceTogether(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         steps.begin(operation);
-        long mine = steps.mine();
+        boolean inParts = false;
         long offset = 0;
         for (HostTensor tensor : tensors) {
-            copies.copy(mine + offset, tensor.address(), tensor.byteSize());
-            offset += aligned(tensor);
+            if (tensor.byteSize() <= ONE_SHOT_BYTES) {
+                copies.copy(steps.mine() + offset, tensor.address(), tensor.byteSize());
+            } else {
+                inParts = true;
+                exposeOthersParts(parts(tensor), tensor.address(), offset);
+            }
+            offset += Steps.aligned(tensor.byteSize());
+        }
+        steps.synchronize();
+        operation.setAlgorithm(inParts ? "two-shot" : "one-shot");
+
+        offset = 0;
+        for (HostTensor tensor : tensors) {
+            if (tensor.byteSize() <= ONE_SHOT_BYTES) {
+                reducer.reduce(
+                        tensor.address(),
+                        steps.ofOthers(offset, steps.of(rank) + offset),
+                        tensor.count(),
+                        tensor.type(),
+                        op);
+            } else {
+                reduceOwnPart(parts(tensor), tensor.address(), offset, op);
+            }
+            offset += Steps.aligned(tensor.byteSize());
+        }
+        if (!inParts) {
+            return;
         }
         steps.synchronize();
         offset = 0;
         for (HostTensor tensor : tensors) {
-            reducer.reduce(
-                    tensor.address(),
-                    steps.ofOthers(offset, mine + offset),
-                    tensor.count(),
-                    tensor.type(),
-                    op);
-            offset += aligned(tensor);
+            if (tensor.byteSize() > ONE_SHOT_BYTES) {
+                collectOthersParts(parts(tensor), tensor.address(), offset);
+            }
+            offset += Steps.aligned(tensor.byteSize());
         }
     }
 
@@ -151,30 +211,16 @@ final class ShmReductions {
     private void allReduceParts(Operation operation, HostTensor tensor, ReduceOp op) {
         steps.begin(operation);
         ScalarType type = tensor.type();
-        long itemSize = type.itemSize();
-        long chunk = steps.chunkSize() / itemSize;
-        Parts parts = new Parts(itemSize);
+        long chunk = steps.chunkSize() / type.itemSize();
         long done = 0;
         do {
-            parts.count = Math.min(chunk, tensor.count() - done);
-            long target = tensor.address() + done * itemSize;
-            exposeOthersParts(parts, target);
+            Parts parts = new Parts(Math.min(chunk, tensor.count() - done), type);
+            long target = tensor.address() + done * type.itemSize();
+            exposeOthersParts(parts, target, 0);
             steps.synchronize();
-
-            long own = target + parts.begin(rank);
-            reducer.reduce(
-                    own,
-                    steps.ofOthers(parts.begin(rank), own),
-                    parts.size(rank) / itemSize,
-                    type,
-                    op);
-            copies.copy(steps.mine() + parts.begin(rank), own, parts.size(rank));
+            reduceOwnPart(parts, target, 0, op);
             steps.synchronize();
-            for (int peer = 0; peer < worldSize; peer++) {
-                if (peer != rank) {
-                    collect(parts, peer, target);
-                }
-            }
+            collectOthersParts(parts, target, 0);
             done += parts.count;
         } while (done < tensor.count());
     }
@@ -183,59 +229,79 @@ final class ShmReductions {
     private void reduceParts(Operation operation, HostTensor tensor, int root, ReduceOp op) {
         steps.begin(operation);
         ScalarType type = tensor.type();
-        long itemSize = type.itemSize();
-        long chunk = steps.chunkSize() / itemSize;
-        Parts parts = new Parts(itemSize);
+        long chunk = steps.chunkSize() / type.itemSize();
         long done = 0;
         do {
-            parts.count = Math.min(chunk, tensor.count() - done);
-            long target = tensor.address() + done * itemSize;
-            exposeOthersParts(parts, target);
+            Parts parts = new Parts(Math.min(chunk, tensor.count() - done), type);
+            long target = tensor.address() + done * type.itemSize();
+            exposeOthersParts(parts, target, 0);
             steps.synchronize();
 
             // In place, as in allReduce. Only the root's tensor may be changed.
             long own = (rank == root ? target : steps.mine()) + parts.begin(rank);
             copies.copyInPlace(own, target + parts.begin(rank), parts.size(rank));
-            reducer.reduce(
-                    own,
-                    steps.ofOthers(parts.begin(rank), own),
-                    parts.size(rank) / itemSize,
-                    type,
-                    op);
+            reduce(parts, own, 0, op);
             steps.synchronize();
-            for (int peer = 0; rank == root && peer < worldSize; peer++) {
-                if (peer != rank) {
-                    collect(parts, peer, target);
-                }
+            if (rank == root) {
+                collectOthersParts(parts, target, 0);
             }
             done += parts.count;
         } while (done < tensor.count());
     }
 
-    private void exposeOthersParts(Parts parts, long source) {
+    // A part is at the same place in staging memory as in its chunk, which begins at an offset.
+
+    private void exposeOthersParts(Parts parts, long source, long offset) {
         long before = parts.begin(rank);
         long after = parts.begin(rank + 1);
-        copies.copy(steps.mine(), source, before);
-        copies.copy(steps.mine() + after, source + after, parts.begin(worldSize) - after);
+        long mine = steps.mine() + offset;
+        copies.copy(mine, source, before);
+        copies.copy(mine + after, source + after, parts.begin(worldSize) - after);
     }
 
-    private void collect(Parts parts, int peer, long target) {
-        long begin = parts.begin(peer);
-        copies.copy(target + begin, steps.of(peer) + begin, parts.size(peer));
+    /** Reduces this rank's part in place, and exposes the result. */
+    private void reduceOwnPart(Parts parts, long target, long offset, ReduceOp op) {
+        long own = target + parts.begin(rank);
+        reduce(parts, own, offset, op);
+        copies.copy(steps.mine() + offset + parts.begin(rank), own, parts.size(rank));
+    }
+
+    private void reduce(Parts parts, long own, long offset, ReduceOp op) {
+        reducer.reduce(
+                own,
+                steps.ofOthers(offset + parts.begin(rank), own),
+                parts.size(rank) / parts.type.itemSize(),
+                parts.type,
+                op);
+    }
+
+    private void collectOthersParts(Parts parts, long target, long offset) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            if (peer != rank) {
+                long begin = parts.begin(peer);
+                copies.copy(target + begin, steps.of(peer) + offset + begin, parts.size(peer));
+            }
+        }
+    }
+
+    private Parts parts(HostTensor tensor) {
+        return new Parts(tensor.count(), tensor.type());
     }
 
     /** How the elements of a chunk are divided among the ranks; parts begin on cache lines. */
     private final class Parts {
 
-        private final long itemSize;
-        private long count;
+        private final long count;
+        private final ScalarType type;
 
-        Parts(long itemSize) {
-            this.itemSize = itemSize;
+        Parts(long count, ScalarType type) {
+            this.count = count;
+            this.type = type;
         }
 
         /** Where a rank's part begins, in bytes; that after the last is where the chunk ends. */
         long begin(int part) {
+            long itemSize = type.itemSize();
             if (part == worldSize) {
                 return count * itemSize;
             }

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.shm;
 
+import java.util.List;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.nativeops.AtomicBuffer;
@@ -21,6 +22,9 @@ final class Steps {
 
     /** What begins on a multiple of this shares no cache line with what lies before it. */
     static final long ALIGNMENT = 64;
+
+    // What is larger gains nothing from sharing a step, and small steps stay in the caches.
+    private static final long SHARED_STEP_BYTES = 256 << 10;
 
     private final ShmSegment segment;
     private final Rendezvous rendezvous;
@@ -94,5 +98,30 @@ final class Steps {
     /** The size of each of {@code worldSize} slots of a staging half, after a header. */
     long slotSize(long headerSize) {
         return (segment.chunkSize() - headerSize) / worldSize / ALIGNMENT * ALIGNMENT;
+    }
+
+    /** Rounds a size up to a multiple of {@link #ALIGNMENT}. */
+    static long aligned(long byteSize) {
+        return (byteSize + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+
+    /**
+     * Tells which of several tensors share a step, one after the other in staging memory, each
+     * aligned. The same on all ranks, as it depends on sizes only.
+     *
+     * @param tensors those that are the same on all ranks
+     * @param first the first of the step
+     * @param room how much fits
+     * @return the one behind the last; {@code first + 1} if that one has its steps for itself
+     */
+    static int endOfStep(List<HostTensor> tensors, int first, long room) {
+        long most = Math.min(room, SHARED_STEP_BYTES);
+        long size = 0;
+        int end = first;
+        while (end < tensors.size() && size + tensors.get(end).byteSize() <= most) {
+            size += aligned(tensors.get(end).byteSize());
+            end++;
+        }
+        return Math.max(end, first + 1);
     }
 }

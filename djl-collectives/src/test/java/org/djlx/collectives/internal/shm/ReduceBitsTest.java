@@ -8,16 +8,19 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.ShmOptions;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Reduce has the bits of all-reduce, also where the order of two operands shows. */
+/** Ways to one result that have the same bits, also where the order of two operands shows. */
 @Timeout(60)
 class ReduceBitsTest {
 
@@ -78,6 +81,59 @@ class ReduceBitsTest {
                         group.rank() == root ? bits(all) : before,
                         bits(one),
                         op + " of " + count + " on rank " + group.rank() + ", root " + root);
+            }
+        }
+    }
+
+    /** Tensors that share a step or have their own, reduced as a whole or in parts. */
+    @ParameterizedTest
+    @ValueSource(longs = {64 << 10, 1 << 20})
+    void coalescedOperationsHaveTheBitsOfSeparateOnes(long chunkSize) {
+        ShmOptions options = ShmOptions.builder().optChunkSize(chunkSize).build();
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 3, options);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        compareCoalesced(group, List.of(5, 0, 1, 900));
+                        compareCoalesced(group, List.of(1_000, 1_025, 3, 20_000, 20, 0, 9_000));
+                        compareCoalesced(group, List.of(70_000, 7, 8, 30_000, 30_000, 30_000));
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void compareCoalesced(ProcessGroup group, List<Integer> counts) {
+        int n = group.worldSize();
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            for (ReduceOp op : List.of(ReduceOp.MAX, ReduceOp.SUM, ReduceOp.AVG)) {
+                List<NDArray> together = new ArrayList<>();
+                List<NDArray> inputs = new ArrayList<>();
+                List<NDArray> gathered = new ArrayList<>();
+                List<NDArray> scattered = new ArrayList<>();
+                for (int count : counts) {
+                    together.add(manager.create(values(count, group.rank())));
+                    inputs.add(manager.create(values(n * count, group.rank())));
+                    gathered.add(manager.zeros(new Shape(n * count)));
+                    scattered.add(manager.zeros(new Shape(count)));
+                }
+                group.allReduceCoalesced(together, op).await();
+                group.reduceScatterCoalesced(scattered, inputs, op).await();
+                group.allGatherCoalesced(gathered, scattered).await();
+                for (int i = 0; i < counts.size(); i++) {
+                    String tensor = op + ", " + counts + ", tensor " + i;
+                    NDArray alone = manager.create(values(counts.get(i), group.rank()));
+                    group.allReduce(alone, op).await();
+                    assertArrayEquals(bits(alone), bits(together.get(i)), tensor);
+                    NDArray part = manager.zeros(new Shape(counts.get(i)));
+                    group.reduceScatterTensor(part, inputs.get(i), op).await();
+                    assertArrayEquals(bits(part), bits(scattered.get(i)), tensor);
+                    NDArray whole = manager.zeros(new Shape(n * counts.get(i)));
+                    group.allGatherIntoTensor(whole, part).await();
+                    assertArrayEquals(bits(whole), bits(gathered.get(i)), tensor);
+                }
             }
         }
     }

@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.ConcurrentHashMap;
@@ -121,6 +122,32 @@ class ShmCostTest {
                         group.allGatherIntoTensor(
                                 manager.zeros(new Shape(RANKS * COUNT)),
                                 manager.zeros(new Shape(COUNT))));
+    }
+
+    /** 20 tensors wait for the other ranks as often as one of them. */
+    @Test
+    void smallCoalescedTensorsShareTheirSteps() {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        ShmBackend backend = backends.get(group.rank());
+                        List<NDArray> small = new ArrayList<>();
+                        List<NDArray> wholes = new ArrayList<>();
+                        for (int i = 0; i < 20; i++) {
+                            small.add(manager.ones(new Shape(2_000)));
+                            wholes.add(manager.ones(new Shape(RANKS * 2_000)));
+                        }
+                        int before = backend.steps();
+                        group.allReduceCoalesced(small, ReduceOp.SUM).await();
+                        assertEquals(2, backend.steps() - before);
+                        group.allGatherCoalesced(wholes, small).await();
+                        assertEquals(3, backend.steps() - before);
+                        group.reduceScatterCoalesced(small, wholes, ReduceOp.SUM).await();
+                        assertEquals(4, backend.steps() - before);
+                    }
+                    return null;
+                });
     }
 
     @Test
