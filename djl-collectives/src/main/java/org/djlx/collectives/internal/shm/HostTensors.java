@@ -8,7 +8,6 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.stream.IntStream;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
@@ -31,23 +30,35 @@ final class HostTensors implements AutoCloseable {
     }
 
     List<HostTensor> inputs(List<NDArray> tensors) {
-        return tensors.stream().map(tensor -> input(tensor, Torch.info(tensor))).toList();
+        List<HostTensor> inputs = new ArrayList<>(tensors.size());
+        for (NDArray tensor : tensors) {
+            inputs.add(input(tensor, Torch.info(tensor)));
+        }
+        return inputs;
     }
 
     List<HostTensor> outputs(List<NDArray> tensors) {
-        return tensors.stream().map(tensor -> output(tensor, Torch.info(tensor))).toList();
+        List<HostTensor> outputs = new ArrayList<>(tensors.size());
+        for (NDArray tensor : tensors) {
+            outputs.add(output(tensor, Torch.info(tensor)));
+        }
+        return outputs;
     }
 
     List<HostTensor> inputs(List<NDArray> tensors, List<TensorInfo> infos) {
-        return IntStream.range(0, tensors.size())
-                .mapToObj(i -> input(tensors.get(i), infos.get(i)))
-                .toList();
+        List<HostTensor> inputs = new ArrayList<>(tensors.size());
+        for (int i = 0; i < tensors.size(); i++) {
+            inputs.add(input(tensors.get(i), infos.get(i)));
+        }
+        return inputs;
     }
 
     List<HostTensor> outputs(List<NDArray> tensors, List<TensorInfo> infos) {
-        return IntStream.range(0, tensors.size())
-                .mapToObj(i -> output(tensors.get(i), infos.get(i)))
-                .toList();
+        List<HostTensor> outputs = new ArrayList<>(tensors.size());
+        for (int i = 0; i < tensors.size(); i++) {
+            outputs.add(output(tensors.get(i), infos.get(i)));
+        }
+        return outputs;
     }
 
     /** See {@link HostTensor#load}. */

@@ -158,25 +158,33 @@ final class OpQueue {
             seen = submitted;
             idle = empty && quiet; // Then whoever submits next wakes this thread.
         }
-        if (empty) {
-            if (quiet && !closed) {
+        if (empty && quiet) {
+            if (!closed) {
                 LockSupport.park(this);
             }
-            LockSupport.parkNanos(this, patienceNanos);
-        } else if (runner.tryLock()) {
-            try {
-                while (runNext()) {
-                    // Until nothing is pending. An interrupt is the operation's own affair, and
-                    // would end the waits of the next one.
-                    Thread.interrupted();
-                }
-            } finally {
-                runner.unlock();
-            }
-        } else {
+        } else if (runner.isLocked()) {
+            // A look now and then would take a core from a rank that works. What he leaves behind
+            // may have somebody to wait for it, too.
             awaitStop();
-            // What he has left may have somebody to wait for it, too.
-            LockSupport.parkNanos(this, patienceNanos);
+        } else if (!empty) {
+            runPending();
+            return;
+        }
+        LockSupport.parkNanos(this, patienceNanos);
+    }
+
+    private void runPending() {
+        if (!runner.tryLock()) {
+            return;
+        }
+        try {
+            while (runNext()) {
+                // Until nothing is pending. An interrupt is the operation's own affair, and would
+                // end the waits of the next one.
+                Thread.interrupted();
+            }
+        } finally {
+            runner.unlock();
         }
     }
 
