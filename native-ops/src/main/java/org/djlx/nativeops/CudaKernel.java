@@ -9,7 +9,6 @@ import java.util.Arrays;
 import org.bytedeco.cuda.cudart.CUfunc_st;
 import org.bytedeco.cuda.cudart.CUstream_st;
 import org.bytedeco.cuda.global.cudart;
-import org.bytedeco.javacpp.Pointer;
 import org.bytedeco.javacpp.PointerPointer;
 import org.bytedeco.javacpp.SizeTPointer;
 
@@ -23,6 +22,7 @@ public final class CudaKernel {
 
     private final CudaModule module;
     private final String name;
+    private final String launch; // in errors
     private final CUfunc_st function = new CUfunc_st();
 
     /** The size of each parameter in bytes; null where the driver does not tell. */
@@ -31,6 +31,7 @@ public final class CudaKernel {
     CudaKernel(CudaModule module, String name) {
         this.module = module;
         this.name = name;
+        this.launch = "cuLaunchKernel of " + name;
         module.call(
                 "cuModuleGetFunction of " + name,
                 () -> cudart.cuModuleGetFunction(function, module.module(), name));
@@ -139,10 +140,9 @@ public final class CudaKernel {
         module.device().requireSame(stream.device(), "the stream");
         arguments.requireSizes(parameterSizes, name);
         CUstream_st queue = stream.stream();
-        // Of the presets' overloads, the one that passes the array itself, not its address.
-        PointerPointer<Pointer> pointers = CudaDriver.pointers(arguments.address());
+        PointerPointer<?> pointers = pointers(arguments);
         module.call(
-                "cuLaunchKernel of " + name,
+                launch,
                 () ->
                         size.cooperative()
                                 ? cudart.cuLaunchCooperativeKernel(
@@ -170,6 +170,14 @@ public final class CudaKernel {
                                         (PointerPointer<?>) null));
         // Only an address of the arguments is used above, which keeps nothing alive.
         Reference.reachabilityFence(arguments);
+    }
+
+    /** Of the presets' overloads, that for these passes the array itself, not its address. */
+    private static PointerPointer<?> pointers(KernelArguments arguments) {
+        if (arguments.pointers == null) {
+            arguments.pointers = CudaDriver.pointers(arguments.address());
+        }
+        return (PointerPointer<?>) arguments.pointers;
     }
 
     @Override

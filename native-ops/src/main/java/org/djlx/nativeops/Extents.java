@@ -60,8 +60,10 @@ final class Extents {
 
     /** Returns the bytes from the first element of an array to the end of its last one. */
     static long byteSpan(long[] sizes, long[] strides, int itemSize) {
-        if (Arrays.stream(sizes).anyMatch(size -> size == 0)) {
-            return 0;
+        for (long size : sizes) {
+            if (size == 0) {
+                return 0; // Strides may then be anything.
+            }
         }
         long last = 0;
         try {

@@ -32,6 +32,10 @@ public final class KernelArguments {
             ByteBuffer.allocateDirect(VALUES + MAX_BYTES).order(ByteOrder.nativeOrder());
     private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
     private final int[] sizes = new int[MAX_COUNT];
+
+    /** What {@link CudaKernel} passes to the driver, once it has; a class of the presets. */
+    Object pointers;
+
     private int count;
     private int end = VALUES;
 

@@ -41,6 +41,13 @@ class SharedMemoryTest {
             assertEquals(-7, second.getLong(8));
             assertEquals(41, second.getAndAddInt(16, 1));
             assertEquals(42, first.getIntVolatile(16));
+            first.putLongs(40, new long[] {Long.MIN_VALUE, 5});
+            long[] longs = new long[3];
+            second.getLongs(40, longs);
+            assertArrayEquals(new long[] {Long.MIN_VALUE, 5, 0}, longs);
+            assertThrows(IndexOutOfBoundsException.class, () -> first.getLongs(44, longs));
+            assertThrows(IndexOutOfBoundsException.class, () -> first.getLongs(48, longs));
+            assertThrows(IndexOutOfBoundsException.class, () -> first.putLongs(-8, longs));
             second.putBytes(32, new byte[] {1, 2, 3}, 2);
             byte[] bytes = new byte[3];
             first.getBytes(32, bytes);

@@ -41,6 +41,11 @@ final class AllReduceKernels implements AutoCloseable {
         Algorithm(String kernel) {
             this.kernel = kernel;
         }
+
+        /** How the names of its kernels begin. */
+        String kernel() {
+            return kernel;
+        }
     }
 
     private static final int THREADS = 512;

@@ -9,7 +9,6 @@ import ai.djl.ndarray.types.Shape;
 import java.nio.charset.StandardCharsets;
 import java.util.Collections;
 import java.util.List;
-import java.util.Locale;
 import java.util.Optional;
 import java.util.Set;
 import java.util.function.Function;
@@ -278,7 +277,7 @@ final class P2p {
     /** Reduces a tensor by a kernel on the group's stream, or in the graph that is recorded. */
     Work allReduce(Operation operation, NDArray tensor, ReduceOp op, Algorithm algorithm) {
         TensorInfo info = operation.tensor();
-        operation.setAlgorithm(algorithm.name().toLowerCase(Locale.ROOT));
+        operation.setAlgorithm(algorithm.kernel());
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
         NcclBackend.Kernel kernel =
                 (address, stream) ->

@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.host;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -45,6 +46,8 @@ final class CallLog {
     private final int rank;
     private final int worldSize;
     private final int[] compared; // up to which call, with each rank
+    private final long[] ours = new long[Operation.SIGNATURE_WORDS];
+    private final long[] theirs = new long[Operation.SIGNATURE_WORDS];
     private int last; // the number of this rank's last call; the first is 1
 
     CallLog(NativeMemory memory, long offset, int rank, int worldSize) {
@@ -87,9 +90,7 @@ final class CallLog {
         int slot = slot(rank, last);
         words.putIntVolatile(slot, 0);
         words.putLong(slot + CAPTURED, captured ? 1 : 0);
-        for (int i = 0; i < Operation.SIGNATURE_WORDS; i++) {
-            words.putLong(slot + SIGNATURE + i * Long.BYTES, signature[i]);
-        }
+        words.putLongs(slot + SIGNATURE, signature);
         words.putIntVolatile(slot, last);
         words.putIntVolatile(rank * RECORD, last);
         return compare();
@@ -126,10 +127,11 @@ final class CallLog {
         if (words.getIntVolatile(other) != number) {
             return false; // It was overwritten, and that rank has compared it.
         }
-        boolean same = true;
-        for (int i = CAPTURED; i < SIGNATURE + Operation.SIGNATURE_WORDS * Long.BYTES; i += 8) {
-            same &= words.getLong(own + i) == words.getLong(other + i);
-        }
+        words.getLongs(own + SIGNATURE, ours);
+        words.getLongs(other + SIGNATURE, theirs);
+        boolean same =
+                words.getLong(own + CAPTURED) == words.getLong(other + CAPTURED)
+                        && Arrays.equals(ours, theirs);
         return !same && words.getIntVolatile(other) == number;
     }
 
@@ -157,9 +159,7 @@ final class CallLog {
             int slot = slot(peer, number);
             if (words.getIntVolatile(slot) == number) {
                 long[] signature = new long[Operation.SIGNATURE_WORDS];
-                for (int i = 0; i < signature.length; i++) {
-                    signature[i] = words.getLong(slot + SIGNATURE + i * Long.BYTES);
-                }
+                words.getLongs(slot + SIGNATURE, signature);
                 String graph = words.getLong(slot + CAPTURED) == 0 ? "" : " into a graph";
                 calls.put(peer, Operation.describe(signature) + graph);
             }

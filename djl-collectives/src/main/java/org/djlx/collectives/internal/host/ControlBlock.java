@@ -6,6 +6,7 @@ package org.djlx.collectives.internal.host;
 
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 import org.djlx.collectives.Operation;
 import org.djlx.nativeops.AtomicBuffer;
 import org.djlx.nativeops.NativeMemory;
@@ -323,10 +324,7 @@ public final class ControlBlock {
      * @param signature its signature
      */
     public void putSignature(int rank, long sequence, long[] signature) {
-        int offset = signatureOffset(rank, sequence);
-        for (int i = 0; i < Operation.SIGNATURE_WORDS; i++) {
-            words.putLong(offset + i * Long.BYTES, signature[i]);
-        }
+        words.putLongs(signatureOffset(rank, sequence), signature);
     }
 
     /**
@@ -338,13 +336,7 @@ public final class ControlBlock {
      * @return whether it is the same
      */
     public boolean signatureEquals(int rank, long sequence, long[] signature) {
-        int offset = signatureOffset(rank, sequence);
-        for (int i = 0; i < Operation.SIGNATURE_WORDS; i++) {
-            if (words.getLong(offset + i * Long.BYTES) != signature[i]) {
-                return false;
-            }
-        }
-        return true;
+        return Arrays.equals(signature(rank, sequence), signature);
     }
 
     /**
@@ -355,11 +347,8 @@ public final class ControlBlock {
      * @return the signature
      */
     public long[] signature(int rank, long sequence) {
-        int offset = signatureOffset(rank, sequence);
         long[] signature = new long[Operation.SIGNATURE_WORDS];
-        for (int i = 0; i < signature.length; i++) {
-            signature[i] = words.getLong(offset + i * Long.BYTES);
-        }
+        words.getLongs(signatureOffset(rank, sequence), signature);
         return signature;
     }
 

@@ -206,7 +206,15 @@ final class NcclQueue implements Watchdog.Queue {
             return true;
         }
         boolean first = connected.add(kind(unit));
-        return !first && communicator != null && unit.stream().noneMatch(this::isToBeVerified);
+        if (first || communicator == null) {
+            return false;
+        }
+        for (NcclWork work : unit) {
+            if (isToBeVerified(work)) {
+                return false;
+            }
+        }
+        return true;
     }
 
     private static boolean isByNccl(List<NcclWork> unit) {
