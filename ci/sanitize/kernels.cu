@@ -187,10 +187,11 @@ struct Layout {
 
   explicit Layout(u64 ranks) {
     u64 two_shot = align((TWO_SHOT_BYTES + ranks - 1) / ranks + 16, 4096);
-    slots[ONE_SHOT] = slots[MESH] = 2 * ONE_SHOT_BYTES;
+    slots[ONE_SHOT] = ONE_SHOT_BYTES;
+    slots[MESH] = 2 * ONE_SHOT_BYTES;
     slots[TWO_SHOT] = two_shot;
     halves[TWO_SHOT] = halves[MESH] = std::max((ranks + 1) * slots[MESH], 2 * ranks * two_shot);
-    halves[ONE_SHOT] = ranks * slots[ONE_SHOT];
+    halves[ONE_SHOT] = (ranks - 1) * slots[ONE_SHOT];
     begins[TWO_SHOT] = begins[MESH] = align(sizeof(Control), 4096);
     begins[ONE_SHOT] = begins[MESH] + 2 * halves[MESH];
     size = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
@@ -215,6 +216,7 @@ class Group {
       check(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "cudaStreamCreate");
       check(cudaMalloc(&rank.region, layout.size), "cudaMalloc");
       check(cudaMemset(rank.region, 0, layout.size), "cudaMemset");
+      check(cudaMemset(rank.region + layout.begins[ONE_SHOT], 0xff, 2 * layout.halves[ONE_SHOT]), "cudaMemset");
       check(cudaDeviceSynchronize(), "cudaMemset");
       check(cudaHostAlloc(&rank.status, 4096, cudaHostAllocPortable), "cudaHostAlloc");
       memset(rank.status, 0, 4096);
@@ -253,8 +255,7 @@ class Group {
     launch.rank = rank;
     launch.ranks = size();
     void* arguments[] = {&address, &count, &launch, &divisor, &four, &relay};  // the last two are for the mesh alone
-    u64 pack = algorithm == ONE_SHOT ? 8 : 16;
-    u64 packs = (count * type.size + pack - 1) / pack;
+    u64 packs = (count * type.size + 15) / 16;
     u64 work = algorithm == TWO_SHOT ? (packs + size() - 1) / size() : packs;
     int threads = algorithm == ONE_SHOT ? 256 : THREADS;
     u64 blocks = std::clamp<u64>((work + threads - 1) / threads, 1, max_blocks);

@@ -62,7 +62,9 @@ public final class CudaP2pOptions extends BackendOptions {
     /** The size of a rank's P2P buffer unless told otherwise: 256 MiB. */
     public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
 
-    private static final long ONE_SHOT_BYTES = 1 << 20; // that a rank sends to all others together
+    // Two ranks send no more by one-shot than by anything else. More do: so much, to all together.
+    private static final long ONE_SHOT_BYTES = 64 << 20;
+    private static final long ONE_SHOT_BYTES_TO_ALL = 2 << 20;
     private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
 
     private final long bufferSize;
@@ -118,7 +120,10 @@ public final class CudaP2pOptions extends BackendOptions {
      * @return the size in bytes
      */
     public long oneShotBytes(int worldSize) {
-        return oneShotBytes == null ? ONE_SHOT_BYTES / Math.max(1, worldSize - 1) : oneShotBytes;
+        if (oneShotBytes != null) {
+            return oneShotBytes;
+        }
+        return worldSize <= 2 ? ONE_SHOT_BYTES : ONE_SHOT_BYTES_TO_ALL / (worldSize - 1);
     }
 
     /**
@@ -236,7 +241,12 @@ public final class CudaP2pOptions extends BackendOptions {
          * Sets up to which size an all-reduce is one-shot, or takes the mesh algorithm where the
          * GPUs form a hybrid cube mesh.
          *
-         * @param bytes the size in bytes; unless set, 1 MiB divided by the number of other ranks
+         * <p>Kernels of large all-reduces take all multiprocessors until the other ranks have come.
+         * Where these are to go on with something else, as with the backward pass behind gradients,
+         * a smaller size leaves large ones to NCCL, which takes a few.
+         *
+         * @param bytes the size in bytes; unless set, 64 MiB for two ranks, otherwise 2 MiB divided
+         *     by the number of other ranks
          * @return this builder
          */
         public Builder optOneShotBytes(long bytes) {
@@ -245,7 +255,7 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets up to which size an all-reduce is two-shot.
+         * Sets up to which size an all-reduce is two-shot, if it is too large for one-shot.
          *
          * @param bytes the size in bytes; 10 MiB unless set
          * @return this builder

@@ -3,19 +3,20 @@
 // Every rank has a region of memory that all can write, or for the mesh, those that are linked to it. It begins with the
 // block below; behind it lie two halves of data, used in turn by one launch after the other, and two more for one-shot:
 //
-//   one-shot   slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor, with the epoch beside the data
+//   one-shot   slots of the other ranks, in their order         a slot holds a whole tensor, or what is not there yet
 //   two-shot   slot of rank 0 | slot of rank 1 | … | result    a slot holds a part, the result all parts
 //   mesh       slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor
 //
-// Data is pushed. In one-shot, whoever reads it sees by the epoch whether it has arrived. Otherwise a block writes its packs into the slots of the peers, then raises its flag on them; it waits for the
-// flags of the same block on the peers, which have written the same packs, and needs no other block. Flags are epochs,
-// which only grow, and the epoch is counted in memory, so that a launch can be replayed by a graph.
+// Data is pushed. In one-shot, whoever reads it sees whether it has arrived. Otherwise a block writes its packs into the slots
+// of the peers, then raises its flag on them; it waits for the flags of the same block on the peers, which have written the
+// same packs, and needs no other block. Flags are epochs, which only grow, and the epoch is counted in memory, so that a
+// launch can be replayed by a graph.
 //
 // A half is free when it is written again: its last readers were the kernels of two launches before; a peer's flag of
 // the launch between was raised after that peer's kernel before had ended.
 //
-// All ranks launch with the same count, blocks and threads. Sums are in float32 and in rank order (mesh: each four ranks,
-// then the two sums), so that all ranks get the same bits.
+// All ranks launch with the same count and, but for one-shot, the same blocks and threads. Sums are in float32 and in rank
+// order (mesh: each four ranks, then the two sums), so that all ranks get the same bits.
 //
 // Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
 // the host who was missing and ends; what it has written into the tensor is worthless.
@@ -59,6 +60,11 @@ __device__ uint4* slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
   return (uint4*)(half_of(launch, rank, epoch) + source * launch.slot_bytes);
 }
 
+// In one-shot, where a rank has no slot for itself.
+__device__ uint4* slot_of_other(const Launch& launch, u32 rank, u32 epoch, u32 source) {
+  return slot(launch, rank, epoch, source < rank ? source : source - 1);
+}
+
 // Tells the ranks in `mask` that this block has written what they wait for, and waits until they have told this one.
 // Returns false, to all threads of the block, if one did not.
 __device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
@@ -79,30 +85,21 @@ __device__ u32 begin_epoch(const Launch& launch) {
   return epoch == 0 ? 2 : epoch;
 }
 
-// The last block to end counts the launch.
+// The last block to end counts the launch, for the next one: all have read the epoch. There is nothing to fence, and a fence
+// would wait for what is on its way to the peers, which takes as long as the rest of a small all-reduce.
 __device__ void end_epoch(const Launch& launch, u32 epoch) {
   __syncthreads();
   if (threadIdx.x == 0) {
     Control* own = control(launch, launch.rank);
-    __threadfence();
     if (gridDim.x == 1 || atomicAdd(&own->ended, 1) == gridDim.x - 1) {
       own->ended = 0;
-      __threadfence();
       *(volatile u32*)&own->epoch = epoch;
     }
   }
 }
 
-// Eight bytes of elements, that a store of 16 bytes sends with the epoch twice: who reads one sees all of it or nothing.
-template <typename T>
-union HalfPack {
-  static const int COUNT = 8 / sizeof(typename T::Bits);
-  uint2 all;
-  typename T::Bits elements[COUNT];
-};
-
-__device__ __forceinline__ void put(uint4* to, uint2 data, u32 epoch) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(data.x), "r"(epoch), "r"(data.y), "r"(epoch)
+__device__ __forceinline__ void put(uint4* to, const uint4& value) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
 }
 
@@ -115,12 +112,21 @@ __device__ __forceinline__ uint4 get(const uint4* from) {
   return value;
 }
 
-__device__ __forceinline__ bool has(const uint4& value, u32 epoch) { return value.y == epoch && value.w == epoch; }
+// A word that is not there yet: a NaN that nobody sends.
+const u32 ABSENT = 0xffffffff;
+
+// Another NaN instead; sums have one NaN only.
+__device__ __forceinline__ u32 present(u32 word) { return word == ABSENT ? 0x7fffffff : word; }
+
+__device__ __forceinline__ bool is_present(const uint4& value) {
+  return value.x != ABSENT && value.y != ABSENT && value.z != ABSENT && value.w != ABSENT;
+}
 
 // Waits until a peer has put its data, and returns it; returns false if it does not come.
-__device__ bool await_data(const Launch& launch, const uint4* from, u32 epoch, u32 peer, uint4& value) {
+__device__ __forceinline__ bool await_data(const Launch& launch, const uint4* from, u32 peer, uint4& value) {
+  if (is_present(value)) return true;
   u64 begin = now();
-  for (u32 i = 1; !has(value, epoch); i++) {
+  for (u32 i = 1; !is_present(value); i++) {
     value = get(from);
     if (i % 1024 == 0 && (launch.status->stop != 0 || now() - begin > launch.timeout)) {
       launch.status->missing = 1 + peer;
@@ -131,59 +137,58 @@ __device__ bool await_data(const Launch& launch, const uint4* from, u32 epoch, u
   return true;
 }
 
-// Every rank sends everything to all, and its epoch with it; all sum. There is no barrier, and nothing to clear: twice the
-// bytes, half the time where they are few. (NCCL's LL protocol and its AllReduce_AGxLL_R send so.)
-template <typename T>
-__device__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
-  typedef HalfPack<T> Half;
+// Every rank sends everything to all; all sum. There is no barrier and no flag: the data alone tells that it has arrived, as
+// until then there is something that nobody sends, and who has read a pack puts that back. (Lamport's idea; TensorRT-LLM and
+// FlashInfer use -0 so.) A thread sends its next pack, and reads the one behind that from the tensor, before it waits for what
+// the peers sent of this one: neither the links nor the memory are idle meanwhile.
+template <typename T, u32 RANKS>
+__device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
+  u32 ranks = RANKS == 0 ? launch.ranks : RANKS;
   u32 epoch = begin_epoch(launch);
-  u64 packs = (count + Half::COUNT - 1) / Half::COUNT;
-  bool aligned = ((u64)tensor & 7) == 0;
-  bool good = true;
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs && good; i += (u64)gridDim.x * blockDim.x) {
-    u64 begin = i * Half::COUNT;
-    bool whole = aligned && begin + Half::COUNT <= count;
-    Half own;
-    if (whole) {
-      own.all = ((const uint2*)tensor)[i];
-    } else {
-#pragma unroll
-      for (int k = 0; k < Half::COUNT; k++) own.elements[k] = begin + k < count ? tensor[begin + k] : 0;
+  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 stride = (u64)gridDim.x * blockDim.x;
+  auto load = [&](u64 i) { return i < packs ? load_pack<T>(tensor, count, i) : make_uint4(0, 0, 0, 0); };
+  auto send = [&](u64 i, const uint4& pack) {
+    if (i >= packs) return;
+    uint4 value = make_uint4(present(pack.x), present(pack.y), present(pack.z), present(pack.w));
+    for (u32 step = 1; step < ranks; step++) {
+      u32 peer = launch.rank + step;
+      peer -= peer < ranks ? 0 : ranks;
+      put(slot_of_other(launch, peer, epoch, launch.rank) + i, value);
     }
-    for (u32 step = 1; step < launch.ranks; step++) {
-      u32 peer = (launch.rank + step) % launch.ranks;
-      put(slot(launch, peer, epoch, launch.rank) + i, own.all, epoch);
+  };
+  u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  uint4 own = load(i);
+  uint4 next = load(i + stride);
+  send(i, own);
+  for (bool good = true; i < packs && good; i += stride) {
+    send(i + stride, next);
+    uint4 after = load(i + 2 * stride);
+    uint4 arrived[RANKS == 0 ? MAX_RANKS : RANKS];
+#pragma unroll
+    for (u32 peer = 0; peer < (RANKS == 0 ? MAX_RANKS : RANKS); peer++) {
+      if (peer < ranks && peer != launch.rank) arrived[peer] = get(slot_of_other(launch, launch.rank, epoch, peer) + i);
     }
-    uint4 arrived[MAX_RANKS];
+    Sum<T> sum;
 #pragma unroll
-    for (u32 peer = 0; peer < MAX_RANKS; peer++) {
-      if (peer < launch.ranks && peer != launch.rank) arrived[peer] = get(slot(launch, launch.rank, epoch, peer) + i);
-    }
-    float sums[Half::COUNT];
-#pragma unroll
-    for (int k = 0; k < Half::COUNT; k++) sums[k] = -0.0f;  // the sum of nothing: -0 + x is x, with its sign
-#pragma unroll
-    for (u32 peer = 0; peer < MAX_RANKS; peer++) {
-      if (peer >= launch.ranks) break;
-      Half part = own;
+    for (u32 peer = 0; peer < (RANKS == 0 ? MAX_RANKS : RANKS); peer++) {
+      if (peer >= ranks) break;
+      uint4 part = own;
       if (peer != launch.rank) {
-        good = good && await_data(launch, slot(launch, launch.rank, epoch, peer) + i, epoch, peer, arrived[peer]);
-        part.all = make_uint2(arrived[peer].x, arrived[peer].z);
+        uint4* from = slot_of_other(launch, launch.rank, epoch, peer) + i;
+        good = good && await_data(launch, from, peer, arrived[peer]);
+        part = arrived[peer];
+        *from = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
       }
-#pragma unroll
-      for (int k = 0; k < Half::COUNT; k++) sums[k] += T::load(part.elements[k]);
-    }
-    Half result;
-#pragma unroll
-    for (int k = 0; k < Half::COUNT; k++) result.elements[k] = T::store(sums[k] / divisor);
-    if (whole) {
-      ((uint2*)tensor)[i] = result.all;
-    } else {
-#pragma unroll
-      for (int k = 0; k < Half::COUNT; k++) {
-        if (begin + k < count) tensor[begin + k] = result.elements[k];
+      if (peer == 0) {
+        sum.set(part);
+      } else {
+        sum.add(part);
       }
     }
+    store_pack<T>(tensor, count, i, sum.result(divisor));
+    own = next;
+    next = after;
   }
   end_epoch(launch, epoch);
 }
@@ -299,7 +304,11 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
 #define ALL_REDUCE(name, T)                                                                           \
   extern "C" __global__ void __launch_bounds__(512)                                                   \
       one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
-    one_shot<T>(tensor, count, launch, divisor);                                                   \
+    if (launch.ranks == 2) {                                                                           \
+      one_shot<T, 2>(tensor, count, launch, divisor);                                                  \
+    } else {                                                                                          \
+      one_shot<T, 0>(tensor, count, launch, divisor);                                                  \
+    }                                                                                                 \
   }                                                                                                   \
   extern "C" __global__ void __launch_bounds__(512)                                                   \
       two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                     \

@@ -11,6 +11,7 @@ import java.util.Set;
 import java.util.TreeSet;
 import java.util.stream.Collectors;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
 import org.djlx.nativeops.CudaModule;
@@ -50,8 +51,7 @@ final class AllReduceKernels implements AutoCloseable {
 
     private static final int THREADS = 512;
     private static final int MAX_BLOCKS = 64; // each has flags
-    private static final int ONE_SHOT_THREADS = 256; // each has eight bytes, and waits for itself
-    private static final int MAX_ONE_SHOT_BLOCKS = 512;
+    private static final int ONE_SHOT_THREADS = 256;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
@@ -74,12 +74,13 @@ final class AllReduceKernels implements AutoCloseable {
     private final Map<Algorithm, Map<ScalarType, CudaKernel>> kernels =
             new EnumMap<>(Algorithm.class);
     private final WaitStatus status;
+    private final long oneShotSlot;
     private final KernelArguments arguments = new KernelArguments();
     private final Map<Algorithm, KernelStruct> launches = new EnumMap<>(Algorithm.class);
     private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
-    private int oneShotBlocks = MAX_ONE_SHOT_BLOCKS; // guarded by this
+    private int oneShotBlocks; // that run at once; guarded by this
     private boolean ended; // guarded by this
 
     AllReduceKernels(
@@ -87,6 +88,7 @@ final class AllReduceKernels implements AutoCloseable {
         this.region = region;
         this.status = status;
         this.rank = region.rank();
+        this.oneShotSlot = region.layout().slot(Algorithm.ONE_SHOT);
         module =
                 compiler.load(
                         device,
@@ -101,11 +103,22 @@ final class AllReduceKernels implements AutoCloseable {
             kernels.put(algorithm, ofType);
             launches.put(algorithm, launch(algorithm));
         }
+        oneShotBlocks = oneShotBlocks(device);
         P2pLinks links = region.links();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
         barrier = mesh ? null : module.kernel("barrier");
         four = mesh ? links.four(rank) : 0;
         relay = mesh ? links.relay(rank) : 0;
+    }
+
+    /** Blocks wait for those of other ranks: all must run at once. */
+    private int oneShotBlocks(CudaDevice device) {
+        int each =
+                kernels.get(Algorithm.ONE_SHOT).values().stream()
+                        .mapToInt(kernel -> kernel.maxBlocksPerMultiprocessor(ONE_SHOT_THREADS, 0))
+                        .min()
+                        .orElse(1);
+        return each * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
     }
 
     private KernelStruct launch(Algorithm algorithm) {
@@ -148,11 +161,11 @@ final class AllReduceKernels implements AutoCloseable {
      * @param blocks of each rank, so that those of all run at once
      */
     synchronized void shareGpu(int blocks) {
-        oneShotBlocks = Math.max(1, Math.min(MAX_ONE_SHOT_BLOCKS, blocks));
+        oneShotBlocks = Math.max(1, Math.min(oneShotBlocks, blocks));
     }
 
     /**
-     * Enqueues an all-reduce in place.
+     * Enqueues an all-reduce in place; by several launches if it is larger than a slot of one-shot.
      *
      * @param stream where
      * @param algorithm how
@@ -174,18 +187,24 @@ final class AllReduceKernels implements AutoCloseable {
             throw GroupErrors.buffersDestroyed();
         }
         KernelStruct launch = launches.get(algorithm).put(TIMEOUT, timeout.toNanos());
-        arguments.clear().add(address).add(count).add(launch).add(divisor);
-        if (algorithm == Algorithm.MESH) {
-            arguments.add(four).add(relay);
-        }
-        kernels.get(algorithm)
-                .get(type)
-                .launch(stream, size(algorithm, count * type.itemSize()), arguments);
+        CudaKernel kernel = kernels.get(algorithm).get(type);
+        long itemSize = type.itemSize();
+        long most = algorithm == Algorithm.ONE_SHOT ? oneShotSlot / itemSize : count;
+        long done = 0;
+        do {
+            long part = Math.min(most, count - done);
+            arguments.clear().add(address + done * itemSize).add(part).add(launch).add(divisor);
+            if (algorithm == Algorithm.MESH) {
+                arguments.add(four).add(relay);
+            }
+            kernel.launch(stream, size(algorithm, part * itemSize), arguments);
+            done += part;
+        } while (done < count);
     }
 
     private LaunchSize size(Algorithm algorithm, long byteSize) {
         if (algorithm == Algorithm.ONE_SHOT) {
-            long blocks = ceilDiv(byteSize, 8 * ONE_SHOT_THREADS);
+            long blocks = ceilDiv(byteSize, 16 * ONE_SHOT_THREADS);
             return LaunchSize.of((int) Math.min(oneShotBlocks, blocks), ONE_SHOT_THREADS);
         }
         long packs = ceilDiv(byteSize, 16);

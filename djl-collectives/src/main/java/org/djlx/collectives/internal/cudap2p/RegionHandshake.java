@@ -21,6 +21,7 @@ import java.util.TreeSet;
 import java.util.function.Function;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.nativeops.CudaDevice;
@@ -288,7 +289,10 @@ final class RegionHandshake {
             own = CudaVirtualMemory.allocate(device, opened, layout.byteSize());
         }
         try (CudaStream stream = CudaStream.create(device)) {
-            stream.memsetAsync(own.memory().address(), (byte) 0, layout.buffer());
+            long begin = own.memory().address();
+            stream.memsetAsync(begin, (byte) 0, layout.buffer());
+            long oneShot = begin + layout.begin(Algorithm.ONE_SHOT);
+            stream.memsetAsync(oneShot, RegionLayout.ABSENT, 2 * layout.half(Algorithm.ONE_SHOT));
             stream.synchronize();
         }
     }

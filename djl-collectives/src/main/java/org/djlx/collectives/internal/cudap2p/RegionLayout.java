@@ -13,7 +13,8 @@ import org.djlx.nativeops.GpuTopology;
  * How a rank's region of GPU memory is divided, the same on all ranks. Offsets are in bytes.
  *
  * <pre>
- *   all-reduce   control block, then two halves, then two more for one-shot; see all_reduce.cu
+ *   all-reduce   control block, then two halves, then two more for one-shot, where there is not
+ *                zero but what nobody sends; see all_reduce.cu
  *   signals      a word for each channel and each rank that raises it, 64 bytes apart
  *   probe        a word for each rank, written when the group is created
  *   counters     zeros, for kernels that leave them so
@@ -43,9 +44,16 @@ final class RegionLayout {
      */
     static final int FLAGS = 65536;
 
+    /** Each byte of a one-shot half whose data is not there yet. */
+    static final byte ABSENT = (byte) 0xff;
+
     private static final long PAGE = 4096;
 
-    private final long oneShotBytes;
+    /** The most that is one launch; what is larger is several. */
+    private static final long MAX_ONE_SHOT = 16 << 20;
+
+    private final long oneShotSlot;
+    private final long meshSlot;
     private final long twoShotSlot;
     private final long half;
     private final long oneShot;
@@ -59,14 +67,18 @@ final class RegionLayout {
 
     RegionLayout(CudaP2pOptions options, P2pLinks links) {
         int worldSize = links.ranks();
-        oneShotBytes = align(options.oneShotBytes(worldSize));
-        twoShotSlot = align((options.twoShotBytes() + worldSize - 1) / worldSize + 16);
+        long oneShotBytes = options.oneShotBytes(worldSize);
+        boolean twoShot = options.twoShotBytes() > oneShotBytes;
+        oneShotSlot = align(Math.min(oneShotBytes, MAX_ONE_SHOT));
+        twoShotSlot =
+                twoShot ? align((options.twoShotBytes() + worldSize - 1) / worldSize + 16) : 0;
+        meshSlot = 2 * align(oneShotBytes); // of float32 where elements have half that size
         // Two-shot has slots of a part, and the result of all parts behind them; the mesh, a slot
-        // for each rank and one more, of float32 where elements have half that size.
+        // for each rank and one more.
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
-        half = mesh ? (worldSize + 1) * meshSlot() : 2 * worldSize * twoShotSlot;
+        half = mesh ? (worldSize + 1) * meshSlot : 2 * worldSize * twoShotSlot;
         oneShot = CONTROL + 2 * half;
-        oneShotHalf = mesh ? 0 : worldSize * oneShotSlot();
+        oneShotHalf = mesh ? 0 : (worldSize - 1) * oneShotSlot;
         signals = oneShot + 2 * oneShotHalf;
         counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row is for probes
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
@@ -96,19 +108,10 @@ final class RegionLayout {
     /** The size of a slot in it. */
     long slot(Algorithm algorithm) {
         return switch (algorithm) {
-            case ONE_SHOT -> oneShotSlot();
+            case ONE_SHOT -> oneShotSlot;
             case TWO_SHOT -> twoShotSlot;
-            case MESH -> meshSlot();
+            case MESH -> meshSlot;
         };
-    }
-
-    /** Beside 8 bytes of data the epoch stands twice. */
-    private long oneShotSlot() {
-        return 2 * oneShotBytes;
-    }
-
-    private long meshSlot() {
-        return 2 * oneShotBytes;
     }
 
     long signal(int channel, int source) {

@@ -13,7 +13,6 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Reductions;
@@ -131,12 +130,16 @@ final class AllReduceCases {
         return sum;
     }
 
-    /** One-shot up to its largest size, two-shot, ends of packs, and every alignment. */
+    /**
+     * One-shot up to its largest size, two-shot, ends of packs, and every alignment.
+     *
+     * @param group with one-shot up to {@link P2pRanks#ONE_SHOT_BYTES}
+     * @param manager makes arrays on its GPU
+     */
     static void check(ProcessGroup group, NDManager manager) {
-        long oneShotBytes = CudaP2pOptions.builder().build().oneShotBytes(group.worldSize());
         long salt = 0;
         for (ScalarType type : TYPES) {
-            long largest = oneShotBytes / type.itemSize();
+            long largest = P2pRanks.ONE_SHOT_BYTES / type.itemSize();
             for (long count : new long[] {1, 7, 8, 9, 1000, 65_537, largest, 600_001}) {
                 for (int begin : new int[] {0, 1, 3}) {
                     ReduceOp op = ++salt % 2 == 0 ? ReduceOp.SUM : ReduceOp.AVG;

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.cudap2p;
 
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.engine.Engine;
@@ -32,8 +33,9 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
-import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /**
  * Thousands of all-reduces of random sizes, types and alignments, beside NCCL's of the same
@@ -43,7 +45,7 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(300)
 class CudaP2pAgainstNcclTest {
 
-    private static final int OPERATIONS = 10_000;
+    private static final int OPERATIONS = 5_000;
     private static final int BATCH = 100; // operations until the host looks
     private static final int SEED = 20;
     private static final long MAX_BYTES = 64 << 20;
@@ -59,11 +61,17 @@ class CudaP2pAgainstNcclTest {
         GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
     }
 
-    @Test
-    void allReducesOfRandomSizes() {
+    /** One-shot, two-shot and NCCL; then, for two ranks, one-shot alone, by several launches. */
+    @ParameterizedTest
+    @ValueSource(longs = {1 << 20, MAX_BYTES})
+    void allReducesOfRandomSizes(long oneShotBytes) {
         NcclOptions nccl = NcclOptions.builder().optTimeout(TIMEOUT).optBlockingWait(false).build();
         CudaP2pOptions p2p =
-                CudaP2pOptions.builder().optBufferSize(1 << 20).optNcclOptions(nccl).build();
+                CudaP2pOptions.builder()
+                        .optBufferSize(1 << 20)
+                        .optOneShotBytes(oneShotBytes)
+                        .optNcclOptions(nccl)
+                        .build();
         int worldSize = Math.min(RegionLayout.MAX_RANKS, CudaDevice.count());
         Engine.getEngine("PyTorch").setRandomSeed(SEED);
         List<ProcessGroup> references = ProcessGroups.local("nccl", worldSize, nccl);
@@ -73,10 +81,11 @@ class CudaP2pAgainstNcclTest {
                     groups,
                     group -> {
                         ProcessGroup reference = references.get(group.rank());
-                        compare(group, reference, p2p.twoShotBytes(), OPERATIONS);
+                        long sameBits = Math.max(oneShotBytes, p2p.twoShotBytes());
+                        compare(group, reference, sameBits, OPERATIONS);
                         String dump = group.flightRecorder().dump().toJson();
                         assertTrue(dump.contains("one_shot"), dump);
-                        assertTrue(dump.contains("two_shot"), dump);
+                        assertEquals(oneShotBytes < MAX_BYTES, dump.contains("two_shot"), dump);
                         return null;
                     });
         } finally {

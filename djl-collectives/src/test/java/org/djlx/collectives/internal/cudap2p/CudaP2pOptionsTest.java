@@ -46,17 +46,16 @@ class CudaP2pOptionsTest {
                 CudaP2pOptions.builder()
                         .optBufferSize(most)
                         .optHeapSize(most)
-                        .optOneShotBytes(most)
+                        .optOneShotBytes(most - 1)
                         .optTwoShotBytes(most)
                         .build();
         for (int ranks = 1; ranks <= RegionLayout.MAX_RANKS; ranks++) {
             P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
             RegionLayout layout = new RegionLayout(options, links);
-            assertTrue(layout.slot(Algorithm.ONE_SHOT) >= 2 * most);
+            assertEquals(16 << 20, layout.slot(Algorithm.ONE_SHOT)); // Larger ones are several.
             assertTrue(ranks * layout.slot(Algorithm.TWO_SHOT) >= most);
-            for (Algorithm one : List.of(Algorithm.ONE_SHOT, Algorithm.TWO_SHOT)) {
-                assertTrue(layout.half(one) >= ranks * layout.slot(one));
-            }
+            assertEquals(
+                    (ranks - 1) * layout.slot(Algorithm.ONE_SHOT), layout.half(Algorithm.ONE_SHOT));
             long twoShotEnd =
                     layout.begin(Algorithm.TWO_SHOT) + 2 * layout.half(Algorithm.TWO_SHOT);
             assertTrue(
@@ -93,5 +92,23 @@ class CudaP2pOptionsTest {
         GroupContext context =
                 new GroupContext("g", 0, 1, new HashStore(), ShmOptions.builder().build(), null);
         assertRejected(() -> new CudaP2pBackendFactory().create(context), "not ShmOptions");
+    }
+
+    /** What is never taken has no memory. */
+    @Test
+    void memoryFollowsFromTheSizes() {
+        P2pLinks links = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, 2);
+        CudaP2pOptions options = CudaP2pOptions.builder().build();
+        RegionLayout usual = new RegionLayout(options, links);
+        assertEquals(64 << 20, options.oneShotBytes(2));
+        assertEquals(0, usual.half(Algorithm.TWO_SHOT));
+        assertEquals(16 << 20, usual.half(Algorithm.ONE_SHOT));
+        RegionLayout none =
+                new RegionLayout(
+                        CudaP2pOptions.builder().optOneShotBytes(0).optTwoShotBytes(0).build(),
+                        links);
+        assertEquals(0, none.half(Algorithm.ONE_SHOT));
+        assertEquals(0, none.half(Algorithm.TWO_SHOT));
+        assertEquals((2 << 20) / 7, options.oneShotBytes(8));
     }
 }

@@ -710,6 +710,39 @@ class CudaP2pThreadsTest {
         }
     }
 
+    /** By default two ranks reduce what is larger than a slot by several launches. */
+    @Test
+    void graphsOfSeveralLaunches() {
+        run(
+                P2pRanks.options().optOneShotBytes(64 << 20),
+                (group, manager) ->
+                        Replays.check(
+                                group,
+                                new Shape(9_000_001),
+                                input -> {
+                                    group.allReduce(input, ReduceOp.SUM).blockCurrentStream();
+                                    return Torch.alias(manager, input);
+                                },
+                                (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
+    }
+
+    /** A NaN with the bits of what is not there yet arrives, and whatever it is added to is one. */
+    @Test
+    void theNanThatNobodySends() {
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
+                        NDArray tensor = Torch.empty(manager, new Shape(4000), type);
+                        TestArrays.bytes(manager, tensor).muli(0).subi(1);
+                        group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
+                        for (double value : TestArrays.values(tensor)) {
+                            assertTrue(Double.isNaN(value));
+                        }
+                    }
+                });
+    }
+
     /** Its kernel waits in vain until the timeout; that breaks the group, on all ranks. */
     @Test
     void graphThatOneRankReplaysAlone() {

@@ -45,6 +45,9 @@ public final class P2pRanks {
         return CudaDevice.count() == 1;
     }
 
+    /** Up to which size all-reduces are one-shot with these options, so that tests see all ways. */
+    static final long ONE_SHOT_BYTES = 1 << 20;
+
     /** Options with a short timeout. */
     public static CudaP2pOptions.Builder options() {
         return options(NcclOptions.builder());
@@ -72,6 +75,7 @@ public final class P2pRanks {
     private static CudaP2pOptions.Builder options(NcclOptions.Builder nccl) {
         CudaP2pOptions.Builder options =
                 CudaP2pOptions.builder()
+                        .optOneShotBytes(ONE_SHOT_BYTES)
                         .optNcclOptions(nccl.optTimeout(Duration.ofSeconds(30)).build());
         return isShared()
                 ? options.optSharedGpus(true).optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK)
