@@ -410,8 +410,13 @@ public final class NcclCommunicator implements AutoCloseable {
         return handle;
     }
 
+    /** The GPU. */
+    CudaDevice device() {
+        return device;
+    }
+
     /** Makes a call. */
-    private void call(String name, LongToIntFunction function) {
+    void call(String name, LongToIntFunction function) {
         NcclGroup group = NcclGroup.current();
         long handle = enter();
         boolean stays = false;

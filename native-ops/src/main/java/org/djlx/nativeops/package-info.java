@@ -87,8 +87,10 @@
  *   + NcclCommunicator      one rank of a communicator
  *   + NcclConfig            how it is to work
  *   + NcclGroup             calls that start together
+ *   + NcclWindow            memory that all ranks know
  *   + NcclException         a call that failed
  *     Nccl                  the functions
+ *     NcclWindowCalls       those for windows, which not every NCCL has
  * </pre>
  */
 package org.djlx.nativeops;

@@ -114,6 +114,38 @@ class NcclCommunicatorTest {
     }
 
     @Test
+    void windows() {
+        Optional<String> cause = NcclWindow.unavailabilityCause();
+        assumeTrue(cause.isEmpty(), cause::toString);
+        long byteSize = COUNT * Integer.BYTES;
+        List<CompletableFuture<Void>> done =
+                ranks.stream()
+                        .map(
+                                rank ->
+                                        CompletableFuture.runAsync(
+                                                () -> allReduceInWindow(rank, byteSize),
+                                                task -> new Thread(task).start()))
+                        .toList();
+        done.forEach(CompletableFuture::join);
+    }
+
+    private static void allReduceInWindow(Rank rank, long byteSize) {
+        try (NcclWindow window = NcclWindow.create(rank.nccl, byteSize)) {
+            long address = window.memory().address();
+            Gpus.write(rank.device, address, Gpus.range(0, COUNT));
+            rank.nccl.allReduce(
+                    address,
+                    address,
+                    COUNT,
+                    ScalarType.INT32,
+                    NcclCommunicator.Op.SUM.ordinal(),
+                    rank.stream);
+            rank.stream.synchronize();
+            assertEquals(2 * 999, Gpus.read(rank.device, address, COUNT)[999]);
+        }
+    }
+
+    @Test
     void groupsNest() {
         NcclGroup.begin();
         ranks.forEach(rank -> NcclGroup.run(() -> allReduce(rank)));
