@@ -5,7 +5,7 @@
 package org.djlx.samples.bench;
 
 /**
- * What calls of an operation cost a rank.
+ * What calls of an operation cost a rank. What was not measured is null.
  *
  * @param gpuMicros the median time between one call's end on the GPU and the next one's; where the
  *     host is slower than the GPU, it is the host's
@@ -16,21 +16,25 @@ package org.djlx.samples.bench;
  * @param otherNativeCalls how often it calls libtorch, NCCL or cuBLASLt
  */
 record CallTimes(
-        double gpuMicros,
-        double hostMicros,
-        double firstHostMicros,
-        double firstHostMicrosSum,
-        double driverCalls,
-        double otherNativeCalls) {
+        Double gpuMicros,
+        Double hostMicros,
+        Double firstHostMicros,
+        Double firstHostMicrosSum,
+        Double driverCalls,
+        Double otherNativeCalls) {
 
     /** The greater of each. */
     static CallTimes slowest(CallTimes a, CallTimes b) {
         return new CallTimes(
-                Math.max(a.gpuMicros, b.gpuMicros),
-                Math.max(a.hostMicros, b.hostMicros),
-                Math.max(a.firstHostMicros, b.firstHostMicros),
-                Math.max(a.firstHostMicrosSum, b.firstHostMicrosSum),
-                Math.max(a.driverCalls, b.driverCalls),
-                Math.max(a.otherNativeCalls, b.otherNativeCalls));
+                greater(a.gpuMicros, b.gpuMicros),
+                greater(a.hostMicros, b.hostMicros),
+                greater(a.firstHostMicros, b.firstHostMicros),
+                greater(a.firstHostMicrosSum, b.firstHostMicrosSum),
+                greater(a.driverCalls, b.driverCalls),
+                greater(a.otherNativeCalls, b.otherNativeCalls));
+    }
+
+    private static Double greater(Double a, Double b) {
+        return a == null ? b : b == null ? a : Double.valueOf(Math.max(a, b));
     }
 }

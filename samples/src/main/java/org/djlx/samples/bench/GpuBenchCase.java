@@ -4,19 +4,22 @@
  */
 package org.djlx.samples.bench;
 
+import static org.djlx.samples.bench.GpuBenchRow.COMMUNICATION;
 import static org.djlx.samples.bench.GpuBenchRow.MATMUL;
 import static org.djlx.samples.bench.GpuBenchRow.NCCL;
+import static org.djlx.samples.bench.GpuBenchRow.NCCL_WINDOWS;
 import static org.djlx.samples.bench.GpuBenchRow.OURS;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDArrays;
-import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.IntConsumer;
+import java.util.function.IntFunction;
 import java.util.function.Supplier;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -44,6 +47,11 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     private static final double HALF_ULP = 1 / 256.0;
 
+    // What all turns together are to exceed is the GPU's cache, 50 MB on a Hopper.
+    private static final long ROTATED_BYTES = 256 << 20;
+    private static final int MIN_TURNS = 2;
+    private static final int MAX_TURNS = 20;
+
     static GpuBenchCase allReduce(long bytes) {
         return new GpuBenchCase(Operation.allReduce, bytes, 0, 0, 0);
     }
@@ -52,60 +60,54 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         return new GpuBenchCase(operation, 0, m, n, k);
     }
 
-    /**
-     * A rank that measures.
-     *
-     * @param ours its handle of the group that is measured
-     * @param nccl its handle of the group to compare with; null if there is none
-     * @param manager of its arrays
-     * @param meeting where it meets the others
-     * @param marks in its work
-     */
-    record Rank(
-            ProcessGroup ours, ProcessGroup nccl, NDManager manager, Meeting meeting, Marks marks) {
-
-        int worldSize() {
-            return ours.worldSize();
-        }
-
-        /** All ranks' arrays in float64, on this rank's device. */
-        List<NDArray> allInFloat64(NDArray array) {
-            NDArray wide = doubles(array);
-            marks.synchronize();
-            return meeting.exchange(ours.rank(), wide);
-        }
-
-        NDArray random(long... sizes) {
-            try (NDArray floats = manager.randomNormal(new Shape(sizes))) {
-                return Torch.cast(floats, ScalarType.BFLOAT16);
-            }
-        }
-
-        NDArray empty(long... sizes) {
-            return Torch.empty(manager, new Shape(sizes), ScalarType.BFLOAT16);
-        }
+    /** For how many calls there are inputs: those of small sizes all stay in the cache. */
+    int turns(int worldSize) {
+        long each =
+                switch (operation) {
+                    case allReduce -> bytes;
+                    case allGatherMatmul ->
+                            2L
+                                    * ((long) m * k
+                                            + (long) k * n / worldSize
+                                            + (long) m * n / worldSize);
+                    case matmulReduceScatter ->
+                            2L
+                                    * ((long) m * k / worldSize
+                                            + (long) k * n / worldSize
+                                            + (long) m * n);
+                };
+        return (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, 1 + ROTATED_BYTES / each));
     }
 
-    /** The ways to do the operation, and the result in float64. */
+    /** The ways to do the operation, and the result of the first turn in float64. */
     private record Prepared(Map<String, Contender> contenders, Supplier<NDArray> expected) {}
 
     /** What this rank measures; the error is the largest of its results. */
-    GpuBenchRow measure(Rank rank, int gpus, int rounds) {
+    GpuBenchRow measure(GpuBenchRank rank, int gpus, int threads, int rounds) {
+        int turns = turns(rank.worldSize());
         Prepared prepared =
                 switch (operation) {
-                    case allReduce -> prepareAllReduce(rank);
-                    case allGatherMatmul -> prepareGather(rank);
-                    case matmulReduceScatter -> prepareScatter(rank);
+                    case allReduce -> prepareAllReduce(rank, turns);
+                    case allGatherMatmul -> prepareGather(rank, turns);
+                    case matmulReduceScatter -> prepareScatter(rank, turns);
                 };
-        Map<String, CallTimes> times =
-                new SideBySide(rank.marks, rank.meeting, rounds).measure(prepared.contenders);
-        double error = 0;
-        NDArray expected = prepared.expected.get();
-        for (Contender contender : prepared.contenders.values()) {
-            NDArray result = contender.result();
-            if (result != null) {
-                error = Math.max(error, error(result, expected));
-            }
+        double[] error = {0};
+        SideBySide.Result result;
+        try (NDManager checks = rank.manager().newSubManager()) {
+            NDArray[] expected = new NDArray[1];
+            result =
+                    new SideBySide(rank, turns, rounds)
+                            .measure(
+                                    prepared.contenders,
+                                    array -> {
+                                        if (expected[0] == null) {
+                                            expected[0] = prepared.expected.get();
+                                            expected[0].attach(checks);
+                                        }
+                                        error[0] = Math.max(error[0], error(array, expected[0]));
+                                    });
+        } finally {
+            prepared.contenders.values().forEach(Contender::close);
         }
         boolean fused = operation != Operation.allReduce;
         return new GpuBenchRow(
@@ -113,139 +115,235 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                 fused ? List.of(m, n, k) : null,
                 fused ? null : bytes,
                 rank.worldSize(),
-                rank.worldSize(),
+                threads,
                 gpus,
-                error,
+                error[0],
                 // NCCL rounds at each rank; a product is rounded once more before it is reduced.
                 HALF_ULP * (rank.worldSize() + 1),
-                times);
+                result.columns(),
+                result.replay(),
+                result.notes());
     }
 
-    private Prepared prepareAllReduce(Rank rank) {
-        NDArray input = rank.random(bytes / 2);
+    private Prepared prepareAllReduce(GpuBenchRank rank, int turns) {
+        long count = bytes / 2;
+        List<NDArray> inputs = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
         Map<String, Contender> contenders = new LinkedHashMap<>();
-        contenders.put(OURS, allReduce(rank, rank.ours, input));
-        if (rank.nccl != null) {
-            contenders.put(NCCL, allReduce(rank, rank.nccl, input));
+        List<NDArray> own = arrays(turns, i -> rank.empty(count));
+        contenders.put(
+                OURS,
+                inPlace(
+                        inputs,
+                        own,
+                        i -> complete(rank.ours(), rank.ours().allReduce(own.get(i), ReduceOp.SUM)),
+                        null));
+        if (rank.baseline() != null) {
+            List<NDArray> plain = arrays(turns, i -> rank.empty(count));
+            contenders.put(
+                    NCCL,
+                    inPlace(inputs, plain, i -> rank.baseline().allReduce(plain.get(i)), null));
+            // Each at a multiple of what an allocation is aligned to.
+            long distance = (bytes + 255) / 256 * 256;
+            Baseline.Window window = rank.baseline().window(distance * turns);
+            if (window != null) {
+                List<NDArray> views =
+                        arrays(
+                                turns,
+                                i ->
+                                        window.view(
+                                                rank.manager(),
+                                                i * distance,
+                                                inputs.get(i).getShape()));
+                contenders.put(
+                        NCCL_WINDOWS,
+                        inPlace(
+                                inputs,
+                                views,
+                                i -> rank.baseline().allReduce(views.get(i)),
+                                window));
+            }
         }
         return new Prepared(
                 contenders,
+                () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count), true)));
+    }
+
+    /** Reduces tensors in place; sums of sums would end in infinity. */
+    private static Contender inPlace(
+            List<NDArray> inputs,
+            List<NDArray> tensors,
+            IntConsumer reduce,
+            Baseline.Window window) {
+        Contender contender =
+                new Contender() {
+                    @Override
+                    public NDArray call(int turn) {
+                        reduce.accept(turn);
+                        return null;
+                    }
+
+                    @Override
+                    public void reset() {
+                        for (int i = 0; i < tensors.size(); i++) {
+                            Torch.copy(tensors.get(i), inputs.get(i));
+                        }
+                    }
+
+                    @Override
+                    public NDArray kept() {
+                        return tensors.get(0);
+                    }
+
+                    @Override
+                    public void close() {
+                        if (window != null) {
+                            tensors.forEach(NDArray::close);
+                            window.close();
+                        }
+                    }
+                };
+        contender.reset();
+        return contender;
+    }
+
+    private Prepared prepareGather(GpuBenchRank rank, int turns) {
+        int rows = m / rank.worldSize();
+        int columns = n / rank.worldSize();
+        int own = rank.ours().rank();
+        List<NDArray> as = arrays(turns, i -> rank.input(own, i, 0, rows, k));
+        List<NDArray> bs = arrays(turns, i -> rank.input(own, i, 1, k, columns));
+        List<NDArray> gathered = arrays(turns, i -> rank.input(own, i, 2, m, k));
+        List<NDArray> outs = arrays(turns, i -> rank.empty(m, columns));
+        Map<String, Contender> contenders = new LinkedHashMap<>();
+        contenders.put(
+                OURS,
+                turn ->
+                        FusedOps.allGatherMatmul(
+                                        as.get(turn), List.of(bs.get(turn)), 0, rank.ours(), false)
+                                .outputs()
+                                .get(0));
+        IntConsumer matmul = i -> Torch.mmOut(outs.get(i), gathered.get(i), bs.get(i));
+        putBaselines(
+                rank,
+                contenders,
+                i -> rank.baseline().allGather(gathered.get(i), as.get(i)),
+                matmul,
+                true,
+                outs.get(0));
+        return new Prepared(
+                contenders,
                 () -> {
-                    List<NDArray> all = rank.allInFloat64(input);
-                    return NDArrays.add(all.toArray(NDArray[]::new)).div(all.size());
+                    try (NDArray b = doubles(rank.input(own, 0, 1, k, columns), true)) {
+                        NDArray expected =
+                                Torch.empty(
+                                        rank.manager(), new Shape(m, columns), ScalarType.FLOAT64);
+                        for (int r = 0; r < rank.worldSize(); r++) {
+                            try (NDArray a = doubles(rank.input(r, 0, 0, rows, k), true);
+                                    NDArray part = a.matMul(b);
+                                    NDArray place = expected.get(r * rows + ":" + (r + 1) * rows)) {
+                                Torch.copy(place, part);
+                            }
+                        }
+                        return expected;
+                    }
                 });
     }
 
-    private static Contender allReduce(Rank rank, ProcessGroup group, NDArray input) {
-        NDArray tensor = rank.empty(input.size());
-        Torch.copy(tensor, input);
+    private Prepared prepareScatter(GpuBenchRank rank, int turns) {
+        int rows = m / rank.worldSize();
+        int inner = k / rank.worldSize();
+        int own = rank.ours().rank();
+        List<NDArray> as = arrays(turns, i -> rank.input(own, i, 0, m, inner));
+        List<NDArray> bs = arrays(turns, i -> rank.input(own, i, 1, inner, n));
+        List<NDArray> products = arrays(turns, i -> rank.empty(m, n));
+        List<NDArray> parts = arrays(turns, i -> rank.empty(rows, n));
+        Map<String, Contender> contenders = new LinkedHashMap<>();
+        contenders.put(
+                OURS,
+                turn ->
+                        FusedOps.matmulReduceScatter(
+                                as.get(turn), bs.get(turn), ReduceOp.SUM, 0, rank.ours()));
+        IntConsumer matmul = i -> Torch.mmOut(products.get(i), as.get(i), bs.get(i));
+        putBaselines(
+                rank,
+                contenders,
+                i -> rank.baseline().reduceScatter(parts.get(i), products.get(i)),
+                matmul,
+                false,
+                parts.get(0));
+        return new Prepared(
+                contenders,
+                () ->
+                        sum(
+                                rank.worldSize(),
+                                r -> {
+                                    try (NDArray a = rank.input(r, 0, 0, m, inner);
+                                            NDArray mine =
+                                                    doubles(
+                                                            a.get(
+                                                                    own * rows
+                                                                            + ":"
+                                                                            + (own + 1) * rows),
+                                                            true);
+                                            NDArray b =
+                                                    doubles(rank.input(r, 0, 1, inner, n), true)) {
+                                        return mine.matMul(b);
+                                    }
+                                }));
+    }
+
+    /** NCCL and a matmul, one after the other, and each of them alone. */
+    private static void putBaselines(
+            GpuBenchRank rank,
+            Map<String, Contender> contenders,
+            IntConsumer collective,
+            IntConsumer matmul,
+            boolean collectiveFirst,
+            NDArray kept) {
+        if (rank.baseline() != null) {
+            IntConsumer both =
+                    collectiveFirst ? collective.andThen(matmul) : matmul.andThen(collective);
+            contenders.put(NCCL, intoArrays(both, kept));
+        }
+        contenders.put(MATMUL, intoArrays(matmul, null));
+        if (rank.baseline() != null) {
+            contenders.put(COMMUNICATION, intoArrays(collective, null));
+        }
+    }
+
+    /** A contender whose results are kept; without an array to look at, they are not checked. */
+    private static Contender intoArrays(IntConsumer body, NDArray kept) {
         return new Contender() {
             @Override
-            public NDArray call() {
-                // The average: sums of sums would end in infinity.
-                complete(group, group.allReduce(tensor, ReduceOp.AVG));
+            public NDArray call(int turn) {
+                body.accept(turn);
                 return null;
             }
 
             @Override
-            public NDArray result() {
-                Torch.copy(tensor, input);
-                call();
-                return tensor;
+            public NDArray kept() {
+                return kept;
+            }
+
+            @Override
+            public boolean isChecked() {
+                return kept != null;
             }
         };
     }
 
-    private Prepared prepareGather(Rank rank) {
-        NDArray a = rank.random(m / rank.worldSize(), k);
-        NDArray b = rank.random(k, n / rank.worldSize());
-        NDArray gathered = rank.random(m, k);
-        Map<String, Contender> contenders = new LinkedHashMap<>();
-        contenders.put(
-                OURS,
-                checked(
-                        () ->
-                                FusedOps.allGatherMatmul(a, List.of(b), 0, rank.ours, false)
-                                        .outputs()
-                                        .get(0)));
-        if (rank.nccl != null) {
-            contenders.put(
-                    NCCL,
-                    checked(
-                            () -> {
-                                complete(rank.nccl, rank.nccl.allGatherIntoTensor(gathered, a));
-                                return gathered.matMul(b);
-                            }));
-        }
-        contenders.put(MATMUL, () -> gathered.matMul(b));
-        return new Prepared(
-                contenders,
-                () -> {
-                    NDList all = new NDList(rank.allInFloat64(a));
-                    return NDArrays.concat(all, 0).matMul(doubles(b));
-                });
+    private static List<NDArray> arrays(int turns, IntFunction<NDArray> maker) {
+        return IntStream.range(0, turns).mapToObj(maker).toList();
     }
 
-    private Prepared prepareScatter(Rank rank) {
-        int rows = m / rank.worldSize();
-        NDArray a = rank.random(m, k / rank.worldSize());
-        NDArray b = rank.random(k / rank.worldSize(), n);
-        NDArray part = rank.empty(rows, n);
-        Map<String, Contender> contenders = new LinkedHashMap<>();
-        contenders.put(
-                OURS,
-                checked(() -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, rank.ours)));
-        if (rank.nccl != null) {
-            contenders.put(
-                    NCCL,
-                    new Contender() {
-                        @Override
-                        public NDArray call() {
-                            try (NDArray product = a.matMul(b)) {
-                                complete(
-                                        rank.nccl,
-                                        rank.nccl.reduceScatterTensor(part, product, ReduceOp.SUM));
-                            }
-                            return null;
-                        }
-
-                        @Override
-                        public NDArray result() {
-                            call();
-                            return part;
-                        }
-                    });
+    private static NDArray sum(int ranks, IntFunction<NDArray> part) {
+        NDArray sum = part.apply(0);
+        for (int r = 1; r < ranks; r++) {
+            try (NDArray next = part.apply(r)) {
+                sum.addi(next);
+            }
         }
-        contenders.put(MATMUL, () -> a.matMul(b));
-        int first = rank.ours.rank() * rows;
-        return new Prepared(
-                contenders,
-                () -> {
-                    List<NDArray> as = rank.allInFloat64(a);
-                    List<NDArray> bs = rank.allInFloat64(b);
-                    NDArray sum = null;
-                    for (int i = 0; i < as.size(); i++) {
-                        NDArray product =
-                                as.get(i).get(first + ":" + (first + rows)).matMul(bs.get(i));
-                        sum = sum == null ? product : sum.addi(product);
-                    }
-                    return sum;
-                });
-    }
-
-    /** A contender whose result is what it returns. */
-    private static Contender checked(Contender contender) {
-        return new Contender() {
-            @Override
-            public NDArray call() {
-                return contender.call();
-            }
-
-            @Override
-            public NDArray result() {
-                return contender.call();
-            }
-        };
+        return sum;
     }
 
     private static void complete(ProcessGroup group, Work work) {
@@ -256,28 +354,26 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
+    /** The largest error, relative to the largest magnitude. */
     private static double error(NDArray result, NDArray expected) {
-        return doubles(result).sub(expected).abs().max().getDouble()
-                / expected.abs().max().getDouble();
+        try (NDArray difference = doubles(result, false)) {
+            difference.subi(expected);
+            return magnitude(difference) / magnitude(expected);
+        }
     }
 
-    private static NDArray doubles(NDArray array) {
-        return Torch.cast(array, ScalarType.FLOAT64);
+    private static double magnitude(NDArray array) {
+        try (NDArray max = array.max();
+                NDArray min = array.min()) {
+            return Math.max(Math.abs(max.getDouble()), Math.abs(min.getDouble()));
+        }
     }
 
-    /** What the slowest and the worst rank have shown; an error of NaN is the worst. */
-    static GpuBenchRow slowest(GpuBenchRow a, GpuBenchRow b) {
-        Map<String, CallTimes> columns = new LinkedHashMap<>(a.columns());
-        b.columns().forEach((name, times) -> columns.merge(name, times, CallTimes::slowest));
-        return new GpuBenchRow(
-                a.operation(),
-                a.mnk(),
-                a.bytes(),
-                a.ranks(),
-                a.threads(),
-                a.gpus(),
-                Math.max(a.error(), b.error()),
-                a.allowedError(),
-                columns);
+    private static NDArray doubles(NDArray array, boolean close) {
+        NDArray wide = Torch.cast(array, ScalarType.FLOAT64);
+        if (close) {
+            array.close();
+        }
+        return wide;
     }
 }

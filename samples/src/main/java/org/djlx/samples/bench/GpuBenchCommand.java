@@ -4,47 +4,31 @@
  */
 package org.djlx.samples.bench;
 
-import ai.djl.engine.Engine;
-import ai.djl.ndarray.NDManager;
 import java.io.IOException;
-import java.io.PrintWriter;
 import java.nio.file.Path;
-import java.util.ArrayList;
+import java.time.Duration;
 import java.util.List;
-import java.util.Locale;
 import java.util.concurrent.Callable;
-import java.util.function.Function;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
-import java.util.stream.IntStream;
-import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeVersions;
-import org.djlx.nativeops.Torch;
 import org.djlx.samples.Gpus;
 import org.djlx.samples.Ranks;
-import org.djlx.samples.TextTable;
-import org.djlx.samples.bench.GpuBenchCase.Operation;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-gpu}: all-reduce and the fused operators on GPUs, beside NCCL. */
+/** {@code bench-gpu}: all-reduce and the fused operators on GPUs, beside NCCL and PyTorch. */
 @Command(
         name = "bench-gpu",
         description = {
-            "Times all-reduce and the fused operators in bfloat16 on GPUs of this host, a thread a"
-                    + " rank, in turns with the same by NCCL and libtorch's matmul, after 200"
-                    + " calls, of which the first 20 are kept apart. Checks each result against"
-                    + " float64.",
+            "Times all-reduce and the fused operators in bfloat16 on GPUs of this host, in turns"
+                    + " with the same by NCCL and libtorch's matmul, and PyTorch where it is"
+                    + " found: called by the host, after 200 calls, of which the first 20 are"
+                    + " kept apart, and replayed from CUDA graphs. Checks each result against"
+                    + " float64. Ranks are threads or, started by 'launch', processes.",
             "Each figure is a median in microseconds, of the slowest rank: between events of the"
                     + " GPU, calls by the host included; in columns 'host' what a call takes the"
                     + " thread. More ranks than GPUs share them; NCCL refuses that, and has no"
@@ -53,8 +37,7 @@ import picocli.CommandLine.Spec;
 public final class GpuBenchCommand implements Callable<Integer> {
 
     private static final int MAX_RANKS = 8;
-    private static final String NONE = "none";
-    private static final Pattern SHAPE = Pattern.compile("(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
+    private static final Duration TORCH_PATIENCE = Duration.ofSeconds(120);
 
     @Spec private CommandSpec spec;
 
@@ -68,27 +51,37 @@ public final class GpuBenchCommand implements Callable<Integer> {
             names = "--bytes",
             paramLabel = "SIZE",
             split = ",",
-            defaultValue = "1K,4K,16K,64K,256K,1M,4M,16M,64M",
+            defaultValue = GpuBenchPlan.BYTES,
             description = "All-reduces to measure, or none; ${DEFAULT-VALUE} if not given.")
     private List<String> bytes;
 
     @Option(
             names = "--shapes",
-            paramLabel = "MxNxK",
+            paramLabel = "SHAPE",
             split = ",",
-            defaultValue =
-                    "tiny,512x8192x8192,512x1024x8192,4096x8192x8192,8192x8192x8192,"
-                            + "8192x28672x8192,16384x28672x8192",
+            defaultValue = GpuBenchPlan.SHAPES,
             description =
-                    "Unsharded shapes of the fused operators, or none; tiny is 16 for each rank."
-                            + " ${DEFAULT-VALUE} if not given.")
+                    "Unsharded shapes of the fused operators, MxNxK, or none; with ag: or rs:"
+                            + " before, of one of them; tiny is 16 for each rank; llama-8b and"
+                            + " llama-70b are a model's, with M from 16 to 32768, or for example"
+                            + " llama-8b:64-512. ${DEFAULT-VALUE} if not given.")
     private List<String> shapes;
 
     @Option(
             names = "--rounds",
-            defaultValue = "10",
-            description = "Turns of 10 calls each; ${DEFAULT-VALUE} if not given.")
+            defaultValue = "20",
+            description =
+                    "Turns of 5 calls and 2 launches of a graph each; ${DEFAULT-VALUE} if not"
+                            + " given.")
     private int rounds;
+
+    @Option(
+            names = "--torch",
+            paramLabel = "PYTHON",
+            description =
+                    "A Python with PyTorch, such as python3: measures its operators too, or says"
+                            + " why it cannot.")
+    private String python;
 
     @Option(
             names = "--json",
@@ -105,7 +98,7 @@ public final class GpuBenchCommand implements Callable<Integer> {
     private GpuBenchCommand() {}
 
     @Override
-    public Integer call() throws IOException {
+    public Integer call() throws Exception {
         Ranks.check(spec, "--ranks", ranks, false);
         if (ranks != null && ranks > MAX_RANKS) {
             throw new ParameterException(
@@ -118,196 +111,57 @@ public final class GpuBenchCommand implements Callable<Integer> {
         // The shapes are read before anything else can fail.
         cases(1);
         Gpus.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        int gpus = CudaDevice.count();
-        int worldSize = ranks == null ? Math.min(MAX_RANKS, gpus) : ranks;
-        return measure(worldSize, Math.min(gpus, worldSize), cases(worldSize));
+        Ranks here = Ranks.of(ranks, Math.min(MAX_RANKS, CudaDevice.count()));
+        int worldSize = here.worldSize();
+        int threads = here.here().size();
+        int gpus = Math.min(worldSize, CudaDevice.count());
+        List<GpuBenchCase> cases = cases(worldSize);
+        GpuBenchJob job = new GpuBenchJob(cases, rounds, threads, gpus);
+        List<Boolean> correct =
+                here.run(
+                        "shm",
+                        control -> {
+                            Meeting meeting = new Meeting(control);
+                            if (control.rank() > 0) {
+                                return job.run(meeting, (wanted, row) -> {});
+                            }
+                            try (GpuBenchResults results = results(worldSize, threads, gpus)) {
+                                boolean right = job.run(meeting, results::add);
+                                results.print(spec.commandLine().getOut());
+                                return right;
+                            }
+                        });
+        return correct.contains(false) ? 1 : 0;
     }
 
-    private int measure(int worldSize, int gpus, List<GpuBenchCase> cases) throws IOException {
-        boolean shared = gpus < worldSize;
+    private GpuBenchResults results(int worldSize, int threads, int gpus) throws IOException {
         BenchReport report =
                 new BenchReport(
-                        "all_reduce and fused operators, bfloat16, a thread a rank",
+                        "all_reduce and fused operators, bfloat16, a "
+                                + (threads == worldSize ? "thread" : "process")
+                                + " a rank",
                         commit,
                         NativeVersions.query());
         report.put("gpus", Gpus.names().subList(0, gpus));
         report.put("ranks", worldSize);
         report.put("rounds", rounds);
-        Engine.getEngine("PyTorch").setRandomSeed(42);
-        CudaP2pOptions options = options(shared);
-        List<ProcessGroup> nccl =
-                shared ? List.of() : ProcessGroups.local("nccl", worldSize, options.ncclOptions());
-        List<ProcessGroup> ours = ProcessGroups.local("cuda_p2p", worldSize, options);
-        List<GpuBenchRow> rows = new ArrayList<>();
-        try {
-            for (GpuBenchCase wanted : cases) {
-                rows.add(measure(ours, nccl, wanted, gpus));
-                report.put("rows", rows);
-                if (json != null) {
-                    // After each: hours on the machine are not lost with the last row.
-                    report.store(json);
-                }
-                spec.commandLine().getErr().println(wanted);
-            }
-        } finally {
-            ours.forEach(ProcessGroup::destroy);
-            nccl.forEach(ProcessGroup::destroy);
-        }
-        PrintWriter out = spec.commandLine().getOut();
-        out.printf(
-                "%d ranks on %d GPUs, bfloat16, microseconds%n%n%s", worldSize, gpus, table(rows));
-        out.flush();
-        return rows.stream().allMatch(GpuBenchRow::correct) ? 0 : 1;
+        TorchPeer torch =
+                python == null
+                        ? null
+                        : TorchPeer.start(python, torchScript(), worldSize, TORCH_PATIENCE);
+        return new GpuBenchResults(report, json, torch, rounds, spec.commandLine().getErr());
     }
 
-    private GpuBenchRow measure(
-            List<ProcessGroup> ours, List<ProcessGroup> nccl, GpuBenchCase wanted, int gpus) {
-        Meeting meeting = new Meeting(ours.size());
-        boolean shared = gpus < ours.size();
-        return ProcessGroups.run(
-                        ours,
-                        group -> {
-                            ProcessGroup other = nccl.isEmpty() ? null : nccl.get(group.rank());
-                            try (CudaDevice device = CudaDevice.open(group.device());
-                                    NDManager manager =
-                                            NDManager.newBaseManager(group.device(), "PyTorch")) {
-                                return onStream(
-                                        device,
-                                        shared,
-                                        stream -> {
-                                            try (Marks marks = new CudaMarks(device, stream)) {
-                                                GpuBenchCase.Rank rank =
-                                                        new GpuBenchCase.Rank(
-                                                                group, other, manager, meeting,
-                                                                marks);
-                                                return wanted.measure(rank, gpus, rounds);
-                                            }
-                                        });
-                            } catch (RuntimeException | Error e) {
-                                meeting.leave();
-                                throw e;
-                            }
-                        })
-                .stream()
-                .reduce(GpuBenchCase::slowest)
-                .orElseThrow();
-    }
-
-    /** On the current stream or, as ranks that share a GPU wait for each other, on one's own. */
-    private static <T> T onStream(CudaDevice device, boolean own, Function<CudaStream, T> body) {
-        if (!own) {
-            return body.apply(CudaStream.wrap(device, Torch.currentCudaStream(device.device())));
-        }
-        try (CudaStream stream = CudaStream.create(device)) {
-            CudaStreamGuard guard = Torch.cudaStreamGuard(device.device(), stream.handle());
-            try {
-                return body.apply(stream);
-            } finally {
-                guard.close();
-                device.synchronize();
-            }
-        }
-    }
-
-    private static CudaP2pOptions options(boolean shared) {
-        CudaP2pOptions.Builder options = CudaP2pOptions.builder().optBufferSize(2L << 30);
-        if (shared) {
-            // NCCL cannot take over the large sizes, and NVML knows no link of a GPU with itself.
-            options.optSharedGpus(true)
-                    .optTwoShotBytes(64 << 20)
-                    .optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
-        }
-        return options.build();
+    /** In the checkout, which run.sh names; otherwise in the one that this is called from. */
+    private static Path torchScript() {
+        return Path.of(System.getProperty("djlx.home", "")).resolve("ci/bench/torch_peer.py");
     }
 
     private List<GpuBenchCase> cases(int worldSize) {
-        List<GpuBenchCase> cases = new ArrayList<>();
         try {
-            // The tiny ones come first, so that their first calls are those of a new JVM.
-            for (String shape : shapes) {
-                if (!shape.equals(NONE)) {
-                    cases.add(fused(Operation.allGatherMatmul, shape, worldSize));
-                    cases.add(fused(Operation.matmulReduceScatter, shape, worldSize));
-                }
-            }
-            for (String size : bytes) {
-                if (!size.equals(NONE)) {
-                    cases.add(GpuBenchCase.allReduce(Math.max(2, BenchCase.parse(size).size())));
-                }
-            }
+            return GpuBenchPlan.cases(shapes, bytes, worldSize);
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
-        return cases;
-    }
-
-    private static GpuBenchCase fused(Operation operation, String shape, int worldSize) {
-        if (shape.equals("tiny")) {
-            int side = 16 * worldSize;
-            return GpuBenchCase.fused(operation, side, side, side);
-        }
-        Matcher matcher = SHAPE.matcher(shape);
-        if (!matcher.matches()) {
-            throw new IllegalArgumentException(
-                    "'" + shape + "' is no shape, such as 512x8192x8192: M, N and K");
-        }
-        int[] mnk =
-                IntStream.rangeClosed(1, 3).map(i -> Integer.parseInt(matcher.group(i))).toArray();
-        for (int size : mnk) {
-            if (size == 0 || size % worldSize != 0) {
-                throw new IllegalArgumentException(
-                        "the sizes of "
-                                + shape
-                                + " are not divisible by "
-                                + Ranks.count(worldSize));
-            }
-        }
-        return GpuBenchCase.fused(operation, mnk[0], mnk[1], mnk[2]);
-    }
-
-    /** Returns a line for each row. */
-    static TextTable table(List<GpuBenchRow> rows) {
-        TextTable table =
-                new TextTable(
-                        "operation",
-                        "size",
-                        "matmul",
-                        "nccl",
-                        "host",
-                        "ours",
-                        "host",
-                        "first 20",
-                        "driver",
-                        "native",
-                        "ratio",
-                        "error",
-                        "");
-        for (GpuBenchRow row : rows) {
-            CallTimes ours = row.columns().get(GpuBenchRow.OURS);
-            CallTimes nccl = row.columns().get(GpuBenchRow.NCCL);
-            CallTimes matmul = row.columns().get(GpuBenchRow.MATMUL);
-            table.add(
-                    row.operation(),
-                    row.size(),
-                    matmul == null ? "-" : number(matmul.gpuMicros()),
-                    nccl == null ? "-" : number(nccl.gpuMicros()),
-                    nccl == null ? "-" : number(nccl.hostMicros()),
-                    number(ours.gpuMicros()),
-                    number(ours.hostMicros()),
-                    number(ours.firstHostMicros()),
-                    number(ours.driverCalls()),
-                    number(ours.otherNativeCalls()),
-                    nccl == null
-                            ? "-"
-                            : String.format(
-                                    Locale.ROOT, "%.2f", nccl.gpuMicros() / ours.gpuMicros()),
-                    String.format(Locale.ROOT, "%.1e", row.error()),
-                    row.correct() ? "" : "WRONG");
-        }
-        return table;
-    }
-
-    private static String number(double value) {
-        return String.format(Locale.ROOT, "%.1f", value);
     }
 }

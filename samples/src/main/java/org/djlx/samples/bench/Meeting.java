@@ -5,63 +5,56 @@
 package org.djlx.samples.bench;
 
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.concurrent.BrokenBarrierException;
-import java.util.concurrent.CyclicBarrier;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
 
 /**
- * Where ranks that are threads wait for each other without an operation of a group, which would be
- * measured or, where ranks share a GPU, impossible.
+ * Where ranks, threads or processes, wait for each other and tell each other what they have found,
+ * on the host: an operation of the group that is measured would be measured too. The group stays
+ * the caller's; one whose rank has failed lets the others fail.
+ *
+ * @param control a group of the same ranks with backend {@code shm}
  */
-final class Meeting {
+record Meeting(ProcessGroup control) {
 
-    private static final long TIMEOUT_MINUTES = 3;
-
-    private final CyclicBarrier barrier;
-    private final NDArray[] shown;
-    private volatile boolean left;
-
-    Meeting(int ranks) {
-        barrier = new CyclicBarrier(ranks);
-        shown = new NDArray[ranks];
+    int rank() {
+        return control.rank();
     }
 
     /** Waits for all ranks. */
     void await() {
-        if (left) {
-            throw new IllegalStateException("another rank failed");
-        }
-        try {
-            barrier.await(TIMEOUT_MINUTES, TimeUnit.MINUTES);
-        } catch (BrokenBarrierException | TimeoutException e) {
-            throw new IllegalStateException("another rank failed, or is late", e);
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new IllegalStateException("interrupted while waiting for the other ranks", e);
-        }
-    }
-
-    /** Lets the other ranks fail instead of waiting for this one. */
-    void leave() {
-        left = true;
-        barrier.reset();
+        control.barrier().await();
     }
 
     /**
-     * Shows an array, of which all work is done, to the other ranks.
+     * Tells all ranks something, without the character 0.
      *
-     * @return copies of all ranks' arrays on the device of this one's, and with its manager
+     * @return what each of them said, in rank order
      */
-    List<NDArray> exchange(int rank, NDArray array) {
-        shown[rank] = array;
-        await();
-        List<NDArray> copies =
-                Arrays.stream(shown).map(other -> other.toDevice(array.getDevice(), true)).toList();
-        copies.forEach(copy -> copy.attach(array.getManager()));
-        await();
-        return copies;
+    List<String> exchange(String message) {
+        byte[] bytes = message.getBytes(StandardCharsets.UTF_8);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray length = manager.create(new long[] {bytes.length + 1L});
+            control.allReduce(length, ReduceOp.MAX).await();
+            int longest = Math.toIntExact(length.getLong());
+            NDArray all =
+                    manager.zeros(new Shape((long) longest * control.worldSize()), DataType.INT8);
+            NDArray own = manager.create(Arrays.copyOf(bytes, longest));
+            control.allGatherIntoTensor(all, own).await();
+            byte[] received = all.toByteArray();
+            List<String> messages = new ArrayList<>();
+            for (int i = 0; i < control.worldSize(); i++) {
+                String padded = new String(received, i * longest, longest, StandardCharsets.UTF_8);
+                messages.add(padded.substring(0, padded.indexOf('\0')));
+            }
+            return messages;
+        }
     }
 }

@@ -5,16 +5,24 @@
 package org.djlx.samples.bench;
 
 import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
+import java.util.function.Consumer;
 import org.djlx.nativeops.NativeCalls;
 
 /**
- * One rank's measurement of several ways to do an operation: all of them once until they are warm,
- * then in turns, since clocks drift with heat and power.
+ * One rank's measurement of several ways to do an operation, called by the host and replayed from
+ * recordings: all of them once until they are warm, then in turns, since clocks drift with heat and
+ * power.
+ *
+ * @param rank the rank
+ * @param turns for how many calls contenders have prepared inputs; a recording holds as many calls
+ * @param rounds how often each contender has its turn
  */
-final class SideBySide {
+record SideBySide(GpuBenchRank rank, int turns, int rounds) {
 
     /** The calls before those that are measured. */
     static final int WARM_UP = 200;
@@ -22,31 +30,33 @@ final class SideBySide {
     /** Of these, the ones that are kept apart. */
     static final int FIRST = 20;
 
-    private static final int CALLS = 10; // of each in a round
+    private static final int CALLS = 5; // of each in a round, behind one that is not counted
+    private static final int LAUNCHES = 2; // of its recording, likewise
     private static final int COUNTED = 20;
     private static final int MAX_IN_FLIGHT = 50;
 
-    private final Marks marks;
-    private final Meeting meeting;
-    private final int rounds;
-
-    SideBySide(Marks marks, Meeting meeting, int rounds) {
-        this.marks = marks;
-        this.meeting = meeting;
-        this.rounds = rounds;
-    }
+    /** What was measured, by the contenders' names. */
+    record Result(
+            Map<String, CallTimes> columns,
+            Map<String, Double> replay,
+            Map<String, String> notes) {}
 
     /** What one contender has shown so far. */
     private static final class Samples {
         private final double[] first = new double[FIRST];
         private final double[] gpu;
         private final double[] host;
+        private final double[] replay;
         private double driverCalls;
         private double otherCalls;
+        private int turn;
+        private Recorder.Recording recording; // null if there is none
+        private final List<NDArray> recorded = new ArrayList<>(); // results of its calls
 
-        Samples(int calls) {
-            gpu = new double[calls];
-            host = new double[calls];
+        Samples(int rounds) {
+            gpu = new double[rounds * CALLS];
+            host = new double[rounds * CALLS];
+            replay = new double[rounds * LAUNCHES];
         }
 
         CallTimes times() {
@@ -58,49 +68,142 @@ final class SideBySide {
                     tenths(driverCalls),
                     tenths(otherCalls));
         }
+
+        void close() {
+            if (recording != null) {
+                recording.close();
+            }
+            recorded.forEach(NDArray::close);
+        }
     }
 
-    /** Measures; all ranks call this with the same contenders in the same order. */
-    Map<String, CallTimes> measure(Map<String, Contender> contenders) {
+    /**
+     * Measures; all ranks call this with the same contenders in the same order.
+     *
+     * @param contenders the ways to do the operation; stay the caller's
+     * @param check is given each result of the first turn, called and replayed
+     * @throws RuntimeException if the rank fails. Its recordings then stay: to close one waits for
+     *     the GPU, which may wait for another rank, in vain
+     */
+    Result measure(Map<String, Contender> contenders, Consumer<NDArray> check) {
         Map<String, Samples> samples = new LinkedHashMap<>();
+        contenders.keySet().forEach(name -> samples.put(name, new Samples(rounds)));
+        Map<String, String> notes = new LinkedHashMap<>();
+        contenders.forEach((name, contender) -> warmUp(contender, samples.get(name)));
         contenders.forEach(
                 (name, contender) -> {
-                    samples.put(name, new Samples(rounds * CALLS));
-                    warmUp(contender, samples.get(name));
+                    String failure = record(contender, samples.get(name));
+                    if (!failure.isEmpty()) {
+                        notes.put(name, "not recorded into a graph: " + failure);
+                    }
                 });
         for (int round = 0; round < rounds; round++) {
-            int offset = round * CALLS;
-            contenders.forEach((name, contender) -> time(contender, samples.get(name), offset));
+            int number = round;
+            contenders.forEach(
+                    (name, contender) -> {
+                        time(contender, samples.get(name), number);
+                        replay(contender, samples.get(name), number);
+                    });
         }
         contenders.forEach((name, contender) -> count(contender, samples.get(name)));
-        Map<String, CallTimes> times = new LinkedHashMap<>();
-        samples.forEach((name, all) -> times.put(name, all.times()));
-        return times;
+        contenders.forEach((name, contender) -> check(contender, samples.get(name), check));
+        rank.marks().synchronize();
+        Map<String, CallTimes> columns = new LinkedHashMap<>();
+        Map<String, Double> replay = new LinkedHashMap<>();
+        samples.forEach(
+                (name, all) -> {
+                    columns.put(name, all.times());
+                    if (all.recording != null) {
+                        replay.put(name, hundredths(median(all.replay)));
+                    }
+                });
+        samples.values().forEach(Samples::close);
+        return new Result(columns, replay, notes);
     }
 
     private void warmUp(Contender contender, Samples samples) {
         meet();
         for (int i = 0; i < WARM_UP; i++) {
-            double micros = call(contender);
+            double micros = call(contender, samples);
             if (i < FIRST) {
                 samples.first[i] = micros;
             }
             if (i % MAX_IN_FLIGHT == MAX_IN_FLIGHT - 1) {
-                marks.synchronize();
+                rank.marks().synchronize();
             }
         }
     }
 
-    private void time(Contender contender, Samples samples, int offset) {
+    /** Records a call of each turn; returns why that cannot be, or nothing. */
+    private String record(Contender contender, Samples samples) {
+        // A recording can take memory only from libtorch's cache: it is to have as much as needed.
+        for (int i = 0; i < 2; i++) {
+            List<NDArray> results = new ArrayList<>();
+            callAll(contender, results);
+            rank.marks().synchronize();
+            results.forEach(NDArray::close);
+        }
         meet();
+        String failure = "";
+        try {
+            samples.recording = rank.recorder().record(() -> callAll(contender, samples.recorded));
+        } catch (RuntimeException e) {
+            failure = String.valueOf(e.getMessage());
+        }
+        // If one rank cannot, the others must not launch theirs: it would wait in vain.
+        String first =
+                rank.meeting().exchange(failure).stream()
+                        .filter(message -> !message.isEmpty())
+                        .findFirst()
+                        .orElse("");
+        if (!first.isEmpty() && samples.recording != null) {
+            samples.recording.close();
+            samples.recording = null;
+        }
+        return first;
+    }
+
+    private void callAll(Contender contender, List<NDArray> results) {
+        for (int turn = 0; turn < turns; turn++) {
+            NDArray result = contender.call(turn);
+            if (result != null) {
+                results.add(result);
+            }
+        }
+    }
+
+    private void time(Contender contender, Samples samples, int round) {
+        contender.reset();
+        meet();
+        Marks marks = rank.marks();
+        call(contender, samples); // Ranks do not begin at once; with its end they have met.
         marks.set(0);
         for (int i = 0; i < CALLS; i++) {
-            samples.host[offset + i] = call(contender);
+            samples.host[round * CALLS + i] = call(contender, samples);
             marks.set(i + 1);
         }
         marks.synchronize();
         for (int i = 0; i < CALLS; i++) {
-            samples.gpu[offset + i] = marks.micros(i, i + 1);
+            samples.gpu[round * CALLS + i] = marks.micros(i, i + 1);
+        }
+    }
+
+    private void replay(Contender contender, Samples samples, int round) {
+        if (samples.recording == null) {
+            return;
+        }
+        contender.reset();
+        meet();
+        Marks marks = rank.marks();
+        samples.recording.launch();
+        marks.set(0);
+        for (int i = 0; i < LAUNCHES; i++) {
+            samples.recording.launch();
+            marks.set(i + 1);
+        }
+        marks.synchronize();
+        for (int i = 0; i < LAUNCHES; i++) {
+            samples.replay[round * LAUNCHES + i] = marks.micros(i, i + 1) / turns;
         }
     }
 
@@ -109,22 +212,44 @@ final class SideBySide {
         meet();
         NativeCalls before = NativeCalls.ofThread();
         for (int i = 0; i < COUNTED; i++) {
-            call(contender);
+            call(contender, samples);
         }
         NativeCalls after = NativeCalls.ofThread();
         samples.driverCalls = (after.driver() - before.driver()) / (double) COUNTED;
         samples.otherCalls = (after.other() - before.other()) / (double) COUNTED;
     }
 
+    private void check(Contender contender, Samples samples, Consumer<NDArray> check) {
+        if (!contender.isChecked()) {
+            return;
+        }
+        contender.reset();
+        meet();
+        NDArray result = contender.call(0);
+        rank.marks().synchronize();
+        check.accept(result == null ? contender.kept() : result);
+        if (result != null) {
+            result.close();
+        }
+        if (samples.recording != null) {
+            contender.reset();
+            meet();
+            samples.recording.launch();
+            rank.marks().synchronize();
+            check.accept(samples.recorded.isEmpty() ? contender.kept() : samples.recorded.get(0));
+        }
+    }
+
     private void meet() {
-        marks.synchronize();
-        meeting.await();
+        rank.marks().synchronize();
+        rank.meeting().await();
     }
 
     /** Calls, and returns the microseconds that it takes the thread. */
-    private static double call(Contender contender) {
+    private double call(Contender contender, Samples samples) {
+        int turn = samples.turn++ % turns;
         long start = System.nanoTime();
-        NDArray result = contender.call();
+        NDArray result = contender.call(turn);
         long nanos = System.nanoTime() - start;
         if (result != null) {
             result.close();
@@ -140,5 +265,9 @@ final class SideBySide {
 
     private static double tenths(double value) {
         return Math.round(10 * value) / 10.0;
+    }
+
+    private static double hundredths(double value) {
+        return Math.round(100 * value) / 100.0;
     }
 }

@@ -109,6 +109,7 @@ class BenchTest {
                 "bench-gpu --rounds 0",
                 "bench-gpu --shapes 512x512",
                 "bench-gpu --shapes 0x512x512",
+                "bench-gpu --shapes llama-7b",
                 "bench-gpu --bytes 1X"
             })
     void rejectsBadArguments(String args) {

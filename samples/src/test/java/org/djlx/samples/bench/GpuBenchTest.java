@@ -10,9 +10,14 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Files;
@@ -21,11 +26,16 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.djlx.samples.Main;
 import org.djlx.samples.bench.GpuBenchCase.Operation;
 import org.junit.jupiter.api.Tag;
@@ -64,6 +74,63 @@ class GpuBenchTest {
         public void close() {}
     }
 
+    /** Runs what was recorded again. */
+    private static final class HostRecorder implements Recorder {
+        @Override
+        public Recording record(Runnable work) {
+            return new Recording() {
+                @Override
+                public void launch() {
+                    work.run();
+                }
+
+                @Override
+                public void close() {}
+            };
+        }
+    }
+
+    /** The collectives of another group on the host. */
+    private record HostBaseline(ProcessGroup group) implements Baseline {
+
+        @Override
+        public void allReduce(NDArray tensor) {
+            group.allReduce(tensor, ReduceOp.SUM).await();
+        }
+
+        @Override
+        public void allGather(NDArray all, NDArray part) {
+            group.allGatherIntoTensor(all, part).await();
+        }
+
+        @Override
+        public void reduceScatter(NDArray part, NDArray all) {
+            group.reduceScatterTensor(part, all, ReduceOp.SUM).await();
+        }
+
+        @Override
+        public Window window(long byteSize) {
+            Memory buffer = new Memory(byteSize);
+            NativeMemory memory =
+                    new NativeMemory(
+                            Pointer.nativeValue(buffer), byteSize, Device.cpu(), buffer::close);
+            return new Window() {
+                @Override
+                public NDArray view(NDManager manager, long offset, Shape shape) {
+                    return Torch.view(manager, memory, offset, shape, ScalarType.BFLOAT16);
+                }
+
+                @Override
+                public void close() {
+                    memory.close();
+                }
+            };
+        }
+
+        @Override
+        public void close() {}
+    }
+
     static Stream<GpuBenchCase> cases() {
         return Stream.of(
                 GpuBenchCase.allReduce(2000),
@@ -71,44 +138,50 @@ class GpuBenchTest {
                 GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 48, 64));
     }
 
-    private static GpuBenchRow measure(GpuBenchCase wanted, boolean compared) {
+    private static GpuBenchRow measure(GpuBenchCase wanted, boolean compared, Recorder recorder) {
         List<ProcessGroup> ours = ProcessGroups.local(2);
         List<ProcessGroup> others = ProcessGroups.local(2);
-        Meeting meeting = new Meeting(2);
+        List<ProcessGroup> control = ProcessGroups.local(2);
         try {
             return ProcessGroups.run(
-                            ours,
+                            control,
                             group -> {
                                 try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-                                    ProcessGroup other = compared ? others.get(group.rank()) : null;
-                                    GpuBenchCase.Rank rank =
-                                            new GpuBenchCase.Rank(
-                                                    group,
-                                                    other,
+                                    int rank = group.rank();
+                                    Meeting meeting = new Meeting(group);
+                                    GpuBenchRank measuring =
+                                            new GpuBenchRank(
+                                                    ours.get(rank),
+                                                    compared
+                                                            ? new HostBaseline(others.get(rank))
+                                                            : null,
                                                     manager,
                                                     meeting,
-                                                    new HostMarks());
-                                    return wanted.measure(rank, 2, 1);
+                                                    new HostMarks(),
+                                                    recorder);
+                                    return GpuBenchJob.merged(
+                                            meeting, wanted.measure(measuring, 2, 2, 1));
                                 }
                             })
-                    .stream()
-                    .reduce(GpuBenchCase::slowest)
-                    .orElseThrow();
+                    .get(1);
         } finally {
             ours.forEach(ProcessGroup::destroy);
             others.forEach(ProcessGroup::destroy);
+            control.forEach(ProcessGroup::destroy);
         }
     }
 
     @ParameterizedTest
     @MethodSource("cases")
     void measuresAndChecks(GpuBenchCase wanted) {
-        GpuBenchRow row = measure(wanted, true);
+        GpuBenchRow row = measure(wanted, true, new HostRecorder());
         Set<String> columns =
                 wanted.operation() == Operation.allReduce
-                        ? Set.of("ours", "nccl")
-                        : Set.of("ours", "nccl", "matmul");
+                        ? Set.of("ours", "nccl", "ncclWindows")
+                        : Set.of("ours", "nccl", "matmul", "communication");
         assertEquals(columns, row.columns().keySet());
+        assertEquals(columns, row.replay().keySet());
+        assertEquals(Map.of(), row.notes());
         // Results are rounded to bfloat16: no error at all means that nothing was compared.
         assertTrue(row.correct() && row.error() > 0, row::toString);
         row.columns()
@@ -121,65 +194,163 @@ class GpuBenchTest {
                                                 && times.firstHostMicrosSum()
                                                         >= times.firstHostMicros(),
                                         times::toString));
+        row.replay().values().forEach(micros -> assertTrue(micros > 0, row::toString));
     }
 
     @Test
     void withoutNcclThereIsNoColumnForIt() {
         GpuBenchCase wanted = GpuBenchCase.fused(Operation.allGatherMatmul, 32, 32, 32);
-        assertEquals(Set.of("ours", "matmul"), measure(wanted, false).columns().keySet());
+        assertEquals(
+                Set.of("ours", "matmul"),
+                measure(wanted, false, new HostRecorder()).columns().keySet());
+    }
+
+    /** Then no rank may launch what the others cannot. */
+    @Test
+    void whatOneRankCannotRecordIsNotReplayed() {
+        AtomicInteger recorded = new AtomicInteger();
+        Recorder recorder =
+                work -> {
+                    if (recorded.getAndIncrement() == 1) {
+                        throw new IllegalStateException("no room");
+                    }
+                    return new HostRecorder().record(work);
+                };
+        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), false, recorder);
+        assertEquals(Map.of("ours", "not recorded into a graph: no room"), row.notes());
+        assertEquals(Map.of(), row.replay());
+        assertTrue(row.correct(), row::toString);
+    }
+
+    /** A check that cannot fail checks nothing. */
+    @Test
+    void whatIsReplayedWronglyIsWrong() {
+        Recorder nothing = work -> new HostRecorder().record(() -> {});
+        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), false, nothing);
+        assertFalse(row.correct(), row::toString);
+    }
+
+    @Test
+    void ranksTellEachOtherWhatTheyHaveFound() {
+        List<ProcessGroup> groups = ProcessGroups.local(3);
+        List<String> said = List.of("", "ein Wörtchen", "a longer message than that");
+        try {
+            ProcessGroups.run(groups, group -> new Meeting(group).exchange(said.get(group.rank())))
+                    .forEach(heard -> assertEquals(said, heard));
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
     }
 
     @Test
     void aRankThatFailsIsNotWaitedFor() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
-        Meeting meeting = new Meeting(2);
-        assertThrows(
-                CollectiveException.class,
-                () ->
-                        ProcessGroups.run(
-                                groups,
-                                group -> {
-                                    if (group.rank() == 1) {
-                                        meeting.leave();
-                                    } else {
-                                        meeting.await();
-                                    }
-                                    return null;
-                                }));
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                ProcessGroups.run(
+                                        groups,
+                                        group -> {
+                                            if (group.rank() == 1) {
+                                                throw new IllegalStateException("the reason");
+                                            }
+                                            new Meeting(group).await();
+                                            return null;
+                                        }));
+        assertTrue(e.getMessage().contains("rank 1"), e::getMessage);
         groups.forEach(ProcessGroup::destroy);
     }
 
     @Test
+    void inputsRotateUntilTheyExceedTheCache() {
+        assertEquals(20, GpuBenchCase.allReduce(1024).turns(2));
+        assertEquals(5, GpuBenchCase.allReduce(64 << 20).turns(2));
+        assertEquals(2, GpuBenchCase.fused(Operation.allGatherMatmul, 32768, 28672, 8192).turns(2));
+    }
+
+    @Test
+    void plansNameTheShapes() {
+        List<GpuBenchCase> cases =
+                GpuBenchPlan.cases(
+                        List.of("tiny", "ag:512x1024x8192", "llama-8b:16-64"), List.of("1K"), 2);
+        assertEquals(
+                List.of(
+                        GpuBenchCase.fused(Operation.allGatherMatmul, 32, 32, 32),
+                        GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 32, 32),
+                        GpuBenchCase.fused(Operation.allGatherMatmul, 512, 1024, 8192),
+                        GpuBenchCase.fused(Operation.allGatherMatmul, 16, 14336, 4096),
+                        GpuBenchCase.fused(Operation.matmulReduceScatter, 16, 4096, 14336),
+                        GpuBenchCase.fused(Operation.allGatherMatmul, 32, 14336, 4096),
+                        GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 4096, 14336),
+                        GpuBenchCase.fused(Operation.allGatherMatmul, 64, 14336, 4096),
+                        GpuBenchCase.fused(Operation.matmulReduceScatter, 64, 4096, 14336),
+                        GpuBenchCase.allReduce(1024)),
+                cases);
+        assertEquals(24, GpuBenchPlan.cases(List.of("llama-70b"), List.of("none"), 2).size());
+        for (String wrong :
+                List.of("llama-9b", "xx:1x2x4", "3x4x4", "llama-8b:3-3", "llama-8b:0-3")) {
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> GpuBenchPlan.cases(List.of(wrong), List.of(), 2),
+                    wrong);
+        }
+    }
+
+    @Test
     void whatIsWrongIsSaid() {
-        CallTimes times = new CallTimes(1, 2, 3, 4, 5, 6);
+        CallTimes times = times(1, 2, 3, 4, 5, 6);
         GpuBenchRow good = row(0.001, times);
         GpuBenchRow bad = row(Double.NaN, times);
         assertTrue(good.correct());
-        assertFalse(GpuBenchCase.slowest(good, bad).correct());
-        assertFalse(GpuBenchCase.slowest(bad, good).correct());
+        assertFalse(good.slowest(bad).correct());
+        assertFalse(bad.slowest(good).correct());
         assertFalse(row(0.02, times).correct());
-        assertTrue(GpuBenchCommand.table(List.of(good, bad)).toString().contains("WRONG"));
+        assertTrue(GpuBenchTable.of(List.of(good, bad)).toString().contains("WRONG"));
     }
 
     @Test
     void theSlowestRankCounts() {
-        CallTimes one = new CallTimes(1, 20, 3, 40, 5, 60);
-        CallTimes other = new CallTimes(10, 2, 30, 4, 50, 6);
+        CallTimes one = times(1, 20, 3, 40, 5, 60);
+        CallTimes other = times(10, 2, 30, 4, 50, 6);
         assertEquals(
-                Map.of("ours", new CallTimes(10, 20, 30, 40, 50, 60)),
-                GpuBenchCase.slowest(row(0, one), row(0, other)).columns());
+                Map.of("ours", times(10, 20, 30, 40, 50, 60)),
+                row(0, one).slowest(row(0, other)).columns());
+    }
+
+    @Test
+    void whatOneHasNotMeasuredTheOtherHas() {
+        CallTimes measured = times(1, 2, 3, 4, 5, 6);
+        CallTimes torch = new CallTimes(9.0, 1.0, null, null, null, null);
+        assertEquals(
+                new CallTimes(9.0, 2.0, 3.0, 4.0, 5.0, 6.0), CallTimes.slowest(torch, measured));
+    }
+
+    private static CallTimes times(
+            double gpu, double host, double first, double sum, double driver, double other) {
+        return new CallTimes(gpu, host, first, sum, driver, other);
     }
 
     private static GpuBenchRow row(double error, CallTimes ours) {
         return new GpuBenchRow(
-                "allReduce", null, 1024L, 2, 2, 2, error, 0.01, Map.of("ours", ours));
+                "allReduce",
+                null,
+                1024L,
+                2,
+                2,
+                2,
+                error,
+                0.01,
+                Map.of("ours", ours),
+                Map.of("ours", 2.5),
+                Map.of());
     }
 
     @Test
     void theReportNamesWhereItComesFrom(@TempDir Path dir) throws Exception {
         Path json = dir.resolve("results").resolve("gpu.json");
         BenchReport report = new BenchReport("some", "c0ffee", Map.of("nccl", "2.28.3"));
-        report.put("rows", List.of(row(0.001, new CallTimes(1, 2, 3, 4, 5, 6))));
+        report.put("rows", List.of(row(0.001, times(1, 2, 3, 4, 5, 6))));
         report.store(json);
         JsonObject result = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
         assertEquals("c0ffee", result.get("commit").getAsString());
