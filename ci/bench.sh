@@ -3,8 +3,9 @@
 #   ci/bench.sh cpu [arguments of `samples/run.sh bench-compare`]
 #     all-reduce on this host's CPU, beside Gloo, and Open MPI where mpicc and mpirun are there
 #   ci/bench.sh gpu [arguments of `samples/run.sh bench-gpu`]
-#     all-reduce and the fused operators on this host's GPUs, beside NCCL. CLASSPATH names DJL's libtorch for GPUs and
-#     the CUDA presets. Where there is no git, --commit says what is measured
+#     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
+#     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
+#     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -49,10 +50,32 @@ bench_cpu() {
 
 # Without setup: all that is needed is Java where it has been built before.
 bench_gpu() {
+  local json=$root/ci/results/gpu-bench.json ranks='' status=0 file
   local -a args=()
-  [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/gpu-bench.json")
+  # NVSwitch's multicast can take a host out of service.
+  export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+  [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
   [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
-  "$root/samples/run.sh" bench-gpu "${args[@]}" "$@"
+  while (($#)); do
+    case $1 in
+      --json=* | --ranks=*) printf -v "$(sed 's/^--//; s/=.*//' <<<"$1")" %s "${1#*=}" ;;
+      --json | --ranks)
+        (($# > 1)) || die "$1 needs a value"
+        printf -v "${1#--}" %s "$2"
+        shift
+        ;;
+      *) args+=("$1") ;;
+    esac
+    shift
+  done
+  ranks=${ranks:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)}
+  ((ranks > 0)) || die "there is no GPU here: nvidia-smi shows none"
+  "$root/samples/run.sh" bench-gpu --ranks "$ranks" --json "$json" "${args[@]}" || status=$?
+  "$root/samples/run.sh" launch --nproc "$ranks" bench-gpu --json "${json%.json}-processes.json" "${args[@]}" || status=$?
+  for file in "$json" "${json%.json}-processes.json"; do
+    [[ ! -e $file ]] || "$root/samples/run.sh" bench-chart "$file" "$(dirname "$json")" || say "$file is not drawn"
+  done
+  return "$status"
 }
 
 case ${1:-} in

@@ -5,6 +5,7 @@
 package org.djlx.samples;
 
 import java.io.PrintWriter;
+import org.djlx.samples.bench.BenchChartCommand;
 import org.djlx.samples.bench.BenchCommand;
 import org.djlx.samples.bench.BenchCompareCommand;
 import org.djlx.samples.bench.GpuBenchCommand;
@@ -42,7 +43,8 @@ import picocli.CommandLine.Spec;
             FlightCommand.class,
             SupportCommand.class,
             TopologyCommand.class,
-            GpuBenchCommand.class
+            GpuBenchCommand.class,
+            BenchChartCommand.class
         })
 public final class Main {
 

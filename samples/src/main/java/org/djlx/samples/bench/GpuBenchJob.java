@@ -69,7 +69,8 @@ final class GpuBenchJob {
         }
     }
 
-    private static Store storeOfProcesses(Meeting meeting) {
+    /** A store that rank 0 serves. */
+    static Store storeOfProcesses(Meeting meeting) {
         boolean server = meeting.rank() == 0;
         TcpStore own = server ? store(0, true) : null;
         String port = meeting.exchange(server ? Integer.toString(own.port()) : "").get(0);

@@ -14,6 +14,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import com.sun.jna.Memory;
@@ -22,6 +23,7 @@ import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -32,6 +34,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Store;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
@@ -243,6 +246,28 @@ class GpuBenchTest {
     }
 
     @Test
+    void processesMeetInAStore() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        Meeting meeting = new Meeting(group);
+                        try (Store store = GpuBenchJob.storeOfProcesses(meeting)) {
+                            store.set("rank" + group.rank(), new byte[] {(byte) group.rank()});
+                            int other = 1 - group.rank();
+                            byte[] read = store.get("rank" + other, Duration.ofSeconds(30));
+                            assertEquals(other, read[0]);
+                            meeting.await(); // Rank 0's end is the server's.
+                            return null;
+                        }
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
     void aRankThatFailsIsNotWaitedFor() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         CollectiveException e =
@@ -391,6 +416,9 @@ class GpuBenchTest {
         assertEquals(0, code, err::toString);
         JsonObject result = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
         assertEquals(3, result.getAsJsonArray("rows").size());
+        for (JsonElement row : result.getAsJsonArray("rows")) {
+            assertTrue(row.getAsJsonObject().getAsJsonObject("replay").has("ours"), row::toString);
+        }
         assertTrue(result.getAsJsonObject("versions").has("nccl"), result::toString);
     }
 }
