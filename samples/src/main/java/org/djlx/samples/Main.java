@@ -15,6 +15,7 @@ import org.djlx.samples.mlp.MlpCommand;
 import org.djlx.samples.op.OpCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
+import org.djlx.samples.trace.TraceCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
@@ -44,7 +45,8 @@ import picocli.CommandLine.Spec;
             SupportCommand.class,
             TopologyCommand.class,
             GpuBenchCommand.class,
-            BenchChartCommand.class
+            BenchChartCommand.class,
+            TraceCommand.class
         })
 public final class Main {
 

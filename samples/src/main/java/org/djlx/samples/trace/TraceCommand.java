@@ -1,0 +1,210 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.trace;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.Backends;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.ShmOptions;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.djlx.samples.Gpus;
+import org.djlx.samples.Ranks;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code trace}: one fused operator on all ranks, step by step. */
+@Command(
+        name = "trace",
+        description = {
+            "Runs a fused operator some times, then once more with the time of each step, and"
+                    + " writes a trace that ui.perfetto.dev and chrome://tracing show: a rank is"
+                    + " a process, its streams are threads. One sees which pushes go on while the"
+                    + " matmul runs, and who waits for whom.",
+            "Ranks are threads. On GPUs times are those of events around the steps, ranks are"
+                    + " aligned by a barrier before the operator, and the operator is made of"
+                    + " several launches even where it would be one otherwise."
+        })
+public final class TraceCommand implements Callable<Integer> {
+
+    /** The operators. */
+    enum Operator {
+        allGatherMatmul,
+        matmulReduceScatter
+    }
+
+    /** Where the tensors are, of which type and shape unless told otherwise. */
+    enum DeviceKind {
+        cpu("shm", ScalarType.FLOAT32, "2048x1024x1024"),
+        gpu("cuda_p2p", ScalarType.BFLOAT16, "8192x8192x8192");
+
+        private final String backend;
+        private final ScalarType type;
+        private final String shape;
+
+        DeviceKind(String backend, ScalarType type, String shape) {
+            this.backend = backend;
+            this.type = type;
+            this.shape = shape;
+        }
+    }
+
+    private static final String BACKEND = "traced";
+    private static final int CALLS_BEFORE = 5;
+    private static final int DEFAULT_RANKS = 2;
+    private static final Pattern SHAPE = Pattern.compile("(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
+
+    @Spec private CommandSpec spec;
+
+    @Parameters(index = "0", paramLabel = "FILE", description = "Where the trace goes, JSON.")
+    private Path file;
+
+    @Option(
+            names = "--op",
+            defaultValue = "allGatherMatmul",
+            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
+    private Operator operator;
+
+    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 2 if not given.")
+    private Integer ranks;
+
+    @Option(
+            names = "--device",
+            defaultValue = "cpu",
+            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
+    private DeviceKind device;
+
+    @Option(
+            names = "--shape",
+            paramLabel = "MxNxK",
+            description =
+                    "The unsharded sizes; 2048x1024x1024 in float32 on the CPU and 8192x8192x8192"
+                            + " in bfloat16 on GPUs if not given.")
+    private String shape;
+
+    private TraceCommand() {}
+
+    @Override
+    public Integer call() throws IOException {
+        Ranks.check(spec, "--ranks", ranks, false);
+        if (System.getenv("RANK") != null) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "trace runs ranks that are threads, but this process is itself a rank: RANK is"
+                            + " set");
+        }
+        int worldSize = Ranks.of(ranks, DEFAULT_RANKS).worldSize();
+        int[] mnk = sizes(worldSize);
+        if (device == DeviceKind.gpu) {
+            Gpus.require(worldSize, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        }
+        Backends.register(
+                BACKEND, new TracedBackend.Factory(BACKEND, Backends.get(device.backend)));
+        List<ProcessGroup> groups = ProcessGroups.local(BACKEND, worldSize, options(mnk));
+        try {
+            List<List<Span>> spans = ProcessGroups.run(groups, group -> run(group, mnk));
+            String title =
+                    String.format(
+                            "%s(%d, %d, %d), %s, %s",
+                            operator, mnk[0], mnk[1], mnk[2], device, Ranks.count(worldSize));
+            TraceFile.write(file, title, spans);
+            spec.commandLine().getOut().println(title + ": " + file);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+        return 0;
+    }
+
+    private int[] sizes(int worldSize) {
+        String wanted = shape == null ? device.shape : shape;
+        Matcher matcher = SHAPE.matcher(wanted);
+        if (!matcher.matches()) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "'" + wanted + "' is no shape, such as 512x8192x8192: M, N and K");
+        }
+        int[] mnk = new int[3];
+        for (int i = 0; i < mnk.length; i++) {
+            mnk[i] = Integer.parseInt(matcher.group(i + 1));
+            if (mnk[i] == 0 || mnk[i] % worldSize != 0) {
+                throw new ParameterException(
+                        spec.commandLine(),
+                        "the sizes of "
+                                + wanted
+                                + " are not divisible by "
+                                + Ranks.count(worldSize));
+            }
+        }
+        return mnk;
+    }
+
+    /** Buffers with two slots for each rank, of the larger of what operators push. */
+    private BackendOptions options(int[] mnk) {
+        long pushed = (long) mnk[0] * Math.max(mnk[1], mnk[2]) * device.type.itemSize();
+        long bufferSize = 2 * pushed + (1 << 20);
+        return device == DeviceKind.gpu
+                ? CudaP2pOptions.builder().optBufferSize(bufferSize).build()
+                : ShmOptions.builder().optBufferSize(bufferSize).build();
+    }
+
+    /** What the operator does on one rank. */
+    private List<Span> run(ProcessGroup group, int[] mnk) {
+        TracedBuffers buffers = (TracedBuffers) group.p2pBuffers().orElseThrow();
+        int worldSize = group.worldSize();
+        boolean gathers = operator == Operator.allGatherMatmul;
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDArray a =
+                    gathers
+                            ? random(manager, mnk[0] / worldSize, mnk[2])
+                            : random(manager, mnk[0], mnk[2] / worldSize);
+            NDArray b =
+                    gathers
+                            ? random(manager, mnk[2], mnk[1] / worldSize)
+                            : random(manager, mnk[2] / worldSize, mnk[1]);
+            for (int i = 0; i < CALLS_BEFORE; i++) {
+                call(a, b, group).close();
+            }
+            buffers.begin();
+            call(a, b, group).close();
+            if (group.device().isGpu()) {
+                try (CudaDevice gpu = CudaDevice.open(group.device())) {
+                    gpu.synchronize();
+                }
+            }
+            return buffers.end();
+        }
+    }
+
+    private NDArray call(NDArray a, NDArray b, ProcessGroup group) {
+        return operator == Operator.allGatherMatmul
+                ? FusedOps.allGatherMatmul(a, List.of(b), 0, group, false).outputs().get(0)
+                : FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+    }
+
+    private NDArray random(NDManager manager, long rows, long columns) {
+        try (NDArray floats = manager.randomNormal(new Shape(rows, columns))) {
+            return Torch.cast(floats, device.type);
+        }
+    }
+}

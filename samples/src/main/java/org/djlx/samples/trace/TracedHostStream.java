@@ -1,0 +1,81 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.trace;
+
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.function.Consumer;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.nativeops.SharedMemory;
+
+/** A stream on the CPU: the calling thread, or a thread of its own. */
+final class TracedHostStream extends TracedStream {
+
+    private static final Timeline TIMELINE = Timeline.ofHost();
+
+    private final ExecutorService thread; // null if it is the calling one
+    private CompletableFuture<Void> last = CompletableFuture.completedFuture(null);
+
+    TracedHostStream(P2pBuffers buffers, Operation operation, Span.Stream stream, Steps steps) {
+        super(buffers, operation, stream, steps);
+        thread = stream == Span.Stream.SIDE ? Executors.newSingleThreadExecutor() : null;
+    }
+
+    private record HostEvent(CompletableFuture<Void> done) implements Event {}
+
+    @Override
+    void enqueue(Consumer<Timeline> work) {
+        if (thread == null) {
+            work.accept(TIMELINE);
+        } else {
+            last = last.thenRunAsync(() -> work.accept(TIMELINE), thread);
+        }
+    }
+
+    @Override
+    void copyNow(long destination, long source, long byteSize) {
+        SharedMemory.copy(destination, source, byteSize);
+    }
+
+    @Override
+    public Event record() {
+        if (thread == null) {
+            step("", () -> {});
+        }
+        return new HostEvent(last);
+    }
+
+    @Override
+    public void waitEvent(Event event) {
+        CompletableFuture<Void> done = ((HostEvent) event).done();
+        if (thread == null) {
+            step("wait for the side stream", () -> join(done));
+        } else {
+            last = last.thenCombine(done, (a, b) -> null);
+        }
+    }
+
+    private static void join(CompletableFuture<Void> done) {
+        try {
+            done.join();
+        } catch (CompletionException e) {
+            if (e.getCause() instanceof RuntimeException cause) {
+                throw cause;
+            }
+            throw e;
+        }
+    }
+
+    @Override
+    public void close() {
+        last.handle((value, failure) -> null).join();
+        if (thread != null) {
+            thread.shutdown();
+        }
+    }
+}

@@ -1,0 +1,82 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.trace;
+
+import ai.djl.ndarray.NDArray;
+import java.util.function.Consumer;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.P2pStream;
+
+/**
+ * A stream that does what the one of a group's buffers does, and notes when. A stream of its own,
+ * since when a step begins is known only where it runs.
+ */
+abstract class TracedStream implements P2pStream {
+
+    private final P2pBuffers buffers;
+    private final Operation operation;
+    private final Span.Stream stream;
+    private final Steps steps;
+
+    TracedStream(P2pBuffers buffers, Operation operation, Span.Stream stream, Steps steps) {
+        this.buffers = buffers;
+        this.operation = operation;
+        this.stream = stream;
+        this.steps = steps;
+    }
+
+    /** Adds work to the stream, which is given the stream's timeline where it runs. */
+    abstract void enqueue(Consumer<Timeline> work);
+
+    /** Copies; called where the work runs. */
+    abstract void copyNow(long destination, long source, long byteSize);
+
+    /** Adds a step; one without a name only ends the computation before it. */
+    final void step(String name, Runnable work) {
+        enqueue(timeline -> steps.run(stream, timeline, name, work));
+    }
+
+    @Override
+    public void put(int rank, long offset, long source, long byteSize) {
+        long destination = buffers.address(rank, offset);
+        step(
+                "put " + byteSize + " B to rank " + rank,
+                () -> copyNow(destination, source, byteSize));
+    }
+
+    @Override
+    public void copy(long destination, long source, long byteSize) {
+        step("copy " + byteSize + " B", () -> copyNow(destination, source, byteSize));
+    }
+
+    @Override
+    public void signal(int rank, int channel, int epoch) {
+        step("signal rank " + rank, () -> buffers.putSignal(rank, channel, epoch));
+    }
+
+    @Override
+    public void waitSignal(int rank, int channel, int epoch) {
+        step("wait for rank " + rank, () -> buffers.waitSignal(operation, rank, channel, epoch));
+    }
+
+    @Override
+    public void waitSignals(int channel, int epoch) {
+        for (int peer = 0; peer < buffers.worldSize(); peer++) {
+            if (peer != buffers.rank()) {
+                waitSignal(peer, channel, epoch);
+            }
+        }
+    }
+
+    @Override
+    public boolean isRecorded() {
+        return false;
+    }
+
+    /** Does nothing: nothing is recorded. */
+    @Override
+    public void keepAlive(NDArray... arrays) {}
+}
