@@ -62,21 +62,20 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     /** For how many calls there are inputs: those of small sizes all stay in the cache. */
     int turns(int worldSize) {
-        long each =
-                switch (operation) {
-                    case allReduce -> bytes;
-                    case allGatherMatmul ->
-                            2L
-                                    * ((long) m * k
-                                            + (long) k * n / worldSize
-                                            + (long) m * n / worldSize);
-                    case matmulReduceScatter ->
-                            2L
-                                    * ((long) m * k / worldSize
-                                            + (long) k * n / worldSize
-                                            + (long) m * n);
-                };
-        return (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, 1 + ROTATED_BYTES / each));
+        long turns = 1 + ROTATED_BYTES / turnBytes(worldSize);
+        return (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, turns));
+    }
+
+    /** The size of a rank's operands and results, together. */
+    private long turnBytes(int worldSize) {
+        long mk = (long) m * k;
+        long kn = (long) k * n / worldSize;
+        long mn = (long) m * n;
+        return switch (operation) {
+            case allReduce -> bytes;
+            case allGatherMatmul -> 2 * (mk + kn + mn / worldSize);
+            case matmulReduceScatter -> 2 * (mk / worldSize + kn + mn);
+        };
     }
 
     /** The ways to do the operation, and the result of the first turn in float64. */
@@ -96,7 +95,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         try (NDManager checks = rank.manager().newSubManager()) {
             NDArray[] expected = new NDArray[1];
             result =
-                    new SideBySide(rank, turns, rounds)
+                    new SideBySide(rank, turns, turnBytes(rank.worldSize()), rounds)
                             .measure(
                                     prepared.contenders,
                                     array -> {

@@ -61,6 +61,7 @@ final class GpuBenchJob {
      */
     boolean run(Meeting meeting, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
         int worldSize = meeting.control().worldSize();
+        meeting.await(); // Rank 0 has started PyTorch, perhaps for longer than our group waits.
         if (threads == worldSize) {
             return run(meeting, storeOfThreads, rows);
         }

@@ -20,9 +20,10 @@ import org.djlx.nativeops.NativeCalls;
  *
  * @param rank the rank
  * @param turns for how many calls contenders have prepared inputs; a recording holds as many calls
+ * @param turnBytes the size of the operands and results of one call, together
  * @param rounds how often each contender has its turn
  */
-record SideBySide(GpuBenchRank rank, int turns, int rounds) {
+record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
 
     /** The calls before those that are measured. */
     static final int WARM_UP = 200;
@@ -34,6 +35,10 @@ record SideBySide(GpuBenchRank rank, int turns, int rounds) {
     private static final int LAUNCHES = 2; // of its recording, likewise
     private static final int COUNTED = 20;
     private static final int MAX_IN_FLIGHT = 50;
+    private static final int ELEMENT_BYTES = 2;
+    // Up to this size libtorch takes arrays from a cache of their own.
+    private static final long SMALL_BYTES = 1 << 20;
+    private static final int SMALL_ARRAYS = 64;
 
     /** What was measured, by the contenders' names. */
     record Result(
@@ -136,13 +141,8 @@ record SideBySide(GpuBenchRank rank, int turns, int rounds) {
 
     /** Records a call of each turn; returns why that cannot be, or nothing. */
     private String record(Contender contender, Samples samples) {
-        // A recording can take memory only from libtorch's cache: it is to have as much as needed.
-        for (int i = 0; i < 2; i++) {
-            List<NDArray> results = new ArrayList<>();
-            callAll(contender, results);
-            rank.marks().synchronize();
-            results.forEach(NDArray::close);
-        }
+        callAll(contender, new ArrayList<>()).forEach(NDArray::close);
+        fillCache();
         meet();
         String failure = "";
         try {
@@ -163,13 +163,24 @@ record SideBySide(GpuBenchRank rank, int turns, int rounds) {
         return first;
     }
 
-    private void callAll(Contender contender, List<NDArray> results) {
+    /** A recording can take memory only from what libtorch has cached: for every call anew. */
+    private void fillCache() {
+        List<NDArray> arrays = new ArrayList<>();
+        arrays.add(rank.empty(2 * turns * turnBytes / ELEMENT_BYTES));
+        for (int i = 0; i < SMALL_ARRAYS; i++) {
+            arrays.add(rank.empty(SMALL_BYTES / ELEMENT_BYTES));
+        }
+        arrays.forEach(NDArray::close);
+    }
+
+    private List<NDArray> callAll(Contender contender, List<NDArray> results) {
         for (int turn = 0; turn < turns; turn++) {
             NDArray result = contender.call(turn);
             if (result != null) {
                 results.add(result);
             }
         }
+        return results;
     }
 
     private void time(Contender contender, Samples samples, int round) {
