@@ -66,7 +66,9 @@ final class GpuBenchJob {
             return run(meeting, storeOfThreads, rows);
         }
         try (Store store = storeOfProcesses(meeting)) {
-            return run(meeting, store, rows);
+            boolean correct = run(meeting, store, rows);
+            meeting.await(); // Rank 0 serves the store, which others may need to the end.
+            return correct;
         }
     }
 

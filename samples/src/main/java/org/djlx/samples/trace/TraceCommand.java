@@ -14,7 +14,6 @@ import java.util.concurrent.Callable;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.collectives.BackendOptions;
-import org.djlx.collectives.Backends;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -70,7 +69,6 @@ public final class TraceCommand implements Callable<Integer> {
         }
     }
 
-    private static final String BACKEND = "traced";
     private static final int CALLS_BEFORE = 5;
     private static final int DEFAULT_RANKS = 2;
     private static final Pattern SHAPE = Pattern.compile("(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
@@ -119,9 +117,7 @@ public final class TraceCommand implements Callable<Integer> {
         if (device == DeviceKind.gpu) {
             Gpus.require(worldSize, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         }
-        Backends.register(
-                BACKEND, new TracedBackend.Factory(BACKEND, Backends.get(device.backend)));
-        List<ProcessGroup> groups = ProcessGroups.local(BACKEND, worldSize, options(mnk));
+        List<ProcessGroup> groups = TracedBackend.groups(device.backend, worldSize, options(mnk));
         try {
             List<List<Span>> spans = ProcessGroups.run(groups, group -> run(group, mnk));
             String title =

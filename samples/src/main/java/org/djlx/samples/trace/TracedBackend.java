@@ -5,12 +5,17 @@
 package org.djlx.samples.trace;
 
 import ai.djl.Device;
+import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.Backend;
 import org.djlx.collectives.BackendFactory;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.Backends;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.CudaDevice;
@@ -39,7 +44,12 @@ final class TracedBackend extends Backend {
     }
 
     /** What makes such backends of those that another factory makes. */
-    record Factory(String name, BackendFactory inner) implements BackendFactory {
+    private record Factory(BackendFactory inner) implements BackendFactory {
+
+        @Override
+        public String name() {
+            return inner.name();
+        }
 
         @Override
         public Support support() {
@@ -49,6 +59,23 @@ final class TracedBackend extends Backend {
         @Override
         public Backend create(GroupContext context) {
             return new TracedBackend(inner.create(context));
+        }
+    }
+
+    /**
+     * Creates a group whose ranks are threads, with such a backend. It stands in for the other one
+     * while it is created, so that no other name is known to the JVM for good.
+     *
+     * @param name the other backend
+     * @param options that one's options
+     */
+    static List<ProcessGroup> groups(String name, int worldSize, BackendOptions options) {
+        BackendFactory inner = Backends.get(name);
+        Backends.register(name, new Factory(inner));
+        try {
+            return ProcessGroups.local(name, worldSize, options);
+        } finally {
+            Backends.register(name, inner);
         }
     }
 

@@ -22,7 +22,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeMap;
 import java.util.stream.Stream;
-import org.djlx.collectives.Backends;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -150,11 +149,9 @@ class TraceTest {
     /** What is traced is the operator: a step left out would show in the result. */
     @Test
     void resultsAreRight() {
-        Backends.register(
-                "traced-test", new TracedBackend.Factory("traced-test", Backends.get("shm")));
         List<ProcessGroup> groups =
-                ProcessGroups.local(
-                        "traced-test", 2, ShmOptions.builder().optBufferSize(32 << 20).build());
+                TracedBackend.groups(
+                        "shm", 2, ShmOptions.builder().optBufferSize(32 << 20).build());
         try {
             ProcessGroups.run(
                     groups,
