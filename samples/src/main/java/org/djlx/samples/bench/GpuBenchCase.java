@@ -84,9 +84,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     /** What this rank measures; the error is the largest of its results. */
     GpuBenchRow measure(GpuBenchRank rank, int gpus, int threads, int rounds) {
         int turns = turns(rank.worldSize());
+        Map<String, String> notes = new LinkedHashMap<>();
         Prepared prepared =
                 switch (operation) {
-                    case allReduce -> prepareAllReduce(rank, turns);
+                    case allReduce -> prepareAllReduce(rank, turns, notes);
                     case allGatherMatmul -> prepareGather(rank, turns);
                     case matmulReduceScatter -> prepareScatter(rank, turns);
                 };
@@ -105,9 +106,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                                         }
                                         error[0] = Math.max(error[0], error(array, expected[0]));
                                     });
-        } finally {
-            prepared.contenders.values().forEach(Contender::close);
         }
+        // Not if this rank has failed: the others would be waited for.
+        prepared.contenders.values().forEach(Contender::close);
+        notes.putAll(result.notes());
         boolean fused = operation != Operation.allReduce;
         return new GpuBenchRow(
                 operation.name(),
@@ -121,10 +123,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                 HALF_ULP * (rank.worldSize() + 1),
                 result.columns(),
                 result.replay(),
-                result.notes());
+                notes);
     }
 
-    private Prepared prepareAllReduce(GpuBenchRank rank, int turns) {
+    private Prepared prepareAllReduce(GpuBenchRank rank, int turns, Map<String, String> notes) {
         long count = bytes / 2;
         List<NDArray> inputs = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
         Map<String, Contender> contenders = new LinkedHashMap<>();
@@ -141,30 +143,42 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
             contenders.put(
                     NCCL,
                     inPlace(inputs, plain, i -> rank.baseline().allReduce(plain.get(i)), null));
-            // Each at a multiple of what an allocation is aligned to.
-            long distance = (bytes + 255) / 256 * 256;
-            Baseline.Window window = rank.baseline().window(distance * turns);
-            if (window != null) {
-                List<NDArray> views =
-                        arrays(
-                                turns,
-                                i ->
-                                        window.view(
-                                                rank.manager(),
-                                                i * distance,
-                                                inputs.get(i).getShape()));
-                contenders.put(
-                        NCCL_WINDOWS,
-                        inPlace(
-                                inputs,
-                                views,
-                                i -> rank.baseline().allReduce(views.get(i)),
-                                window));
+            String failure = putWindows(rank, contenders, inputs);
+            if (!failure.isEmpty()) {
+                notes.put(NCCL_WINDOWS, failure);
             }
         }
         return new Prepared(
                 contenders,
                 () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count), true)));
+    }
+
+    /** Adds the baseline on a window, if it has such; returns why not if one cannot be made. */
+    private String putWindows(
+            GpuBenchRank rank, Map<String, Contender> contenders, List<NDArray> inputs) {
+        // Each at a multiple of what an allocation is aligned to.
+        long distance = (bytes + 255) / 256 * 256;
+        Baseline.Window window = null;
+        String failure = "";
+        try {
+            window = rank.baseline().window(distance * inputs.size());
+        } catch (RuntimeException e) {
+            failure = String.valueOf(e.getMessage());
+        }
+        failure = rank.meeting().failureOfAny(failure);
+        if (!failure.isEmpty() && window != null) {
+            window.close();
+        } else if (window != null) {
+            Baseline.Window made = window;
+            List<NDArray> views =
+                    arrays(
+                            inputs.size(),
+                            i -> made.view(rank.manager(), i * distance, inputs.get(i).getShape()));
+            contenders.put(
+                    NCCL_WINDOWS,
+                    inPlace(inputs, views, i -> rank.baseline().allReduce(views.get(i)), made));
+        }
+        return failure;
     }
 
     /** Reduces tensors in place; sums of sums would end in infinity. */

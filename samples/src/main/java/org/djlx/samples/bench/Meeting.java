@@ -57,4 +57,14 @@ record Meeting(ProcessGroup control) {
             return messages;
         }
     }
+
+    /**
+     * Tells all ranks whether this one has failed in something that they can do only together.
+     *
+     * @param own why; empty if it has not
+     * @return what the first has failed with; empty if none has
+     */
+    String failureOfAny(String own) {
+        return exchange(own).stream().filter(failure -> !failure.isEmpty()).findFirst().orElse("");
+    }
 }

@@ -151,11 +151,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
             failure = String.valueOf(e.getMessage());
         }
         // If one rank cannot, the others must not launch theirs: it would wait in vain.
-        String first =
-                rank.meeting().exchange(failure).stream()
-                        .filter(message -> !message.isEmpty())
-                        .findFirst()
-                        .orElse("");
+        String first = rank.meeting().failureOfAny(failure);
         if (!first.isEmpty() && samples.recording != null) {
             samples.recording.close();
             samples.recording = null;

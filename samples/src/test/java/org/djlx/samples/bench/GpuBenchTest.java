@@ -94,7 +94,7 @@ class GpuBenchTest {
     }
 
     /** The collectives of another group on the host. */
-    private record HostBaseline(ProcessGroup group) implements Baseline {
+    private record HostBaseline(ProcessGroup group, int withoutWindows) implements Baseline {
 
         @Override
         public void allReduce(NDArray tensor) {
@@ -113,6 +113,9 @@ class GpuBenchTest {
 
         @Override
         public Window window(long byteSize) {
+            if (group.rank() == withoutWindows) {
+                throw new IllegalStateException("no windows");
+            }
             Memory buffer = new Memory(byteSize);
             NativeMemory memory =
                     new NativeMemory(
@@ -142,6 +145,11 @@ class GpuBenchTest {
     }
 
     private static GpuBenchRow measure(GpuBenchCase wanted, boolean compared, Recorder recorder) {
+        return measure(wanted, compared, recorder, -1);
+    }
+
+    private static GpuBenchRow measure(
+            GpuBenchCase wanted, boolean compared, Recorder recorder, int withoutWindows) {
         List<ProcessGroup> ours = ProcessGroups.local(2);
         List<ProcessGroup> others = ProcessGroups.local(2);
         List<ProcessGroup> control = ProcessGroups.local(2);
@@ -156,7 +164,9 @@ class GpuBenchTest {
                                             new GpuBenchRank(
                                                     ours.get(rank),
                                                     compared
-                                                            ? new HostBaseline(others.get(rank))
+                                                            ? new HostBaseline(
+                                                                    others.get(rank),
+                                                                    withoutWindows)
                                                             : null,
                                                     manager,
                                                     meeting,
@@ -223,6 +233,14 @@ class GpuBenchTest {
         assertEquals(Map.of("ours", "not recorded into a graph: no room"), row.notes());
         assertEquals(Map.of(), row.replay());
         assertTrue(row.correct(), row::toString);
+    }
+
+    @Test
+    void withoutAWindowOnOneRankThereIsNoColumnForThem() {
+        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), true, new HostRecorder(), 1);
+        assertEquals(Map.of("ncclWindows", "no windows"), row.notes());
+        assertEquals(Set.of("ours", "nccl"), row.columns().keySet());
+        assertEquals(Set.of("ours", "nccl"), row.replay().keySet());
     }
 
     /** A check that cannot fail checks nothing. */
