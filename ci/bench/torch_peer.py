@@ -133,6 +133,7 @@ class Rank:
                         marks[i + 1].record()
                     self.torch.cuda.synchronize()
                     replay[name] += [1e3 * a.elapsed_time(b) / turns for a, b in zip(marks, marks[1:])]
+        self.barrier()  # Then no rank reads another's tensors any more.
         graphs.clear()
         return {
             "columns": {

@@ -107,7 +107,9 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                                         error[0] = Math.max(error[0], error(array, expected[0]));
                                     });
         }
-        // Not if this rank has failed: the others would be waited for.
+        // When no rank uses another's memory any more; not if this one has failed, which would
+        // wait.
+        rank.meeting().await();
         prepared.contenders.values().forEach(Contender::close);
         notes.putAll(result.notes());
         boolean fused = operation != Operation.allReduce;
