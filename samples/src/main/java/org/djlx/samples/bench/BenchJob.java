@@ -34,7 +34,7 @@ final class BenchJob implements AutoCloseable {
         this.group = group;
         this.op = op;
         this.type = type;
-        this.manager = NDManager.newBaseManager("PyTorch");
+        this.manager = NDManager.newBaseManager(group.device(), "PyTorch");
     }
 
     /** Measures; returns the same on all ranks. */

@@ -40,7 +40,7 @@ record Meeting(ProcessGroup control) {
      */
     List<String> exchange(String message) {
         byte[] bytes = message.getBytes(StandardCharsets.UTF_8);
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = NDManager.newBaseManager(control.device(), "PyTorch")) {
             NDArray length = manager.create(new long[] {bytes.length + 1L});
             control.allReduce(length, ReduceOp.MAX).await();
             int longest = Math.toIntExact(length.getLong());
