@@ -8,12 +8,19 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.EnumSet;
 import java.util.List;
-import java.util.Optional;
+import java.util.Set;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.PersistentMatmul;
 import org.djlx.fusedops.internal.Product;
@@ -44,13 +51,14 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private final Shape gatheredShape;
     private final long[] columns; // of each B
     private final FallbackReason reason; // null if it is pipelined
+    private final Choice choice;
+    private final boolean otherwiseRecorded;
 
     // Of the pipelined path.
     private Compute compute;
     private Schedule schedule;
     private Slots slots;
     private Agreed agreed;
-    private boolean small; // shards are gathered before one matmul
     private boolean direct; // the shard is pushed as it is, not copied before
     private boolean[] directB;
     private long shardBytes;
@@ -66,7 +74,8 @@ final class AllGatherMatmulPlan implements FusedPlan {
             List<NDArray> bs,
             TensorInfo[] infos,
             int gatherDim,
-            boolean returnGathered) {
+            boolean returnGathered,
+            boolean recorded) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
         this.plans = GroupPlans.of(group);
         this.worldSize = group.worldSize();
@@ -84,10 +93,45 @@ final class AllGatherMatmulPlan implements FusedPlan {
             checks.checkB(role, bs.get(i), infos[1 + i], aShard, type, inner);
             columns[i] = infos[1 + i].sizes()[1];
         }
-        reason = fallbackReason(group, infos[0].count());
-        if (reason == null) {
-            prepare(group, infos, shape);
+        FallbackReason impossible = fallbackReason(group, infos[0].count());
+        if (impossible != null) {
+            choice = new Choice(Path.PLAIN, impossible.toString());
+            otherwiseRecorded = false;
+            reason = impossible;
+            return;
         }
+        compute = plans.compute();
+        Workload work =
+                new Workload(
+                        FusedOperator.ALL_GATHER_MATMUL,
+                        type,
+                        worldSize,
+                        Axes.rows(shape),
+                        Arrays.stream(columns).boxed().toList(),
+                        shape.get(lastDim));
+        PathChooser chooser = new PathChooser(group, work, each -> possible(group, each));
+        choice = chooser.choose(recorded);
+        otherwiseRecorded = chooser.choose(!recorded).path() != choice.path();
+        reason = choice.path() == Path.PLAIN ? FallbackReason.PLAIN_IS_FASTER : null;
+        if (reason == null) {
+            prepare(group, infos, shape, work);
+        }
+    }
+
+    /**
+     * The paths that push. Ranks may differ in whether it is one launch: all ways push the same and
+     * signal alike.
+     */
+    private Set<Path> possible(ProcessGroup group, Workload work) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        Set<Path> possible = EnumSet.of(Path.SCHEDULED);
+        if (Schedule.isWhole(work.partBytes())) {
+            possible.add(Path.WHOLE);
+        }
+        if (compute.persistent().filter(launch -> launch.gathers(buffers, work)).isPresent()) {
+            possible.add(Path.ONE_LAUNCH);
+        }
+        return possible;
     }
 
     private FallbackReason fallbackReason(ProcessGroup group, long count) {
@@ -105,8 +149,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
                 : FallbackReason.BUFFER_TOO_SMALL;
     }
 
-    private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape) {
-        compute = plans.compute();
+    private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape, Workload work) {
         schedule = plans.schedule(group);
         shardBytes = infos[0].byteSize();
         slots = new Slots(group.p2pBuffers().orElseThrow(), shardBytes);
@@ -122,26 +165,18 @@ final class AllGatherMatmulPlan implements FusedPlan {
             bs[i] = Axes.layout(infos[1 + i]);
             outShapes[i] = Axes.with(frontShape, lastDim, columns[i]);
         }
-        // Ranks may differ in this: both ways push the same shards and raise the same signals.
-        Optional<PersistentMatmul> oneLaunch =
-                FusedOps.isForced(Path.SCHEDULED) ? Optional.empty() : compute.persistent();
-        boolean forced = FusedOps.isForced(Path.ONE_LAUNCH);
-        if (oneLaunch.isPresent()
-                && oneLaunch.get().gathers(slots, type, rows, inner, columns, forced)) {
-            preparePersistent(oneLaunch.get(), infos, rows, inner, bs);
+        if (choice.path() == Path.ONE_LAUNCH) {
+            preparePersistent(compute.persistent().orElseThrow(), infos, work, bs);
         } else {
             prepareSchedule(rows, inner, bs);
         }
     }
 
     private void preparePersistent(
-            PersistentMatmul oneLaunch,
-            TensorInfo[] infos,
-            long rows,
-            long inner,
-            MatrixLayout[] layouts) {
-        direct &=
-                PersistentMatmul.isUsable(MatrixLayout.contiguous(rows, inner), infos[0].address());
+            PersistentMatmul oneLaunch, TensorInfo[] infos, Workload work, MatrixLayout[] layouts) {
+        long inner = work.inner();
+        MatrixLayout contiguous = MatrixLayout.contiguous(work.rows(), inner);
+        direct &= PersistentMatmul.isUsable(contiguous, infos[0].address());
         long[] addresses = new long[layouts.length];
         for (int i = 0; i < layouts.length; i++) {
             addresses[i] = infos[1 + i].address();
@@ -150,12 +185,11 @@ final class AllGatherMatmulPlan implements FusedPlan {
         for (int i = 0; i < layouts.length; i++) {
             layouts[i] = directB[i] ? layouts[i] : MatrixLayout.contiguous(inner, columns[i]);
         }
-        persistent = oneLaunch.gather(slots, type, rows, inner, layouts);
+        persistent = oneLaunch.gather(slots, work, layouts);
     }
 
     private void prepareSchedule(long rows, long inner, MatrixLayout[] layouts) {
-        small = Schedule.isSmall(shardBytes);
-        long rowsAtOnce = small ? worldSize * rows : rows;
+        long rowsAtOnce = choice.path() == Path.WHOLE ? worldSize * rows : rows;
         directB = new boolean[layouts.length];
         outBytes = new long[layouts.length];
         products = new Product[layouts.length];
@@ -175,7 +209,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
     record Issued(GatheredMatmul result, Work work) {}
 
     Issued run(ProcessGroup group, NDArray aShard, List<NDArray> bs, TensorInfo[] infos) {
-        UsageCounter.count(reason, persistent != null);
+        UsageCounter.count(reason, choice);
         return reason == null
                 ? pipelined(group, aShard, bs, infos)
                 : new Issued(NoGradient.get(() -> plain(group, aShard, bs)), null);
@@ -221,7 +255,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
                                     return;
                                 }
                                 compute.begin();
-                                if (small) {
+                                if (choice.path() == Path.WHOLE) {
                                     schedule.gatherThenConsume(
                                             operation,
                                             slots,
@@ -300,6 +334,11 @@ final class AllGatherMatmulPlan implements FusedPlan {
         } finally {
             scope.close();
         }
+    }
+
+    @Override
+    public boolean isOtherwiseRecorded() {
+        return otherwiseRecorded;
     }
 
     @Override

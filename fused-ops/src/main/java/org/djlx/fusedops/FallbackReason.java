@@ -15,6 +15,8 @@ public enum FallbackReason {
     GATHER_ALONG_LAST_DIMENSION,
     /** What the ranks send does not fit into half of a P2P buffer. */
     BUFFER_TOO_SMALL,
+    /** On GPUs the {@linkplain org.djlx.fusedops.cost.CostModel cost model} says it is faster. */
+    PLAIN_IS_FASTER,
     /** {@link FusedOps#forceFallback()} is in force. */
     FORCED
 }

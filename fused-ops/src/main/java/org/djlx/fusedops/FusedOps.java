@@ -11,6 +11,7 @@ import java.util.concurrent.atomic.AtomicIntegerArray;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.TensorInfo;
 
 /**
@@ -31,12 +32,15 @@ import org.djlx.nativeops.TensorInfo;
  * the other way round. The result is the same up to the rounding of the matmul, whose order of
  * summation is the library's; on a GPU the plain path multiplies by libtorch, which may round sums
  * of 16-bit types several times. All ranks take the same path: it depends only on what all know. A
- * {@link UsageCounter} tells which it was.
+ * {@link UsageCounter} tells which it was, and why.
  *
- * <p>On GPUs of the Hopper architecture a pipelined operator is a single launch of a kernel that
- * pushes, waits and multiplies, in float16 and bfloat16, if its sizes are whole multiples of 16
- * bytes and the kernel wastes little on them. It takes all multiprocessors: operators of groups
- * that share GPUs are to be called in the same order on all ranks.
+ * <p>On GPUs a {@linkplain org.djlx.fusedops.cost.CostModel model} that is fitted to measurements
+ * chooses what takes the least time: a schedule of matmuls and copies, copies and one matmul, the
+ * plain path, or, on the Hopper architecture in float16 and bfloat16 and if sizes are whole
+ * multiples of 16 bytes, a single launch of a kernel that pushes, waits and multiplies. Calls that
+ * are recorded into a graph may take another path than those that are not, and never the plain one
+ * where there is another. One launch takes all multiprocessors: operators of groups that share GPUs
+ * are to be called in the same order on all ranks.
  *
  * <p>Arrays are PyTorch arrays of float32, float64, float16 or bfloat16, on the device of the
  * group's backend; none need be contiguous. All ranks of the group call the same operator, with A
@@ -116,23 +120,26 @@ public final class FusedOps {
             infos[1 + i] = checks.operand(bs.size() == 1 ? "B" : "B number " + i, bs.get(i));
             arrays.add(bs.get(i));
         }
-        int option = forced() * 2 + (returnGathered ? 1 : 0);
-        PlanKey key = new PlanKey(GATHER, gatherDim, option, arrays, infos);
+        int option = returnGathered ? 1 : 0;
         GroupPlans plans = GroupPlans.of(group);
         AllGatherMatmulPlan.Issued issued;
         synchronized (plans) {
             issued =
                     plans.plan(
-                                    key,
+                                    recorded -> {
+                                        int all = option(recorded) + option;
+                                        return new PlanKey(GATHER, gatherDim, all, arrays, infos);
+                                    },
                                     AllGatherMatmulPlan.class,
-                                    () ->
+                                    recorded ->
                                             new AllGatherMatmulPlan(
                                                     group,
                                                     aShard,
                                                     bs,
                                                     infos,
                                                     gatherDim,
-                                                    returnGathered))
+                                                    returnGathered,
+                                                    recorded))
                             .run(group, aShard, bs, infos);
         }
         complete(group, issued.work(), () -> issued.result().close());
@@ -147,7 +154,8 @@ public final class FusedOps {
      * @param a of shape (…, K) with 2 or more dimensions; the same shape on all ranks, except for K
      * @param b a matrix of shape (K, N); N is the same on all ranks, K may differ between them
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}; the ranks' products, in the arrays'
-     *     element type, are reduced in rank order, 16-bit types in float32 and rounded once
+     *     element type, are reduced in rank order, 16-bit types in float32 and rounded once; on the
+     *     plain path of GPUs by NCCL, in its own order and roundings
      * @param scatterDim the dimension of the product (…, N) along which the result is divided, in
      *     rank order; its size is divisible by the world size; negative ones count from the back
      * @param group the group
@@ -160,18 +168,21 @@ public final class FusedOps {
         checks.checkNotNull("the group", group);
         TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
         checks.checkSum(op);
-        int option = forced() * 2 + (op == ReduceOp.AVG ? 1 : 0);
-        PlanKey key = new PlanKey(SCATTER, scatterDim, option, List.of(a, b), infos);
+        int option = op == ReduceOp.AVG ? 1 : 0;
+        List<NDArray> arrays = List.of(a, b);
         GroupPlans plans = GroupPlans.of(group);
         MatmulReduceScatterPlan.Issued issued;
         synchronized (plans) {
             issued =
                     plans.plan(
-                                    key,
+                                    recorded -> {
+                                        int all = option(recorded) + option;
+                                        return new PlanKey(SCATTER, scatterDim, all, arrays, infos);
+                                    },
                                     MatmulReduceScatterPlan.class,
-                                    () ->
+                                    recorded ->
                                             new MatmulReduceScatterPlan(
-                                                    group, a, b, infos, op, scatterDim))
+                                                    group, a, b, infos, op, scatterDim, recorded))
                             .run(group, a, b, infos);
         }
         complete(group, issued.work(), () -> issued.result().close());
@@ -207,11 +218,11 @@ public final class FusedOps {
         return FORCED.get(path.ordinal()) > 0;
     }
 
-    /** A number for the paths that are forced. */
-    private static int forced() {
-        int bits = 0;
+    /** An even number for the paths that are forced, and for being recorded into a graph. */
+    private static int option(boolean recorded) {
+        int bits = recorded ? 2 : 0;
         for (Path path : Path.values()) {
-            bits |= isForced(path) ? 1 << path.ordinal() : 0;
+            bits |= isForced(path) ? 4 << path.ordinal() : 0;
         }
         return bits;
     }

@@ -10,6 +10,9 @@ package org.djlx.fusedops;
  */
 interface FusedPlan extends AutoCloseable {
 
+    /** Whether another path is taken by calls that are recorded into a graph. */
+    boolean isOtherwiseRecorded();
+
     /** Frees it; nothing that it has enqueued needs it any more. */
     @Override
     void close();

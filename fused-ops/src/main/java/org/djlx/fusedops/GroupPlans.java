@@ -8,6 +8,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.function.Function;
 import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
@@ -41,13 +42,23 @@ final class GroupPlans implements AutoCloseable {
     }
 
     /**
-     * Returns the plan of a call; to be called under this object's lock.
+     * Returns the plan of a call; to be called under this object's lock. Whether the call is
+     * recorded into a graph is asked only where that matters, as it takes the host time.
      *
-     * @param key the call
+     * @param key the call, for whether it is recorded
      * @param type the plan's class
-     * @param maker makes it; what it throws is passed on, and nothing kept
+     * @param maker makes it, for whether it is recorded; what it throws is passed on, and nothing
+     *     kept
      */
-    <P extends FusedPlan> P plan(PlanKey key, Class<P> type, Supplier<P> maker) {
+    <P extends FusedPlan> P plan(
+            Function<Boolean, PlanKey> key, Class<P> type, Function<Boolean, P> maker) {
+        P plan = plan(key.apply(false), type, () -> maker.apply(false));
+        return plan.isOtherwiseRecorded() && compute().isRecorded()
+                ? plan(key.apply(true), type, () -> maker.apply(true))
+                : plan;
+    }
+
+    private <P extends FusedPlan> P plan(PlanKey key, Class<P> type, Supplier<P> maker) {
         FusedPlan plan = plans.get(key);
         if (plan == null) {
             plan = maker.get();

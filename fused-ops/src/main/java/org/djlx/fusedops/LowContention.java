@@ -15,6 +15,7 @@ import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Schedule;
 import org.djlx.fusedops.internal.Slots;
@@ -63,7 +64,7 @@ public final class LowContention {
         FallbackReason reason =
                 fallbackReason(
                         group, () -> offset.isPresent() || fits(group, in.count(), in.type()));
-        UsageCounter.count(reason, false);
+        UsageCounter.count(reason);
         if (reason != null) {
             return group.allGatherIntoTensor(output, input);
         }
@@ -127,7 +128,7 @@ public final class LowContention {
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
         FallbackReason reason = fallbackReason(group, () -> fits(group, out.count(), out.type()));
-        UsageCounter.count(reason, false);
+        UsageCounter.count(reason);
         if (reason != null) {
             return group.reduceScatterTensor(output, input, op);
         }

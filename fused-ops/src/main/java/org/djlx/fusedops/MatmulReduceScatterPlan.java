@@ -6,12 +6,19 @@ package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
-import java.util.Optional;
+import java.util.EnumSet;
+import java.util.List;
+import java.util.Set;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.PersistentMatmul;
 import org.djlx.fusedops.internal.Product;
@@ -41,14 +48,15 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     private final int worldSize;
     private final Shape product;
     private final FallbackReason reason; // null if it is pipelined
+    private final Choice choice;
+    private final boolean otherwiseRecorded;
+    private final boolean columns; // blocks of B's columns, not of A's rows
 
     // Of the pipelined path.
     private Compute compute;
     private Schedule schedule;
     private Slots slots;
     private Agreed agreed;
-    private boolean small; // one matmul comes before all parts are scattered
-    private boolean columns; // blocks of B's columns, not of A's rows
     private boolean directA;
     private boolean directB;
     private long blockBytes; // from one rank's block to the next
@@ -65,7 +73,8 @@ final class MatmulReduceScatterPlan implements FusedPlan {
             NDArray b,
             TensorInfo[] infos,
             ReduceOp op,
-            int scatterDim) {
+            int scatterDim,
+            boolean recorded) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
         this.plans = GroupPlans.of(group);
         this.worldSize = group.worldSize();
@@ -83,10 +92,48 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                     "dimension %d of the product %s is not divisible by the world size %d",
                     scatterDim, product, worldSize);
         }
-        reason = fallbackReason(group);
-        if (reason == null) {
-            prepare(group, infos, shape);
+        columns = this.scatterDim == lastDim;
+        FallbackReason impossible = fallbackReason(group);
+        if (impossible != null) {
+            choice = new Choice(Path.PLAIN, impossible.toString());
+            otherwiseRecorded = false;
+            reason = impossible;
+            return;
         }
+        compute = plans.compute();
+        long rows = Axes.rows(shape);
+        long width = product.get(lastDim);
+        Workload work =
+                new Workload(
+                        FusedOperator.MATMUL_REDUCE_SCATTER,
+                        type,
+                        worldSize,
+                        columns ? rows : rows / worldSize,
+                        List.of(columns ? width / worldSize : width),
+                        shape.get(lastDim));
+        PathChooser chooser = new PathChooser(group, work, each -> possible(group, each));
+        choice = chooser.choose(recorded);
+        otherwiseRecorded = chooser.choose(!recorded).path() != choice.path();
+        reason = choice.path() == Path.PLAIN ? FallbackReason.PLAIN_IS_FASTER : null;
+        if (reason == null) {
+            prepare(group, infos, shape, work);
+        }
+    }
+
+    /** The paths that push; the same on all ranks. */
+    private Set<Path> possible(ProcessGroup group, Workload work) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        Set<Path> possible = EnumSet.of(Path.SCHEDULED);
+        if (!columns && Schedule.isWhole(work.partBytes())) {
+            possible.add(Path.WHOLE);
+        }
+        if (!columns
+                && compute.persistent()
+                        .filter(launch -> launch.scatters(buffers, work, op))
+                        .isPresent()) {
+            possible.add(Path.ONE_LAUNCH);
+        }
+        return possible;
     }
 
     /** The shape of a rank's part of the product. */
@@ -106,10 +153,8 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                 : FallbackReason.BUFFER_TOO_SMALL;
     }
 
-    private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape) {
-        compute = plans.compute();
+    private void prepare(ProcessGroup group, TensorInfo[] infos, Shape shape, Workload work) {
         schedule = plans.schedule(group);
-        columns = scatterDim == lastDim;
         agreed = new Agreed(type, product.getShape(), op, scatterDim);
         long inner = shape.get(lastDim);
         long rows = Axes.rows(shape);
@@ -121,26 +166,19 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         MatrixLayout right = Axes.layout(infos[1]);
         directB = Axes.isUsable(right);
         right = directB ? right : MatrixLayout.contiguous(inner, product.get(lastDim));
-        long partRows = columns ? rows : rows / worldSize;
-        long partColumns = product.get(lastDim) / (columns ? worldSize : 1);
+        long partRows = work.rows();
+        long partColumns = work.columns().get(0);
         blockBytes =
                 (columns ? partColumns * right.columnStride() : partRows * left.rowStride())
                         * type.itemSize();
         partBytes = partRows * partColumns * type.itemSize();
         slots = new Slots(group.p2pBuffers().orElseThrow(), partBytes);
         partShape = Axes.move(part(), columns ? 0 : scatterDim, 0);
-        Optional<PersistentMatmul> oneLaunch =
-                columns || FusedOps.isForced(Path.SCHEDULED)
-                        ? Optional.empty()
-                        : compute.persistent();
-        boolean forced = FusedOps.isForced(Path.ONE_LAUNCH);
-        if (oneLaunch.isPresent()
-                && oneLaunch.get().scatters(slots, type, partRows, partColumns, op, forced)) {
-            preparePersistent(oneLaunch.get(), infos, partRows, left, right);
+        if (choice.path() == Path.ONE_LAUNCH) {
+            preparePersistent(compute.persistent().orElseThrow(), infos, work, left, right);
             return;
         }
-        small = !columns && Schedule.isSmall(partBytes);
-        long rowsAtOnce = small ? rows : partRows;
+        long rowsAtOnce = choice.path() == Path.WHOLE ? rows : partRows;
         stagingShape = new Shape(rowsAtOnce * partColumns);
         multiply =
                 compute.product(
@@ -155,7 +193,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     private void preparePersistent(
             PersistentMatmul oneLaunch,
             TensorInfo[] infos,
-            long partRows,
+            Workload work,
             MatrixLayout left,
             MatrixLayout right) {
         directA &= PersistentMatmul.isUsable(left, infos[0].address());
@@ -166,14 +204,14 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         MatrixLayout a = directA ? left : PersistentMatmul.layout(left.rows(), inner);
         MatrixLayout b = directB ? right : MatrixLayout.contiguous(inner, right.columns());
         boolean average = op == ReduceOp.AVG;
-        persistent = oneLaunch.scatter(slots, type, partRows, a, b, average);
+        persistent = oneLaunch.scatter(slots, work, a, b, average);
     }
 
     /** What a call has enqueued or issued, whose result is there when the work has ended. */
     record Issued(NDArray result, Work work) {}
 
     Issued run(ProcessGroup group, NDArray a, NDArray b, TensorInfo[] infos) {
-        UsageCounter.count(reason, persistent != null);
+        UsageCounter.count(reason, choice);
         return reason == null
                 ? pipelined(group, a, b, infos)
                 : new Issued(NoGradient.get(() -> plain(group, a, b)), null);
@@ -217,7 +255,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                                 Schedule.SlotReducer reducer =
                                         (first, distance) ->
                                                 reduction.run(resultAddress, first, distance);
-                                if (small) {
+                                if (choice.path() == Path.WHOLE) {
                                     multiply.run(staging[1], leftAddress, rightAddress);
                                     schedule.scatterAndReduce(
                                             operation, slots, staging[1], partBytes, reducer, used);
@@ -256,7 +294,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         if (persistent != null) {
             return 0;
         }
-        return small ? 1 : Math.min(2, worldSize - 1);
+        return choice.path() == Path.WHOLE ? 1 : Math.min(2, worldSize - 1);
     }
 
     /** A copy of A with the scatter dimension in front, unless it is the last. */
@@ -286,6 +324,11 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         } finally {
             scope.close();
         }
+    }
+
+    @Override
+    public boolean isOtherwiseRecorded() {
+        return otherwiseRecorded;
     }
 
     @Override

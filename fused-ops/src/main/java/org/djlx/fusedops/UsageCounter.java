@@ -7,8 +7,11 @@ package org.djlx.fusedops;
 import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicLong;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.Path;
 
 /**
  * Counts the calls of fused operators in this JVM, by the path they took, from {@link
@@ -20,7 +23,7 @@ public final class UsageCounter implements AutoCloseable {
     private static final List<UsageCounter> OPEN = new CopyOnWriteArrayList<>();
 
     private final AtomicLong pipelined = new AtomicLong();
-    private final AtomicLong oneLaunches = new AtomicLong();
+    private final Map<Choice, Long> choices = new ConcurrentHashMap<>();
     private final Map<FallbackReason, AtomicLong> fallbacks = new EnumMap<>(FallbackReason.class);
 
     UsageCounter() {
@@ -31,13 +34,44 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /** Counts a call; the reason is null if it is pipelined. */
-    static void count(FallbackReason reason, boolean oneLaunch) {
+    static void count(FallbackReason reason) {
         for (UsageCounter counter : OPEN) {
             (reason == null ? counter.pipelined : counter.fallbacks.get(reason)).incrementAndGet();
-            if (oneLaunch) {
-                counter.oneLaunches.incrementAndGet();
-            }
         }
+    }
+
+    /** As {@link #count(FallbackReason)}, for a call whose path was chosen. */
+    static void count(FallbackReason reason, Choice choice) {
+        count(reason);
+        for (UsageCounter counter : OPEN) {
+            counter.choices.merge(choice, 1L, Long::sum);
+        }
+    }
+
+    /**
+     * Returns which paths matmuls fused with a collective took, and why. The calls of {@link
+     * LowContention}, which multiplies nothing, are not among them.
+     *
+     * @return the number of calls by path and reason
+     */
+    public Map<Choice, Long> choices() {
+        return Map.copyOf(choices);
+    }
+
+    /**
+     * Returns the number of matmuls fused with a collective that took a path.
+     *
+     * @param path the path
+     * @return the number
+     */
+    public long calls(Path path) {
+        if (path == null) {
+            throw new IllegalArgumentException("calls: path is null");
+        }
+        return choices.entrySet().stream()
+                .filter(entry -> entry.getKey().path() == path)
+                .mapToLong(Map.Entry::getValue)
+                .sum();
     }
 
     /**
@@ -47,7 +81,7 @@ public final class UsageCounter implements AutoCloseable {
      * @return the number
      */
     public long oneLaunches() {
-        return oneLaunches.get();
+        return calls(Path.ONE_LAUNCH);
     }
 
     /**

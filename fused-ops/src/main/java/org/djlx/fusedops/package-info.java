@@ -9,6 +9,7 @@
  * + UsageCounter             how many calls took which path
  * + FallbackReason           why one took the plain path
  *   GroupPlans               what is kept for a group: the plans used last, and what they share
+ *   PathChooser              which path a plan takes
  *   PlanKey                  what a plan is made for
  *   FusedPlan                all about a call that does not change from one to the next
  *   AllGatherMatmulPlan      that of all-gather + matmul

@@ -33,6 +33,7 @@ import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Replays;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaGraph;
 import org.djlx.nativeops.CudaStream;
@@ -45,6 +46,8 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 
 /** The fused operators on all GPUs of the machine, with ranks that are threads. */
 @Tag("gpu")
@@ -78,8 +81,10 @@ class FusedOpsGpuTest {
             long bufferSize, long pipelined, long fallbacks, Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(bufferSize, body);
-            assertEquals(pipelined * worldSize, usage.pipelined());
-            assertEquals(fallbacks * worldSize, usage.fallbacks());
+            // Where much is to be called for little, the model may choose NCCL.
+            long chosen = usage.fallbacks(FallbackReason.PLAIN_IS_FASTER);
+            assertEquals(pipelined * worldSize, usage.pipelined() + chosen);
+            assertEquals(fallbacks * worldSize, usage.fallbacks() - chosen);
         }
     }
 
@@ -197,13 +202,14 @@ class FusedOpsGpuTest {
     }
 
     /** Without the kernel, as on GPUs that have none. */
-    @Test
-    void scheduled() {
+    @ParameterizedTest
+    @EnumSource(names = {"SCHEDULED", "WHOLE"})
+    void withoutTheKernel(Path path) {
         List<FusedCase> gathers = FusedOpsTest.gatherGrid();
         List<FusedCase> scatters = FusedOpsTest.scatterGrid(worldSize);
         try (UsageCounter usage = FusedOps.countUsage()) {
             forced(
-                    Path.SCHEDULED,
+                    path,
                     () ->
                             run(
                                     64 << 20,
@@ -217,7 +223,7 @@ class FusedOpsGpuTest {
                                     }));
             assertEquals(
                     (2L * (gathers.size() + scatters.size()) + 100) * worldSize, usage.pipelined());
-            assertEquals(0, usage.oneLaunches());
+            assertTrue(usage.calls(path) >= 100L * worldSize, () -> usage.choices().toString());
         }
     }
 

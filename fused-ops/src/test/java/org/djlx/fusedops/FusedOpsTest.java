@@ -10,11 +10,14 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
 import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -46,7 +49,14 @@ class FusedOpsTest {
             assertEquals(fallbacks * worldSize, usage.fallbacks());
             if (reason != null) {
                 assertEquals(fallbacks * worldSize, usage.fallbacks(reason));
+                long named =
+                        usage.choices().getOrDefault(new Choice(Path.PLAIN, reason.toString()), 0L);
+                assertEquals(fallbacks * worldSize, named);
             }
+            assertEquals(fallbacks * worldSize, usage.calls(Path.PLAIN));
+            long pushed = usage.calls(Path.SCHEDULED) + usage.calls(Path.WHOLE);
+            assertEquals(pipelined * worldSize, pushed);
+            assertEquals(0, usage.calls(Path.ONE_LAUNCH));
         }
     }
 
@@ -82,6 +92,29 @@ class FusedOpsTest {
                 null,
                 0,
                 group -> grid.forEach(c -> c.checkAllGatherMatmul(group, 2)));
+    }
+
+    /** What is small is gathered, or multiplied, as a whole, if its slots have no gaps. */
+    @Test
+    void choicesAreCountedWithTheirReason() {
+        FusedCase even =
+                new FusedCase(ScalarType.FLOAT32, new Shape(16, 32), List.of(8), 0, false, 1);
+        FusedCase odd = new FusedCase(ScalarType.FLOAT32, new Shape(5, 7), List.of(3), 0, false, 2);
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            LocalRanks.run(
+                    2,
+                    1 << 20,
+                    group -> {
+                        even.checkAllGatherMatmul(group, 2);
+                        odd.checkAllGatherMatmul(group, 1);
+                    });
+            Map<Choice, Long> expected =
+                    Map.of(
+                            new Choice(Path.WHOLE, "2048 bytes from rank to rank"), 4L,
+                            new Choice(Path.SCHEDULED, "140 bytes from rank to rank"), 2L);
+            assertEquals(expected, usage.choices());
+            assertEquals(6, usage.pipelined());
+        }
     }
 
     @ParameterizedTest

@@ -90,6 +90,15 @@ public final class Compute implements AutoCloseable {
         return Optional.ofNullable(gpu == null ? null : gpu.persistent);
     }
 
+    /**
+     * Tells whether the calling thread's current stream is recorded into a graph.
+     *
+     * @return whether it is; false on the CPU
+     */
+    public boolean isRecorded() {
+        return gpu != null && gpu.streams.get().isCapturing();
+    }
+
     /** To be called when an operation begins: looks which stream is current. */
     public void begin() {
         if (gpu != null) {

@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.KernelSignals;
@@ -15,6 +16,11 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.cost.CostModel;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Machine;
+import org.djlx.fusedops.cost.OneLaunch;
+import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
 import org.djlx.nativeops.CudaModule;
@@ -52,7 +58,7 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final String ARCHITECTURE = "sm_90a";
     private static final int MAX_RANKS = 8;
     private static final int THREADS = 384;
-    private static final int TILE_ROWS = 128;
+    private static final int TILE_ROWS = OneLaunch.TILE_ROWS;
     private static final int BOX = 64; // elements of a row of a box: 128 bytes
     private static final int HALF = TILE_ROWS / 2;
     private static final int SWIZZLED_ROWS = 8; // after which the pattern of a box repeats
@@ -61,21 +67,8 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int UNIT = 8; // elements in 16 bytes, of which rows have whole ones
 
     // Shapes of tiles: their columns, and stages of loads in shared memory.
-    private static final int[] TILE_COLUMNS = {256, 128, 64};
+    private static final List<Integer> TILE_COLUMNS = OneLaunch.TILE_COLUMNS;
     private static final int[] STAGES = {3, 4, 6};
-
-    // A model of an H200, in microseconds: what a tile takes for each 64 columns of A, and besides;
-    // and how many bytes a block, and all blocks, push in one.
-    private static final double[] STEP_TIMES = {0.72, 0.40, 0.27};
-    private static final double TILE_TIME = 3;
-    private static final double BLOCK_RATE = 45e3;
-    private static final double LINK_RATE = 340e3;
-    private static final double SCHEDULE_TIME = 45;
-    private static final double MAX_WASTE = 1.5;
-
-    private static final long PIECE = 32768; // bytes that a block pushes at once
-    private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
-    private static final long USUAL_INNER = 4096; // where ranks may differ in it
 
     // struct Launch of fused_matmul.cu
     private static final int LEFT = 0;
@@ -127,14 +120,14 @@ public final class PersistentMatmul implements AutoCloseable {
         String[] options() {
             return new String[] {
                 "-DTYPE=" + (type == ScalarType.FLOAT16 ? "Float16" : "Bfloat16"),
-                "-DTILE_N=" + TILE_COLUMNS[tile],
+                "-DTILE_N=" + TILE_COLUMNS.get(tile),
                 "-DTRANSPOSED=" + (transposed ? 1 : 0),
                 "-DSCATTER=" + (scatter ? 1 : 0)
             };
         }
 
         int sharedBytes() {
-            int stage = (TILE_ROWS + TILE_COLUMNS[tile]) * BOX * Short.BYTES;
+            int stage = (TILE_ROWS + TILE_COLUMNS.get(tile)) * BOX * Short.BYTES;
             int ring = 2 * 4 * HALF * BOX * Short.BYTES;
             return 1024 + STAGES[tile] * stage + ring + 2 * 8192;
         }
@@ -145,126 +138,63 @@ public final class PersistentMatmul implements AutoCloseable {
         return device.architecture().equals(ARCHITECTURE);
     }
 
-    /** The sizes of an operator. */
-    private record Sizes(
-            ScalarType type, int ranks, long rows, long[] columns, KernelSignals signals) {
+    /** The sizes of an operator, and how it is divided; the same on ranks that have the same. */
+    private record Sizes(Workload work, KernelSignals signals) {
 
         int blocks() {
             return signals.blocks();
         }
 
-        boolean fit() {
-            return (type == ScalarType.FLOAT16 || type == ScalarType.BFLOAT16)
-                    && ranks <= MAX_RANKS
-                    && columns.length <= MAX_RIGHTS
-                    && rows > 0
-                    && rows < Integer.MAX_VALUE / 2
-                    && Arrays.stream(columns)
-                            .allMatch(n -> n > 0 && n % UNIT == 0 && n < Integer.MAX_VALUE / 2)
-                    && ranks * tilesOfPart(TILE_COLUMNS.length - 1) < MAX_TILES;
+        ScalarType type() {
+            return work.type();
         }
 
-        /**
-         * Whether it takes no longer than the host needs for a schedule, or not much longer than if
-         * all multiprocessors multiplied all the time. A tile has rows of one rank only, and sums
-         * over all of A's columns: where rows or tiles are few, matmuls of a library do better.
-         */
-        boolean isWorthwhile(double time, long inner, double push) {
-            double products = (double) ranks * rows * Arrays.stream(columns).sum() * inner;
-            double rate = blocks() * TILE_ROWS * TILE_COLUMNS[0] * BOX / STEP_TIMES[0];
-            return time <= SCHEDULE_TIME || time <= MAX_WASTE * products / rate + push;
+        int ranks() {
+            return work.ranks();
+        }
+
+        long rows() {
+            return work.rows();
+        }
+
+        long[] columns() {
+            return work.columns().stream().mapToLong(Long::longValue).toArray();
+        }
+
+        private OneLaunch model() {
+            return new OneLaunch(Machine.H200.withMultiprocessors(blocks()), work);
+        }
+
+        boolean fit() {
+            return (type() == ScalarType.FLOAT16 || type() == ScalarType.BFLOAT16)
+                    && ranks() <= MAX_RANKS
+                    && work.columns().size() <= MAX_RIGHTS
+                    && rows() > 0
+                    && rows() < Integer.MAX_VALUE / 2
+                    && work.columns().stream()
+                            .allMatch(n -> n > 0 && n % UNIT == 0 && n < Integer.MAX_VALUE / 2)
+                    && ranks() * tilesOfPart(TILE_COLUMNS.size() - 1) < MAX_TILES;
         }
 
         /** Whether there is a flag for each half of the tiles of a part. */
         boolean hasFlags() {
-            return 2 * tilesOfPart(tile()) <= signals.flagCount();
+            return 2 * tilesOfPart(tiling().tile()) <= signals.flagCount();
         }
 
         /** The rows of a box of A: to load rows that are not there takes time, too. */
         int boxRows() {
-            return (int) Math.min(TILE_ROWS, ceilDiv(rows, SWIZZLED_ROWS) * SWIZZLED_ROWS);
+            return (int) Math.min(TILE_ROWS, ceilDiv(rows(), SWIZZLED_ROWS) * SWIZZLED_ROWS);
         }
 
         /** The tiles of one rank's rows. */
         long tilesOfPart(int tile) {
-            long across = 0;
-            for (long n : columns) {
-                across += ceilDiv(n, TILE_COLUMNS[tile]);
-            }
-            return ceilDiv(rows, TILE_ROWS) * across;
+            return model().tilesOfPart(tile);
         }
 
-        /** How long a tile takes. */
-        private static double tileTime(int tile, long inner) {
-            return TILE_TIME + ceilDiv(inner, BOX) * STEP_TIMES[tile];
-        }
-
-        /** The shape of tiles that is the fastest where nothing is pushed before. */
-        int tile() {
-            int best = 0;
-            for (int tile = 1; tile < TILE_COLUMNS.length; tile++) {
-                if (time(tile, USUAL_INNER, 0, 0) < time(best, USUAL_INNER, 0, 0)) {
-                    best = tile;
-                }
-            }
-            return best;
-        }
-
-        boolean isScatterWorthwhile() {
-            return isWorthwhile(time(tile(), USUAL_INNER, 0, 0), USUAL_INNER, 0);
-        }
-
-        boolean isGatherWorthwhile(long inner) {
-            return isWorthwhile(tiling(inner).time(), inner, pushed(inner) / LINK_RATE);
-        }
-
-        /** The bytes that a rank pushes. */
-        private long pushed(long inner) {
-            return (ranks - 1) * rows * inner * type.itemSize();
-        }
-
-        /** The fastest way to push a shard and to multiply. */
-        Tiling tiling(long inner) {
-            long pushed = pushed(inner);
-            Tiling best = null;
-            for (int tile = 0; tile < TILE_COLUMNS.length; tile++) {
-                for (int pushers : PUSHERS) {
-                    if (pushers > blocks() || pushers > 1 && (pushers - 1) * PIECE >= pushed) {
-                        continue;
-                    }
-                    double time = time(tile, inner, pushers, pushed);
-                    if (best == null || time < best.time) {
-                        best = new Tiling(tile, pushers, time);
-                    }
-                }
-            }
-            return best;
-        }
-
-        /** How long it takes until all tiles have been dealt out and computed. */
-        private double time(int tile, long inner, int pushers, long pushed) {
-            double one = tileTime(tile, inner);
-            double push = pushers == 0 ? 0 : pushed / Math.min(pushers * BLOCK_RATE, LINK_RATE);
-            long tiles = ranks * tilesOfPart(tile);
-            // Blocks that push begin later; no peer's tile can begin before its shard is there.
-            long waves = Math.max(1, tiles / blocks() - (long) (push / one) - 1);
-            while (true) {
-                double[] ends = {waves * one, push + waves * one};
-                for (double end : ends) {
-                    long late = (long) Math.max(0, (end - push) / one + 1e-9);
-                    long early = (long) (end / one + 1e-9);
-                    if ((blocks() - pushers) * early + pushers * late >= tiles
-                            && (ranks == 1 || end + 1e-9 >= push + one)) {
-                        return end;
-                    }
-                }
-                waves++;
-            }
+        OneLaunch.Tiling tiling() {
+            return model().fastest();
         }
     }
-
-    /** How an all-gather + matmul is divided. */
-    private record Tiling(int tile, int pushers, double time) {}
 
     private static long ceilDiv(long a, long b) {
         return (a + b - 1) / b;
@@ -355,54 +285,42 @@ public final class PersistentMatmul implements AutoCloseable {
         }
     }
 
-    private static Optional<Sizes> sizes(Slots slots, ScalarType type, long rows, long... columns) {
-        P2pBuffers buffers = slots.buffers();
-        return buffers.kernelSignals()
-                .map(signals -> new Sizes(type, buffers.worldSize(), rows, columns, signals));
+    /** Flags are raised by tiles of a shape that all ranks must choose alike. */
+    private static Optional<Sizes> sizes(P2pBuffers buffers, Workload work) {
+        Workload known =
+                work.operator() == FusedOperator.ALL_GATHER_MATMUL ? work : CostModel.agreed(work);
+        return buffers.kernelSignals().map(signals -> new Sizes(known, signals));
     }
 
     /**
-     * Tells whether an all-gather + matmul is one launch.
+     * Tells whether an all-gather + matmul can be one launch.
      *
-     * @param slots slots of a shard's size
-     * @param type the element type
-     * @param rows of a shard
-     * @param inner the columns of A
-     * @param columns of each B
-     * @param forced whether it is wherever it can be, however fast
-     * @return whether it is
+     * @param buffers the group's
+     * @param work the operator
+     * @return whether it can
      */
-    public boolean gathers(
-            Slots slots, ScalarType type, long rows, long inner, long[] columns, boolean forced) {
+    public boolean gathers(P2pBuffers buffers, Workload work) {
+        long inner = work.inner();
         return inner > 0
                 && inner % UNIT == 0
                 && inner < Integer.MAX_VALUE / 2
-                && sizes(slots, type, rows, columns)
-                        .filter(Sizes::fit)
-                        .filter(sizes -> forced || sizes.isGatherWorthwhile(inner))
-                        .isPresent();
+                && sizes(buffers, work).filter(Sizes::fit).isPresent();
     }
 
     /**
-     * Tells whether a matmul + reduce-scatter is one launch; the same on all ranks.
+     * Tells whether a matmul + reduce-scatter can be one launch; the same on all ranks.
      *
-     * @param slots slots of a part's size
-     * @param type the element type
-     * @param rows of a part
-     * @param columns of B
+     * @param buffers the group's
+     * @param work the operator
      * @param op the reduction
-     * @param forced whether it is wherever it can be, however fast
-     * @return whether it is
+     * @return whether it can
      */
-    public boolean scatters(
-            Slots slots, ScalarType type, long rows, long columns, ReduceOp op, boolean forced) {
+    public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
         // Other averages than by a power of two would be rounded twice.
-        int ranks = slots.buffers().worldSize();
-        boolean exact = op == ReduceOp.SUM || Integer.bitCount(ranks) == 1;
+        boolean exact = op == ReduceOp.SUM || Integer.bitCount(work.ranks()) == 1;
         return exact
-                && sizes(slots, type, rows, columns)
+                && sizes(buffers, work)
                         .filter(sizes -> sizes.fit() && sizes.hasFlags())
-                        .filter(sizes -> forced || sizes.isScatterWorthwhile())
                         .isPresent();
     }
 
@@ -410,40 +328,31 @@ public final class PersistentMatmul implements AutoCloseable {
      * Prepares an all-gather + matmul, which it {@link #gathers}.
      *
      * @param slots slots of a shard's size
-     * @param type the element type
-     * @param rows of a shard
-     * @param inner the columns of A
+     * @param work the operator
      * @param bs how the Bs lie, {@linkplain #usable as they are given}
      * @return the launch
      */
-    public Gather gather(Slots slots, ScalarType type, long rows, long inner, MatrixLayout... bs) {
-        long[] columns = Arrays.stream(bs).mapToLong(MatrixLayout::columns).toArray();
-        Sizes sizes = sizes(slots, type, rows, columns).orElseThrow();
-        Tiling tiling = sizes.tiling(inner);
-        Variant variant = new Variant(type, tiling.tile(), !isRowMajor(bs[0]), false);
-        return new Gather(slots, sizes, inner, variant, bs, tiling.pushers());
+    public Gather gather(Slots slots, Workload work, MatrixLayout... bs) {
+        Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
+        OneLaunch.Tiling tiling = sizes.tiling();
+        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), false);
+        return new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers());
     }
 
     /**
      * Prepares a matmul + reduce-scatter, which it {@link #scatters}.
      *
      * @param slots slots of a part's size
-     * @param type the element type
-     * @param rows of a part
+     * @param work the operator
      * @param a how A lies, {@link #isUsable}; ranks may have As of different widths, even none
      * @param b how B lies, {@linkplain #usable as it is given}
      * @param average whether the sum is divided by the number of ranks
      * @return the launch
      */
     public Scatter scatter(
-            Slots slots,
-            ScalarType type,
-            long rows,
-            MatrixLayout a,
-            MatrixLayout b,
-            boolean average) {
-        Sizes sizes = sizes(slots, type, rows, b.columns()).orElseThrow();
-        Variant variant = new Variant(type, sizes.tile(), !isRowMajor(b), true);
+            Slots slots, Workload work, MatrixLayout a, MatrixLayout b, boolean average) {
+        Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
+        Variant variant = new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), true);
         return new Scatter(slots, sizes, variant, a, b, average ? 1f / sizes.ranks() : 1);
     }
 
@@ -555,7 +464,7 @@ public final class PersistentMatmul implements AutoCloseable {
                                 new long[] {Math.max(b.columns(), 1), Math.max(b.rows(), 1)},
                                 new long[] {stride},
                                 BOX,
-                                transposed ? TILE_COLUMNS[tile] : BOX);
+                                transposed ? TILE_COLUMNS.get(tile) : BOX);
             }
             return maps;
         }

@@ -26,8 +26,9 @@ public final class Schedule {
 
     // One signal word a pair of ranks is enough: a rank raises it once an operation.
     private static final int CHANNEL = 0;
-    // A copy between two GPUs takes 12 us however small, and a matmul of few rows as long as one of
-    // many: up to so many bytes there is nothing to hide behind a part of the matmul.
+    // A matmul of few rows takes as long as one of many: up to so many bytes there is nothing to
+    // hide
+    // behind a part of the matmul.
     private static final long SMALL = 1 << 20;
 
     private final P2pBuffers buffers;
@@ -127,18 +128,29 @@ public final class Schedule {
     }
 
     /**
-     * Tells whether what a rank sends to another is so little that it is better sent as a whole
-     * before, or computed as a whole, than in parts beside the computation.
+     * Tells whether what a rank sends to another is so little that on the CPU it is better sent as
+     * a whole before, or computed as a whole, than in parts beside the computation.
      *
      * @param byteSize its size
-     * @return whether it is, and can be: slots lie one after the other without gaps
+     * @return whether it is
      */
     public static boolean isSmall(long byteSize) {
-        return byteSize <= SMALL && byteSize % Slots.ALIGNMENT == 0;
+        return byteSize <= SMALL;
     }
 
     /**
-     * Gather, then consume: for shards that {@linkplain #isSmall are small}.
+     * Tells whether what ranks send can be received as a whole: slots lie one after the other
+     * without gaps.
+     *
+     * @param byteSize the size of what a rank sends to another
+     * @return whether it can
+     */
+    public static boolean isWhole(long byteSize) {
+        return byteSize % Slots.ALIGNMENT == 0;
+    }
+
+    /**
+     * Gather, then consume: for shards that {@linkplain #isWhole leave no gaps}.
      *
      * @param operation the operation under way
      * @param slots slots of the shard's size

@@ -4,7 +4,7 @@
  *
  * <pre>
  *   Schedule          who sends what to whom, when, and computes meanwhile; on any backend's streams
- *   PersistentMatmul  whole operators as one launch each, on Hopper GPUs, and when that pays
+ *   PersistentMatmul  whole operators as one launch each, on Hopper GPUs
  *   Slots             where in the P2P buffers that goes
  *   Compute           prepares products and reductions for a group's device
  *   Product           a product of matrices, prepared

@@ -5,57 +5,44 @@
 package org.djlx.fusedops.internal;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
-import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.Collections;
+import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.KernelSignals;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.MatrixLayout;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.Test;
-import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.CsvSource;
 
-/** What is one launch, on GPUs like an H200; no GPU is needed to decide that. */
+/** What can be one launch, on GPUs like an H200; no GPU is needed to decide that. */
 class PersistentMatmulTest {
 
     private static final PersistentMatmul MATMUL = new PersistentMatmul(null, null);
 
-    private static Slots slots(int ranks, boolean kernels) {
-        return new Slots(new Buffers(ranks, kernels), 1 << 20);
+    private static Workload work(
+            FusedOperator operator, int ranks, ScalarType type, long m, long n, long k) {
+        return Workload.unsharded(operator, type, ranks, m, n, k);
     }
 
     private static boolean gathers(int ranks, ScalarType type, long m, long n, long k) {
-        long[] columns = {n / ranks};
-        return MATMUL.gathers(slots(ranks, true), type, m / ranks, k, columns, false);
+        Workload work = work(FusedOperator.ALL_GATHER_MATMUL, ranks, type, m, n, k);
+        return MATMUL.gathers(new Buffers(ranks, true), work);
     }
 
     private static boolean scatters(int ranks, ScalarType type, long m, long n, ReduceOp op) {
-        return MATMUL.scatters(slots(ranks, true), type, m / ranks, n, op, false);
-    }
-
-    /** Unsharded sizes, and what was faster when both were measured. */
-    @ParameterizedTest
-    @CsvSource({
-        "32, 32, 32, true, true",
-        "64, 8192, 8192, true, true",
-        "128, 28672, 8192, false, false",
-        "256, 8192, 8192, true, true",
-        "512, 1024, 8192, false, true",
-        "512, 8192, 8192, true, true",
-        "2048, 8192, 8192, true, true",
-        "8192, 28672, 8192, true, true"
-    })
-    void isChosenByTheTimeItTakes(long m, long n, long k, boolean gather, boolean scatter) {
-        assertEquals(gather, gathers(2, ScalarType.BFLOAT16, m, n, k));
-        assertEquals(scatter, scatters(2, ScalarType.BFLOAT16, m, n, ReduceOp.SUM));
+        long k = 64L * ranks;
+        Workload work = work(FusedOperator.MATMUL_REDUCE_SCATTER, ranks, type, m, n, k);
+        return MATMUL.scatters(new Buffers(ranks, true), work, op);
     }
 
     @Test
@@ -65,11 +52,19 @@ class PersistentMatmulTest {
         assertFalse(gathers(2, ScalarType.FLOAT16, 512, 8200, 1024)); // 4100 columns of a rank
         assertFalse(gathers(2, ScalarType.FLOAT16, 512, 8192, 1020));
         assertFalse(gathers(2, ScalarType.FLOAT16, 0, 8192, 1024));
-        assertFalse(
-                MATMUL.gathers(slots(2, true), ScalarType.FLOAT16, 256, 1024, new long[5], true));
-        assertFalse(
-                MATMUL.gathers(
-                        slots(2, false), ScalarType.FLOAT16, 256, 1024, new long[] {4096}, true));
+        Workload one =
+                new Workload(
+                        FusedOperator.ALL_GATHER_MATMUL,
+                        ScalarType.FLOAT16,
+                        2,
+                        256,
+                        List.of(64L),
+                        1024);
+        assertTrue(MATMUL.gathers(new Buffers(2, true), one));
+        assertFalse(MATMUL.gathers(new Buffers(2, false), one));
+        Workload five =
+                new Workload(one.operator(), one.type(), 2, 256, Collections.nCopies(5, 64L), 1024);
+        assertFalse(MATMUL.gathers(new Buffers(2, true), five));
     }
 
     /** Other averages would be rounded twice; and each half of a tile has a flag. */

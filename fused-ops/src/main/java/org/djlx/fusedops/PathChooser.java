@@ -1,0 +1,93 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.util.EnumSet;
+import java.util.Set;
+import java.util.function.Function;
+import java.util.stream.Stream;
+import org.djlx.collectives.KernelSignals;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.CostModel;
+import org.djlx.fusedops.cost.Machine;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.Schedule;
+
+/**
+ * Chooses the path of an operator by what all ranks know: sizes, what is forced, and how many
+ * multiprocessors each has. On GPUs the cost model says which is the fastest; those that nobody has
+ * measured count as H200s of as many multiprocessors, and GPUs of several kinds as H200s.
+ */
+final class PathChooser {
+
+    // NCCL does not run between ranks that share a GPU; they have half of its multiprocessors or
+    // less.
+    private static final int MAX_SHARED = Machine.H200.multiprocessors() / 2;
+
+    private final ProcessGroup group;
+    private final Workload work;
+    private final Function<Workload, Set<Path>> possible;
+
+    /**
+     * Prepares a choice.
+     *
+     * @param group the group, which has P2P buffers
+     * @param work the operator
+     * @param possible the paths that are possible besides the plain one, for certain sizes
+     */
+    PathChooser(ProcessGroup group, Workload work, Function<Workload, Set<Path>> possible) {
+        this.group = group;
+        this.work = work;
+        this.possible = possible;
+    }
+
+    /**
+     * Chooses.
+     *
+     * @param recorded whether the call is recorded into a graph
+     */
+    Choice choose(boolean recorded) {
+        Set<Path> here = possible.apply(work);
+        for (Path path : here) {
+            if (FusedOps.isForced(path)) {
+                return new Choice(path, "forced");
+            }
+        }
+        if (!group.device().isGpu()) {
+            // Nothing but the size of a copy has been measured there.
+            boolean small = here.contains(Path.WHOLE) && Schedule.isSmall(work.partBytes());
+            return new Choice(
+                    small ? Path.WHOLE : Path.SCHEDULED,
+                    work.partBytes() + " bytes from rank to rank");
+        }
+        int processors = multiprocessors();
+        // Another rank may take the path that is forced and is not possible here.
+        boolean mayBePlain =
+                processors > MAX_SHARED && Stream.of(Path.values()).noneMatch(FusedOps::isForced);
+        Machine machine =
+                processors == 0 ? Machine.H200 : Machine.H200.withMultiprocessors(processors);
+        return new CostModel(machine)
+                .choose(work, each -> withPlain(possible.apply(each), mayBePlain), recorded);
+    }
+
+    private static Set<Path> withPlain(Set<Path> possible, boolean mayBePlain) {
+        Set<Path> all = EnumSet.copyOf(possible);
+        if (mayBePlain) {
+            all.add(Path.PLAIN);
+        }
+        return all;
+    }
+
+    /** As many as each rank has; 0 where their GPUs are of several kinds. */
+    private int multiprocessors() {
+        return group.p2pBuffers()
+                .orElseThrow()
+                .kernelSignals()
+                .map(KernelSignals::blocks)
+                .orElse(0);
+    }
+}

@@ -1,0 +1,254 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.cost;
+
+import java.util.Comparator;
+import java.util.List;
+import java.util.Locale;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.function.Function;
+import java.util.stream.Collectors;
+
+/**
+ * What a fused operator takes by each path, and which one is taken: a pure function of the sizes
+ * and of a {@link Machine}'s constants, in double arithmetic, so that all ranks that know the same
+ * find the same.
+ *
+ * <pre>
+ *   one launch   {@link OneLaunch}
+ *   scheduled    all-gather: the own shard's matmul, then each other's when its copy has arrived;
+ *                reduce-scatter: a part's matmul while the one before is copied, then the reduction
+ *   whole        all copies and one matmul, one after the other, then the reduction
+ *   plain        the matmul, and NCCL's collective
+ * </pre>
+ *
+ * <p>Immutable.
+ */
+public final class CostModel {
+
+    /** What all ranks together are assumed to have of a size in which they may differ. */
+    private static final long USUAL_SIZE = 8192;
+
+    /**
+     * How much faster NCCL must be predicted to be, as it rounds sums otherwise than the others.
+     */
+    static final double PLAIN_HANDICAP = 1.15;
+
+    /** How much faster others than one launch must be: less, predictions do not tell apart. */
+    static final double HANDICAP = 1.05;
+
+    private final Machine machine;
+    private final Network network;
+
+    /**
+     * Creates a model.
+     *
+     * @param machine the GPUs
+     * @param network what joins hosts, for more ranks than a host has
+     * @throws IllegalArgumentException if an argument is null
+     */
+    public CostModel(Machine machine, Network network) {
+        if (machine == null || network == null) {
+            throw new IllegalArgumentException("a cost model needs a machine and a network");
+        }
+        this.machine = machine;
+        this.network = network;
+    }
+
+    /**
+     * Creates a model of GPUs of one host.
+     *
+     * @param machine the GPUs
+     * @throws IllegalArgumentException if the machine is null
+     */
+    public CostModel(Machine machine) {
+        this(machine, Network.NDR);
+    }
+
+    /**
+     * Returns what the matmul takes alone, by a library.
+     *
+     * @param work the operator
+     * @return microseconds
+     */
+    public double matmul(Workload work) {
+        return matmul(work, work.ranks() * work.rows());
+    }
+
+    private double matmul(Workload work, long rows) {
+        double sum = 0;
+        for (long n : work.columns()) {
+            sum += machine.library().micros(work.type(), rows, n, work.inner());
+        }
+        return sum;
+    }
+
+    /**
+     * Returns how long an operator takes at least: as long as the matmul alone, or as its bytes
+     * into each GPU at the best rate.
+     *
+     * @param work the operator
+     * @return microseconds
+     */
+    public double limit(Workload work) {
+        return Math.max(matmul(work), work.bytesIn() / bestRate(work.ranks()) / 1e3);
+    }
+
+    private double bestRate(int ranks) {
+        return ranks > machine.hostRanks()
+                ? ncclRate(ranks)
+                : Math.max(machine.copies().rate(), machine.launch().linkRate());
+    }
+
+    /**
+     * Returns what NCCL's all-gather or reduce-scatter takes alone. Ranks on several hosts are as
+     * fast as the network; that is an extrapolation.
+     *
+     * @param work the operator
+     * @return microseconds
+     */
+    public double collective(Workload work) {
+        int ranks = work.ranks();
+        return ranks == 1
+                ? 0
+                : machine.nccl().start(ranks) + work.bytesIn() / ncclRate(ranks) / 1e3;
+    }
+
+    private double ncclRate(int ranks) {
+        double within = machine.nccl().rate(ranks);
+        return ranks > machine.hostRanks() ? Math.min(within, network.rate()) : within;
+    }
+
+    /**
+     * Predicts what a path takes.
+     *
+     * @param work the operator
+     * @param path the path; whether it is possible is not asked
+     * @return the prediction
+     */
+    public Prediction predict(Workload work, Path path) {
+        Machine.Host host = machine.host();
+        int peers = work.ranks() - 1;
+        double further = Math.max(peers - 1, 0) * host.peer();
+        return switch (path) {
+            case ONE_LAUNCH ->
+                    new Prediction(
+                            path, new OneLaunch(machine, work).fastest().micros(), host.launch());
+            case SCHEDULED -> {
+                double matmuls = Math.max(peers - 1, 0) * host.matmul();
+                yield new Prediction(path, scheduled(work), host.scheduled() + further + matmuls);
+            }
+            case WHOLE -> new Prediction(path, whole(work), host.scheduled() + further);
+            case PLAIN -> new Prediction(path, matmul(work) + collective(work), host.plain());
+        };
+    }
+
+    private double scheduled(Workload work) {
+        Machine.Copies copies = machine.copies();
+        double part = matmul(work, work.rows());
+        double copy = copies.micros(1, work.partBytes());
+        double computed = part;
+        double sent = 0;
+        for (int step = 1; step < work.ranks(); step++) {
+            // A shard is there when it has been sent; a part can be sent when it has been computed.
+            sent = (work.isGather() ? sent : Math.max(sent, computed)) + copy;
+            computed = (work.isGather() ? Math.max(computed, sent) : computed) + part;
+        }
+        return copies.schedule() + Math.max(computed, sent) + reduction(work);
+    }
+
+    private double whole(Workload work) {
+        Machine.Copies copies = machine.copies();
+        double sent = copies.micros(work.ranks() - 1, work.partBytes());
+        return copies.schedule() + sent + matmul(work) + reduction(work);
+    }
+
+    /**
+     * Returns an operator of which all ranks know all sizes: what follows from it is the same on
+     * all of them.
+     *
+     * @param work the operator, as a rank has it
+     * @return the same with a usual size instead of the columns of Bs or of the inner dimension,
+     *     whichever is each rank's own
+     */
+    public static Workload agreed(Workload work) {
+        return work.withOwn(Math.max(1, USUAL_SIZE / work.ranks()));
+    }
+
+    /** All parts are read, and the sum is written. */
+    private double reduction(Workload work) {
+        double bytes = (work.ranks() + 1.0) * work.partBytes();
+        return work.isGather()
+                ? 0
+                : machine.library().start() + bytes / machine.copies().reduction() / 1e3;
+    }
+
+    /**
+     * Chooses the path that is predicted to be the fastest; others than one launch must be so by
+     * {@value #HANDICAP}, and NCCL, which no graph can hold, by {@value #PLAIN_HANDICAP}.
+     *
+     * <p>All ranks choose alike where they must: {@linkplain #agreed by the sizes that all know}.
+     * Only when these do not ask for NCCL, a rank chooses by its own columns of B in which way it
+     * multiplies the shards of an all-gather + matmul, which all ranks push alike.
+     *
+     * @param work the operator, as a rank has it
+     * @param possible the paths that are possible for an operator of certain sizes
+     * @param recorded whether the call is recorded into a graph
+     * @return the choice, with the predictions that it rests on
+     * @throws IllegalArgumentException if no path is possible
+     */
+    public Choice choose(Workload work, Function<Workload, Set<Path>> possible, boolean recorded) {
+        Workload agreed = agreed(work);
+        Choice choice = fastest(agreed, possible.apply(agreed), recorded);
+        if (!work.isGather() || choice.path() == Path.PLAIN) {
+            return choice;
+        }
+        Set<Path> own = new TreeSet<>(possible.apply(work));
+        own.remove(Path.PLAIN);
+        return fastest(work, own, recorded);
+    }
+
+    private Choice fastest(Workload work, Set<Path> possible, boolean recorded) {
+        List<Prediction> predictions =
+                possible.stream()
+                        .filter(path -> path != Path.PLAIN || !recorded || possible.size() == 1)
+                        .sorted()
+                        .map(path -> predict(work, path))
+                        .toList();
+        Path path =
+                predictions.stream()
+                        .min(Comparator.comparingDouble(each -> handicapped(each, recorded)))
+                        .orElseThrow(
+                                () ->
+                                        new IllegalArgumentException(
+                                                work.operator() + ": no path is possible"))
+                        .path();
+        String micros =
+                predictions.stream()
+                        .map(each -> text(each, recorded))
+                        .collect(Collectors.joining(", "));
+        String own =
+                work.isGather()
+                        ? "columns " + work.allColumns()
+                        : "an inner dimension of " + work.inner();
+        return new Choice(path, "predicted us, with " + own + ": " + micros);
+    }
+
+    private static String text(Prediction prediction, boolean recorded) {
+        return String.format(
+                Locale.ROOT, "%s %.1f", prediction.path(), prediction.micros(recorded));
+    }
+
+    private static double handicapped(Prediction prediction, boolean recorded) {
+        double handicap =
+                switch (prediction.path()) {
+                    case ONE_LAUNCH -> 1;
+                    case SCHEDULED, WHOLE -> HANDICAP;
+                    case PLAIN -> PLAIN_HANDICAP;
+                };
+        return handicap * prediction.micros(recorded);
+    }
+}

@@ -1,0 +1,25 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.cost;
+
+/** The fused operators, by the names of their methods in {@link org.djlx.fusedops.FusedOps}. */
+public enum FusedOperator {
+    /** A is gathered along its rows, then multiplied. */
+    ALL_GATHER_MATMUL("allGatherMatmul"),
+    /** Products are summed over the ranks and their rows divided among them. */
+    MATMUL_REDUCE_SCATTER("matmulReduceScatter");
+
+    private final String method;
+
+    FusedOperator(String method) {
+        this.method = method;
+    }
+
+    /** Returns the name of the method. */
+    @Override
+    public String toString() {
+        return method;
+    }
+}

@@ -1,0 +1,132 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.cost;
+
+import java.util.List;
+
+/**
+ * What an operator takes that is one launch of the persistent matmul, by a model of waves: its
+ * tiles, each of one rank's rows, are dealt out to the multiprocessors; a tile begins no sooner
+ * than the rows that it needs are there.
+ *
+ * <p>What follows from it, tiles and pushers, is the same on all ranks that have the same sizes.
+ */
+public final class OneLaunch {
+
+    /** The rows of a tile. */
+    public static final int TILE_ROWS = 128;
+
+    /** The columns of each shape of tiles. */
+    public static final List<Integer> TILE_COLUMNS = List.of(256, 128, 64);
+
+    private static final int STEP = 64; // columns of A that a tile multiplies at once
+    private static final long PIECE = 32768; // bytes that a block pushes at once
+    private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
+    private static final double EPSILON = 1e-9;
+
+    private final Machine machine;
+    private final Workload work;
+
+    /**
+     * Describes a launch.
+     *
+     * @param machine the GPUs
+     * @param work the operator
+     */
+    public OneLaunch(Machine machine, Workload work) {
+        this.machine = machine;
+        this.work = work;
+    }
+
+    /**
+     * How an operator is divided.
+     *
+     * @param tile which of the {@link #TILE_COLUMNS}
+     * @param pushers how many blocks push the shard before they multiply; 0 where none is pushed
+     * @param micros how long it takes, in microseconds
+     */
+    public record Tiling(int tile, int pushers, double micros) {}
+
+    /**
+     * Returns the number of tiles of one rank's rows.
+     *
+     * @param tile which of the {@link #TILE_COLUMNS}
+     * @return their number
+     */
+    public long tilesOfPart(int tile) {
+        long across = 0;
+        for (long n : work.columns()) {
+            across += ceilDiv(n, TILE_COLUMNS.get(tile));
+        }
+        return ceilDiv(work.rows(), TILE_ROWS) * across;
+    }
+
+    /**
+     * Returns the fastest way to divide the operator.
+     *
+     * @return tiles and pushers
+     */
+    public Tiling fastest() {
+        Tiling best = null;
+        for (int tile = 0; tile < TILE_COLUMNS.size(); tile++) {
+            if (!work.isGather()) {
+                best = faster(best, new Tiling(tile, 0, scatter(tile)));
+                continue;
+            }
+            for (int pushers : PUSHERS) {
+                boolean idle = pushers > 1 && (pushers - 1) * PIECE >= work.bytesIn();
+                if (pushers <= machine.multiprocessors() && !idle) {
+                    best = faster(best, new Tiling(tile, pushers, gather(tile, pushers)));
+                }
+            }
+        }
+        return best;
+    }
+
+    private static Tiling faster(Tiling best, Tiling next) {
+        return best == null || next.micros < best.micros ? next : best;
+    }
+
+    private double gather(int tile, int pushers) {
+        Machine.Launch launch = machine.launch();
+        double rate = Math.min(pushers * launch.blockRate(), launch.linkRate());
+        return launch.start() + waves(tile, tileMicros(tile), pushers, work.bytesIn() / rate / 1e3);
+    }
+
+    /** The last of a rank's own tiles wait for those that the others have sent. */
+    private double scatter(int tile) {
+        Machine.Launch launch = machine.launch();
+        double waves = waves(tile, tileMicros(tile) + launch.exchange(), 0, 0);
+        return launch.start() + Math.max(waves, work.bytesIn() / launch.linkRate() / 1e3);
+    }
+
+    private double tileMicros(int tile) {
+        Machine.Launch launch = machine.launch();
+        return launch.tile() + ceilDiv(work.inner(), STEP) * launch.steps().get(tile);
+    }
+
+    /** How long it takes until all tiles have been dealt out and computed. */
+    private double waves(int tile, double one, int pushers, double push) {
+        int blocks = machine.multiprocessors();
+        long tiles = work.ranks() * tilesOfPart(tile);
+        // Blocks that push begin later; no peer's tile can begin before its shard is there.
+        long waves = Math.max(1, tiles / blocks - (long) (push / one) - 1);
+        while (true) {
+            for (double end : new double[] {waves * one, push + waves * one}) {
+                long late = (long) Math.max(0, (end - push) / one + EPSILON);
+                long early = (long) (end / one + EPSILON);
+                if ((blocks - pushers) * early + pushers * late >= tiles
+                        && (work.ranks() == 1 || end + EPSILON >= push + one)) {
+                    return end;
+                }
+            }
+            waves++;
+        }
+    }
+
+    private static long ceilDiv(long a, long b) {
+        return (a + b - 1) / b;
+    }
+}

@@ -1,0 +1,25 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.cost;
+
+import java.util.Locale;
+
+/** The ways in which a fused operator is run. */
+public enum Path {
+    /** One kernel pushes, waits and multiplies, where GPUs and shapes allow it. */
+    ONE_LAUNCH,
+    /** Matmuls of parts and copies beside them, which a schedule orders. */
+    SCHEDULED,
+    /** Copies from GPU to GPU, and one matmul after or before them. */
+    WHOLE,
+    /** A collective of the group, on GPUs by NCCL, and one matmul after or before it. */
+    PLAIN;
+
+    /** Returns the name as text has it: lower case, with blanks. */
+    @Override
+    public String toString() {
+        return name().toLowerCase(Locale.ROOT).replace('_', ' ');
+    }
+}

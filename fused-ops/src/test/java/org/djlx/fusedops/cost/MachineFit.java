@@ -1,0 +1,403 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.cost;
+
+import java.math.BigDecimal;
+import java.math.MathContext;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.OptionalDouble;
+import java.util.TreeMap;
+import java.util.function.Function;
+import java.util.function.ToDoubleFunction;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * Fits a machine's constants to what was measured, a part of the model after the other: each to the
+ * rows that tell most of it. Machines of one kind differ, and so do runs, by how fast matmuls are;
+ * so each source has a pace, by which the project's own benchmark is 1.
+ *
+ * <p>Constants are sought by steps along one of them at a time, ever smaller; what is minimised is
+ * a sum over rows of a function of the logarithm of predicted over measured that is square near 0
+ * and linear beyond, so that a row that is far off does not decide. Nothing is random.
+ */
+final class MachineFit {
+
+    private static final String REFERENCE = "gpu-bench.json@51f6e9a";
+    private static final double NEAR = 0.05; // to what a row of a run can be repeated
+    private static final double HOST_BOUND = 0.8; // of the time, that the host takes
+    private static final int DIGITS = 3;
+
+    private final List<Measurement> rows;
+    private final Map<String, Double> paces = new TreeMap<>();
+    private Machine machine = Machine.H200; // what is fitted replaces its constants
+
+    MachineFit(List<Measurement> rows) {
+        this.rows = rows;
+    }
+
+    /** The machine that all rows together give. */
+    Machine fit() {
+        fitLibrary();
+        fitNccl();
+        fitCopies();
+        fitLaunch();
+        fitSchedule();
+        fitHost();
+        return machine;
+    }
+
+    /** How much longer matmuls took than in the project's benchmark. */
+    double pace(String source) {
+        return paces.entrySet().stream()
+                .filter(entry -> source.startsWith(entry.getKey()))
+                .mapToDouble(Map.Entry::getValue)
+                .findFirst()
+                .orElse(1);
+    }
+
+    /** The machine as it was when a row was measured. */
+    Machine machineOf(Measurement row) {
+        double pace = pace(row.source());
+        Machine.Library library = machine.library();
+        return with(
+                machine,
+                new Machine.Library(
+                        library.start(), library.teraflops() / pace, library.memoryRate()));
+    }
+
+    static boolean isOperator(Measurement row) {
+        return Arrays.stream(FusedOperator.values())
+                .anyMatch(operator -> operator.toString().equals(row.operator()));
+    }
+
+    static Workload workload(Measurement row) {
+        FusedOperator operator =
+                row.operator().equals(FusedOperator.ALL_GATHER_MATMUL.toString())
+                        ? FusedOperator.ALL_GATHER_MATMUL
+                        : FusedOperator.MATMUL_REDUCE_SCATTER;
+        ScalarType type = ScalarType.valueOf(row.type().toUpperCase());
+        return Workload.unsharded(operator, type, row.ranks(), row.m(), row.n(), row.k());
+    }
+
+    /** Whether the row says how long the GPU takes, not the host. */
+    private static boolean isOfDevice(Measurement row) {
+        return row.host().orElse(0) < HOST_BOUND * row.micros();
+    }
+
+    private List<Measurement> rows(String... paths) {
+        return rows.stream()
+                .filter(row -> Arrays.asList(paths).contains(row.path()) && isOfDevice(row))
+                .toList();
+    }
+
+    /** What was measured by another path beside a row. */
+    Measurement beside(Measurement row, String path) {
+        return rows.stream()
+                .filter(
+                        other ->
+                                other.path().equals(path)
+                                        && other.source().equals(row.source())
+                                        && other.operator().equals(row.operator())
+                                        && other.ranks() == row.ranks()
+                                        && other.m() == row.m()
+                                        && other.n() == row.n()
+                                        && other.k() == row.k())
+                .findFirst()
+                .orElse(null);
+    }
+
+    private void fitLibrary() {
+        List<String> sources =
+                rows("matmul").stream()
+                        .map(Measurement::source)
+                        .filter(source -> !source.equals(REFERENCE))
+                        .distinct()
+                        .toList();
+        double[] start = new double[3 + sources.size()];
+        Arrays.fill(start, 1);
+        start[0] = 10;
+        start[1] = 500;
+        start[2] = 3000;
+        double[] best =
+                search(
+                        start,
+                        x -> {
+                            Machine.Library library = new Machine.Library(x[0], x[1], x[2]);
+                            double sum = 0;
+                            for (Measurement row : rows("matmul")) {
+                                int source = sources.indexOf(row.source());
+                                double pace = source < 0 ? 1 : x[3 + source];
+                                sum += loss(matmul(library, pace, row), row.micros());
+                            }
+                            return sum;
+                        });
+        for (int i = 0; i < sources.size(); i++) {
+            paces.put(sources.get(i), best[3 + i]);
+        }
+        machine =
+                with(machine, new Machine.Library(round(best[0]), round(best[1]), round(best[2])));
+    }
+
+    private static double matmul(Machine.Library library, double pace, Measurement row) {
+        Machine.Library paced =
+                new Machine.Library(
+                        library.start(), library.teraflops() / pace, library.memoryRate());
+        if (isOperator(row)) {
+            return new CostModel(with(Machine.H200, paced)).matmul(workload(row));
+        }
+        ScalarType type = ScalarType.BFLOAT16;
+        return row.ranks() * paced.micros(type, row.m() / row.ranks(), row.n(), row.k());
+    }
+
+    private void fitNccl() {
+        List<Double> starts = new ArrayList<>();
+        List<Double> rates = new ArrayList<>();
+        for (int ranks : new int[] {2, 4, 8}) {
+            double[] best =
+                    search(
+                            new double[] {20, 300},
+                            x -> {
+                                double sum = 0;
+                                for (Measurement row : rows("plain", "collective")) {
+                                    if (row.ranks() == ranks) {
+                                        double bytes = workload(row).bytesIn();
+                                        double micros = x[0] + bytes / x[1] / 1e3;
+                                        sum += loss(micros + matmulBeside(row), row.micros());
+                                    }
+                                }
+                                return sum;
+                            });
+            starts.add(round(best[0]));
+            rates.add(round(best[1]));
+        }
+        machine =
+                new Machine(
+                        machine.name(),
+                        machine.multiprocessors(),
+                        machine.library(),
+                        machine.launch(),
+                        machine.copies(),
+                        new Machine.Nccl(starts, rates),
+                        machine.host());
+    }
+
+    private double matmulBeside(Measurement row) {
+        return row.path().equals("plain") ? beside(row, "matmul").micros() : 0;
+    }
+
+    private void fitCopies() {
+        double[] best =
+                search(
+                        new double[] {10, 300},
+                        x -> {
+                            double sum = 0;
+                            for (Measurement row : rows("copy")) {
+                                if (row.operator().equals("call")) {
+                                    continue;
+                                }
+                                long bytes =
+                                        isOperator(row) ? workload(row).bytesIn() : row.bytes();
+                                int peers = row.ranks() - 1;
+                                double micros =
+                                        new Machine.Copies(x[0], x[1], 0, 1)
+                                                .micros(peers, bytes / peers);
+                                sum += loss(micros, row.micros());
+                            }
+                            return sum;
+                        });
+        setCopies(best[0], best[1], machine.copies().schedule(), machine.copies().reduction());
+    }
+
+    private void setCopies(double start, double rate, double schedule, double reduction) {
+        machine =
+                new Machine(
+                        machine.name(),
+                        machine.multiprocessors(),
+                        machine.library(),
+                        machine.launch(),
+                        new Machine.Copies(
+                                round(start), round(rate), round(schedule), round(reduction)),
+                        machine.nccl(),
+                        machine.host());
+    }
+
+    private void fitLaunch() {
+        double[] link =
+                search(
+                        new double[] {10, 300},
+                        x -> {
+                            double sum = 0;
+                            for (Measurement row : rows("blocks")) {
+                                sum += loss(x[0] + row.bytes() / x[1] / 1e3, row.micros());
+                            }
+                            return sum;
+                        });
+        double[] best =
+                search(
+                        new double[] {15, 0.72, 0.40, 0.27, 3, 4},
+                        x -> {
+                            setLaunch(x, link[1], Function.identity());
+                            return lossOf("one_launch");
+                        });
+        setLaunch(best, link[1], MachineFit::round);
+    }
+
+    private void setLaunch(double[] x, double linkRate, Function<Double, Double> rounding) {
+        machine =
+                new Machine(
+                        machine.name(),
+                        machine.multiprocessors(),
+                        machine.library(),
+                        new Machine.Launch(
+                                rounding.apply(x[0]),
+                                List.of(
+                                        rounding.apply(x[1]),
+                                        rounding.apply(x[2]),
+                                        rounding.apply(x[3])),
+                                rounding.apply(x[4]),
+                                rounding.apply(x[5]),
+                                machine.launch().blockRate(),
+                                round(linkRate)),
+                        machine.copies(),
+                        machine.nccl(),
+                        machine.host());
+    }
+
+    private double lossOf(String... paths) {
+        double sum = 0;
+        for (Measurement row : rows(paths)) {
+            Path path = Path.valueOf(row.path().toUpperCase());
+            double device = new CostModel(machineOf(row)).predict(workload(row), path).device();
+            sum += loss(device, row.micros());
+        }
+        return sum;
+    }
+
+    private void fitSchedule() {
+        double start = machine.copies().start();
+        double rate = machine.copies().rate();
+        double[] best =
+                search(
+                        new double[] {8, 3000},
+                        x -> {
+                            machine =
+                                    new Machine(
+                                            machine.name(),
+                                            machine.multiprocessors(),
+                                            machine.library(),
+                                            machine.launch(),
+                                            new Machine.Copies(start, rate, x[0], x[1]),
+                                            machine.nccl(),
+                                            machine.host());
+                            double sum = lossOf("scheduled", "whole");
+                            for (Measurement row : rows("reduction")) {
+                                double bytes = (row.ranks() + 1.0) * workload(row).partBytes();
+                                double reduction = machine.library().start() + bytes / x[1] / 1e3;
+                                sum += loss(reduction, row.micros());
+                            }
+                            return sum;
+                        });
+        setCopies(start, rate, best[0], best[1]);
+    }
+
+    private void fitHost() {
+        double plain =
+                median(
+                        rows.stream()
+                                .filter(row -> row.path().equals("plain"))
+                                .map(Measurement::host)
+                                .flatMapToDouble(OptionalDouble::stream)
+                                .toArray());
+        machine =
+                new Machine(
+                        machine.name(),
+                        machine.multiprocessors(),
+                        machine.library(),
+                        machine.launch(),
+                        machine.copies(),
+                        machine.nccl(),
+                        new Machine.Host(
+                                round(plain * hostRatio("one_launch")),
+                                round(plain),
+                                round(plain * hostRatio("scheduled", "whole")),
+                                round(call("copy") + call("signal") + call("wait")),
+                                round(call("launch"))));
+    }
+
+    /** The host's time beside that of NCCL and a matmul: hosts differ, and how warm a JVM is. */
+    private double hostRatio(String... paths) {
+        return median(
+                rows.stream()
+                        .filter(row -> Arrays.asList(paths).contains(row.path()))
+                        .filter(row -> row.host().isPresent())
+                        .mapToDouble(
+                                row ->
+                                        row.host().getAsDouble()
+                                                / beside(row, "plain").host().getAsDouble())
+                        .toArray());
+    }
+
+    private double call(String name) {
+        return rows.stream()
+                .filter(row -> row.operator().equals("call") && row.path().equals(name))
+                .mapToDouble(Measurement::micros)
+                .findFirst()
+                .orElseThrow();
+    }
+
+    private static Machine with(Machine machine, Machine.Library library) {
+        return new Machine(
+                machine.name(),
+                machine.multiprocessors(),
+                library,
+                machine.launch(),
+                machine.copies(),
+                machine.nccl(),
+                machine.host());
+    }
+
+    private static double loss(double predicted, double measured) {
+        double ratio = StrictMath.log(predicted / measured) / NEAR;
+        return Math.sqrt(1 + ratio * ratio) - 1;
+    }
+
+    private static double[] search(double[] start, ToDoubleFunction<double[]> loss) {
+        double[] best = start.clone();
+        double least = loss.applyAsDouble(best);
+        for (double step = 0.5; step > 1e-5; step /= 2) {
+            boolean better = true;
+            for (int turn = 0; better && turn < 200; turn++) {
+                better = false;
+                for (int i = 0; i < best.length; i++) {
+                    for (double factor : new double[] {1 + step, 1 / (1 + step)}) {
+                        double[] next = best.clone();
+                        next[i] *= factor;
+                        double value = loss.applyAsDouble(next);
+                        if (value < least) {
+                            least = value;
+                            best = next;
+                            better = true;
+                        }
+                    }
+                }
+            }
+        }
+        return best;
+    }
+
+    private static double round(double value) {
+        return new BigDecimal(value).round(new MathContext(DIGITS)).doubleValue();
+    }
+
+    private static double median(double[] values) {
+        double[] sorted = values.clone();
+        Arrays.sort(sorted);
+        int half = sorted.length / 2;
+        return sorted.length % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+    }
+}
