@@ -13,6 +13,7 @@ import org.djlx.samples.flight.FlightCommand;
 import org.djlx.samples.launch.LaunchCommand;
 import org.djlx.samples.mlp.MlpCommand;
 import org.djlx.samples.op.OpCommand;
+import org.djlx.samples.plan.PlanCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
 import org.djlx.samples.trace.TraceCommand;
@@ -41,6 +42,7 @@ import picocli.CommandLine.Spec;
             BenchCommand.class,
             BenchCompareCommand.class,
             LaunchCommand.class,
+            PlanCommand.class,
             FlightCommand.class,
             SupportCommand.class,
             TopologyCommand.class,

@@ -15,6 +15,8 @@ public record Choice(Path path, String why) {
     /**
      * Creates a choice.
      *
+     * @param path the path
+     * @param why why not another
      * @throws IllegalArgumentException if an argument is null
      */
     public Choice {

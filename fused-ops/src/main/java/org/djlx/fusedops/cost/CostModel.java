@@ -5,10 +5,10 @@
 package org.djlx.fusedops.cost;
 
 import java.util.Comparator;
+import java.util.EnumSet;
 import java.util.List;
 import java.util.Locale;
 import java.util.Set;
-import java.util.TreeSet;
 import java.util.function.Function;
 import java.util.stream.Collectors;
 
@@ -39,6 +39,9 @@ public final class CostModel {
 
     /** How much faster others than one launch must be: less, predictions do not tell apart. */
     static final double HANDICAP = 1.05;
+
+    private static final int FLAGS = 1 << 16; // of each rank
+    private static final int ALIGNMENT = 256; // of what lies in P2P buffers, in bytes
 
     private final Machine machine;
     private final Network network;
@@ -187,6 +190,38 @@ public final class CostModel {
     }
 
     /**
+     * Returns the paths that the sizes of an operator allow, along the first dimension, on GPUs of
+     * the Hopper architecture whose P2P buffers are large enough.
+     *
+     * @param work the operator
+     * @return the paths; only the plain one for more ranks than a host has
+     */
+    public Set<Path> possible(Workload work) {
+        Set<Path> possible = EnumSet.of(Path.PLAIN);
+        if (work.ranks() > machine.hostRanks()) {
+            return possible;
+        }
+        possible.add(Path.SCHEDULED);
+        if (work.partBytes() % ALIGNMENT == 0) {
+            possible.add(Path.WHOLE);
+        }
+        if (new OneLaunch(machine, work).isPossible(FLAGS)) {
+            possible.add(Path.ONE_LAUNCH);
+        }
+        return possible;
+    }
+
+    /**
+     * Returns how large P2P buffers are to be for all but the plain path.
+     *
+     * @param work the operator
+     * @return the size of a rank's buffer, in bytes: two halves of a slot for each rank
+     */
+    public static long bufferSize(Workload work) {
+        return 2L * work.ranks() * ((work.partBytes() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    }
+
+    /**
      * Chooses the path that is predicted to be the fastest; others than one launch must be so by
      * {@value #HANDICAP}, and NCCL, which no graph can hold, by {@value #PLAIN_HANDICAP}.
      *
@@ -202,24 +237,21 @@ public final class CostModel {
      */
     public Choice choose(Workload work, Function<Workload, Set<Path>> possible, boolean recorded) {
         Workload agreed = agreed(work);
-        Choice choice = fastest(agreed, possible.apply(agreed), recorded);
-        if (!work.isGather() || choice.path() == Path.PLAIN) {
-            return choice;
-        }
-        Set<Path> own = new TreeSet<>(possible.apply(work));
-        own.remove(Path.PLAIN);
-        return fastest(work, own, recorded);
+        Choice choice = fastest(agreed, possible.apply(agreed), recorded, true);
+        return work.isGather() && choice.path() != Path.PLAIN
+                ? fastest(work, possible.apply(work), recorded, false)
+                : choice;
     }
 
-    private Choice fastest(Workload work, Set<Path> possible, boolean recorded) {
+    private Choice fastest(
+            Workload work, Set<Path> possible, boolean recorded, boolean mayBePlain) {
         List<Prediction> predictions =
-                possible.stream()
-                        .filter(path -> path != Path.PLAIN || !recorded || possible.size() == 1)
-                        .sorted()
-                        .map(path -> predict(work, path))
-                        .toList();
+                possible.stream().sorted().map(path -> predict(work, path)).toList();
+        boolean others = possible.stream().anyMatch(path -> path != Path.PLAIN);
         Path path =
                 predictions.stream()
+                        .filter(each -> each.path() != Path.PLAIN || !others || mayBePlain)
+                        .filter(each -> each.path() != Path.PLAIN || !others || !recorded)
                         .min(Comparator.comparingDouble(each -> handicapped(each, recorded)))
                         .orElseThrow(
                                 () ->
@@ -232,9 +264,9 @@ public final class CostModel {
                         .collect(Collectors.joining(", "));
         String own =
                 work.isGather()
-                        ? "columns " + work.allColumns()
+                        ? work.allColumns() + " columns"
                         : "an inner dimension of " + work.inner();
-        return new Choice(path, "predicted us, with " + own + ": " + micros);
+        return new Choice(path, "predicted us with " + own + ": " + micros);
     }
 
     private static String text(Prediction prediction, boolean recorded) {

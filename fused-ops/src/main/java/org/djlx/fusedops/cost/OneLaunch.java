@@ -5,6 +5,7 @@
 package org.djlx.fusedops.cost;
 
 import java.util.List;
+import org.djlx.nativeops.ScalarType;
 
 /**
  * What an operator takes that is one launch of the persistent matmul, by a model of waves: its
@@ -21,6 +22,17 @@ public final class OneLaunch {
     /** The columns of each shape of tiles. */
     public static final List<Integer> TILE_COLUMNS = List.of(256, 128, 64);
 
+    /** The elements in 16 bytes: rows have whole ones. */
+    public static final int UNIT = 8;
+
+    /** How many Bs an all-gather + matmul can have. */
+    public static final int MAX_RIGHTS = 4;
+
+    /** How many ranks it can have. */
+    public static final int MAX_RANKS = 8;
+
+    private static final int MAX_TILES = 1 << 24; // beyond, a schedule does as well
+    private static final int MAX_SIZE = Integer.MAX_VALUE / 2;
     private static final int STEP = 64; // columns of A that a tile multiplies at once
     private static final long PIECE = 32768; // bytes that a block pushes at once
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
@@ -48,6 +60,31 @@ public final class OneLaunch {
      * @param micros how long it takes, in microseconds
      */
     public record Tiling(int tile, int pushers, double micros) {}
+
+    /**
+     * Tells whether the kernel can do it: in 16-bit types, with rows of whole units, for up to 8
+     * ranks and 4 Bs; and with a flag for each half of a tile of a part that is scattered.
+     *
+     * @param flags how many each rank has
+     * @return whether it can
+     */
+    public boolean isPossible(int flags) {
+        boolean sizes = work.type() == ScalarType.FLOAT16 || work.type() == ScalarType.BFLOAT16;
+        sizes &= work.ranks() <= MAX_RANKS && work.columns().size() <= MAX_RIGHTS;
+        sizes &= work.rows() > 0 && work.rows() < MAX_SIZE;
+        sizes &= work.columns().stream().allMatch(OneLaunch::isWhole);
+        if (work.isGather()) {
+            sizes &= isWhole(work.inner());
+        }
+        if (!sizes || work.ranks() * tilesOfPart(TILE_COLUMNS.size() - 1) >= MAX_TILES) {
+            return false;
+        }
+        return work.isGather() || 2 * tilesOfPart(fastest().tile()) <= flags;
+    }
+
+    private static boolean isWhole(long size) {
+        return size > 0 && size % UNIT == 0 && size < MAX_SIZE;
+    }
 
     /**
      * Returns the number of tiles of one rank's rows.

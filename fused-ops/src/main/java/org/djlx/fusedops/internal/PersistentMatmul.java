@@ -52,19 +52,13 @@ import org.djlx.nativeops.Torch;
  */
 public final class PersistentMatmul implements AutoCloseable {
 
-    /** How many Bs an all-gather + matmul can have. */
-    public static final int MAX_RIGHTS = 4;
-
     private static final String ARCHITECTURE = "sm_90a";
-    private static final int MAX_RANKS = 8;
+    private static final int MAX_RANKS = OneLaunch.MAX_RANKS;
     private static final int THREADS = 384;
     private static final int TILE_ROWS = OneLaunch.TILE_ROWS;
     private static final int BOX = 64; // elements of a row of a box: 128 bytes
     private static final int HALF = TILE_ROWS / 2;
     private static final int SWIZZLED_ROWS = 8; // after which the pattern of a box repeats
-
-    private static final int MAX_TILES = 1 << 24; // beyond, a schedule does as well
-    private static final int UNIT = 8; // elements in 16 bytes, of which rows have whole ones
 
     // Shapes of tiles: their columns, and stages of loads in shared memory.
     private static final List<Integer> TILE_COLUMNS = OneLaunch.TILE_COLUMNS;
@@ -74,9 +68,9 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int LEFT = 0;
     private static final int ARRIVED = TensorMap.BYTES;
     private static final int RIGHT = 2 * TensorMap.BYTES;
-    private static final int OUT = RIGHT + MAX_RIGHTS * TensorMap.BYTES;
+    private static final int OUT = RIGHT + OneLaunch.MAX_RIGHTS * TensorMap.BYTES;
     private static final int COLUMNS = OUT + MAX_RANKS * TensorMap.BYTES;
-    private static final int RIGHTS = COLUMNS + MAX_RIGHTS * Long.BYTES;
+    private static final int RIGHTS = COLUMNS + OneLaunch.MAX_RIGHTS * Long.BYTES;
     private static final int ROWS = RIGHTS + Long.BYTES;
     private static final int INNER = ROWS + Long.BYTES;
     private static final int LEFT_BYTES = INNER + Long.BYTES;
@@ -165,20 +159,8 @@ public final class PersistentMatmul implements AutoCloseable {
             return new OneLaunch(Machine.H200.withMultiprocessors(blocks()), work);
         }
 
-        boolean fit() {
-            return (type() == ScalarType.FLOAT16 || type() == ScalarType.BFLOAT16)
-                    && ranks() <= MAX_RANKS
-                    && work.columns().size() <= MAX_RIGHTS
-                    && rows() > 0
-                    && rows() < Integer.MAX_VALUE / 2
-                    && work.columns().stream()
-                            .allMatch(n -> n > 0 && n % UNIT == 0 && n < Integer.MAX_VALUE / 2)
-                    && ranks() * tilesOfPart(TILE_COLUMNS.size() - 1) < MAX_TILES;
-        }
-
-        /** Whether there is a flag for each half of the tiles of a part. */
-        boolean hasFlags() {
-            return 2 * tilesOfPart(tiling().tile()) <= signals.flagCount();
+        boolean isPossible() {
+            return model().isPossible(signals.flagCount());
         }
 
         /** The rows of a box of A: to load rows that are not there takes time, too. */
@@ -246,7 +228,8 @@ public final class PersistentMatmul implements AutoCloseable {
      * @return the layout
      */
     public static MatrixLayout layout(long rows, long inner) {
-        return new MatrixLayout(rows, inner, Math.max(1, ceilDiv(inner, UNIT)) * UNIT, 1);
+        return new MatrixLayout(
+                rows, inner, Math.max(1, ceilDiv(inner, OneLaunch.UNIT)) * OneLaunch.UNIT, 1);
     }
 
     /**
@@ -300,11 +283,7 @@ public final class PersistentMatmul implements AutoCloseable {
      * @return whether it can
      */
     public boolean gathers(P2pBuffers buffers, Workload work) {
-        long inner = work.inner();
-        return inner > 0
-                && inner % UNIT == 0
-                && inner < Integer.MAX_VALUE / 2
-                && sizes(buffers, work).filter(Sizes::fit).isPresent();
+        return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }
 
     /**
@@ -318,10 +297,7 @@ public final class PersistentMatmul implements AutoCloseable {
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
         // Other averages than by a power of two would be rounded twice.
         boolean exact = op == ReduceOp.SUM || Integer.bitCount(work.ranks()) == 1;
-        return exact
-                && sizes(buffers, work)
-                        .filter(sizes -> sizes.fit() && sizes.hasFlags())
-                        .isPresent();
+        return exact && sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }
 
     /**

@@ -1,0 +1,275 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.plan;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Locale;
+import java.util.Set;
+import java.util.stream.Collectors;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.CostModel;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Machine;
+import org.djlx.fusedops.cost.Measurement;
+import org.djlx.fusedops.cost.Network;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Prediction;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * What an operator costs on groups of tensor-parallel ranks, each with a replica of B.
+ *
+ * <p>A group has a host for itself, or several if it has more ranks than a host has GPUs; hosts
+ * beyond have further replicas, which sum B's gradients across the network.
+ */
+final class Plan {
+
+    private static final double MIB = 1 << 20;
+
+    private final Machine machine;
+    private final Network network;
+    private final Shape shape;
+    private final FusedOperator operator;
+    private final int ranks;
+    private final int hosts;
+    private final Workload work;
+    private final CostModel model;
+
+    /**
+     * An unsharded operator.
+     *
+     * @param m the rows of A, of a replica
+     * @param n the columns of B
+     * @param k what they have in common
+     * @param type the element type
+     */
+    record Shape(long m, long n, long k, ScalarType type) {
+
+        @Override
+        public String toString() {
+            return m + ", " + n + ", " + k;
+        }
+    }
+
+    /**
+     * Makes a plan.
+     *
+     * @param ranks of a group
+     * @param hosts all of them; 0 for as many as a group needs
+     * @throws IllegalArgumentException if the shape cannot be divided among the ranks, or the hosts
+     *     among groups
+     */
+    Plan(
+            Machine machine,
+            Network network,
+            FusedOperator operator,
+            Shape shape,
+            int ranks,
+            int hosts) {
+        this.machine = machine;
+        this.network = network;
+        this.shape = shape;
+        this.operator = operator;
+        this.ranks = ranks;
+        int needed = hostsOfGroup();
+        this.hosts = hosts == 0 ? needed : hosts;
+        if (this.hosts % needed != 0) {
+            throw new IllegalArgumentException(
+                    "a group of %d ranks takes %d hosts of %d GPUs, which do not divide %d"
+                            .formatted(ranks, needed, machine.hostRanks(), hosts));
+        }
+        work = Workload.unsharded(operator, shape.type, ranks, shape.m, shape.n, shape.k);
+        model = new CostModel(machine, network);
+    }
+
+    private int hostsOfGroup() {
+        return (ranks + machine.hostRanks() - 1) / machine.hostRanks();
+    }
+
+    private int replicas() {
+        return hosts / hostsOfGroup();
+    }
+
+    private Choice choice(boolean recorded) {
+        return model.choose(work, model::possible, recorded);
+    }
+
+    /** What the path takes that eager calls take. */
+    private double micros() {
+        return model.predict(work, choice(false).path()).micros(false);
+    }
+
+    /** The gradients of a GPU's part of B. */
+    private double gradientBytes() {
+        return (double) shape.n * shape.k / ranks * shape.type.itemSize();
+    }
+
+    private double gradients() {
+        return network.allReduce(gradientBytes(), replicas());
+    }
+
+    /** Returns each path with its predictions, what is taken and why, and what limits it. */
+    String details() {
+        Set<Path> possible = model.possible(work);
+        Table table =
+                new Table(
+                        "path",
+                        "eager us",
+                        "graph us",
+                        "host us",
+                        "of the limit",
+                        "measured us",
+                        "taken");
+        double limit = model.limit(work);
+        for (Path path : Path.values()) {
+            if (possible.contains(path)) {
+                Prediction prediction = model.predict(work, path);
+                table.add(
+                        path.toString(),
+                        micros(prediction.micros(false)),
+                        path == Path.PLAIN && possible.size() > 1
+                                ? "-"
+                                : micros(prediction.device()),
+                        micros(prediction.host()),
+                        String.format(Locale.ROOT, "%.2f", prediction.device() / limit),
+                        measured(path.name()),
+                        taken(path));
+            } else {
+                table.add(path.toString(), "-", "-", "-", "-", measured(path.name()), "impossible");
+            }
+        }
+        table.add("matmul", "", micros(model.matmul(work)), "", "", measured("matmul"), "");
+        table.add("limit", "", micros(limit), "", "1.00", "", "");
+        StringBuilder text = new StringBuilder();
+        text.append(operator).append(' ').append(shape).append(", ").append(typeName());
+        text.append(": ").append(ranks).append(" ranks, ").append(machine.name()).append('\n');
+        text.append(
+                String.format(
+                        Locale.ROOT,
+                        "%.1f MiB into each GPU, %.2f TFLOP of each GPU%n",
+                        work.bytesIn() / MIB,
+                        2e-12 * shape.m * shape.n * shape.k / ranks));
+        text.append('\n').append(table.text()).append('\n');
+        text.append("eager:    ").append(choice(false)).append('\n');
+        text.append("in graph: ").append(choice(true)).append('\n');
+        return text.append(notes(possible)).toString();
+    }
+
+    private String notes(Set<Path> possible) {
+        StringBuilder text = new StringBuilder();
+        long buffer = CostModel.bufferSize(work);
+        if (possible.size() > 1 && buffer > CudaP2pOptions.DEFAULT_BUFFER_SIZE) {
+            text.append(
+                    String.format(
+                            Locale.ROOT,
+                            "Only with P2P buffers of %.0f MiB (optBufferSize), not the usual %.0f;"
+                                    + " otherwise plain.%n",
+                            buffer / MIB,
+                            CudaP2pOptions.DEFAULT_BUFFER_SIZE / MIB));
+        }
+        if (hostsOfGroup() > 1) {
+            text.append(
+                    "Extrapolated: the group has several hosts, whose network was not measured.\n");
+        } else if (Integer.bitCount(ranks) > 1) {
+            text.append("NCCL was measured with 2, 4 and 8 ranks; between them it is estimated.\n");
+        }
+        if (shape.type.itemSize() > 2) {
+            text.append("Matmuls were measured with bfloat16; for others a data sheet counts.\n");
+        }
+        if (replicas() > 1) {
+            text.append(
+                    String.format(
+                            Locale.ROOT,
+                            "%d replicas on %d hosts, %d GPUs: %.0f MiB of gradients a GPU take %s"
+                                    + " us across %.0f GB/s a GPU (extrapolated)%n",
+                            replicas(),
+                            hosts,
+                            ranks * replicas(),
+                            gradientBytes() / MIB,
+                            micros(gradients()),
+                            network.rate()));
+        }
+        return text.toString();
+    }
+
+    private String taken(Path path) {
+        boolean eager = choice(false).path() == path;
+        boolean graph = choice(true).path() == path;
+        return eager && graph ? "yes" : eager ? "eager" : graph ? "in graph" : "";
+    }
+
+    /** The rows of this operator; what was not measured is empty. */
+    private String measured(String path) {
+        return Measurement.all().stream()
+                .filter(row -> row.machine().equals(machine.name()))
+                .filter(row -> row.type().equals(typeName()))
+                .filter(row -> row.operator().equals(operator.toString()))
+                .filter(row -> row.m() == shape.m && row.n() == shape.n && row.k() == shape.k)
+                .filter(row -> row.ranks() == ranks && row.path().equalsIgnoreCase(path))
+                .map(row -> micros(row.micros()))
+                .collect(Collectors.joining(" "));
+    }
+
+    private String typeName() {
+        return shape.type.name().toLowerCase(Locale.ROOT);
+    }
+
+    private static String micros(double value) {
+        return String.format(Locale.ROOT, value < 100 ? "%.1f" : "%.0f", value);
+    }
+
+    /** Returns a row for each plan; with what training costs, if one of them has replicas. */
+    static Table table(List<Plan> plans) {
+        boolean training = plans.stream().anyMatch(plan -> plan.replicas() > 1);
+        List<String> header =
+                List.of("operator", "M, N, K", "ranks", "hosts", "GPUs", "path", "us", "limit us");
+        Table table =
+                new Table(
+                        with(header, training, "plain us", "gradients us", "efficiency")
+                                .toArray(String[]::new));
+        plans.forEach(plan -> table.add(plan.row(training)));
+        return table;
+    }
+
+    private static List<String> with(
+            List<String> cells, boolean training, String plain, String... ofTraining) {
+        List<String> all = new ArrayList<>(cells);
+        all.add(plain);
+        if (training) {
+            all.addAll(List.of(ofTraining));
+        }
+        return all;
+    }
+
+    /**
+     * A step is the operator and twice as much backwards. Its efficiency is the part of it in which
+     * a GPU does not wait for gradients: if they are summed when all has been computed, and if they
+     * are summed beside the backward pass.
+     */
+    private List<String> row(boolean training) {
+        double step = 3 * micros();
+        double after = step / (step + gradients());
+        double beside = step / Math.max(step, micros() + gradients());
+        List<String> cells =
+                List.of(
+                        operator.toString(),
+                        shape.toString(),
+                        "" + ranks,
+                        "" + hosts,
+                        "" + ranks * replicas(),
+                        choice(false).path().toString(),
+                        micros(micros()),
+                        micros(model.limit(work)));
+        return with(
+                cells,
+                training,
+                micros(model.predict(work, Path.PLAIN).micros(false)),
+                replicas() == 1 ? "-" : micros(gradients()),
+                replicas() == 1 ? "-" : String.format(Locale.ROOT, "%.2f to %.2f", after, beside));
+    }
+}

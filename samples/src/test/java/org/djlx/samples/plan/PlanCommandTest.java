@@ -1,0 +1,162 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.plan;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.regex.MatchResult;
+import java.util.regex.Pattern;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import picocli.CommandLine;
+
+class PlanCommandTest {
+
+    private final StringWriter out = new StringWriter();
+    private final StringWriter err = new StringWriter();
+
+    private int execute(String args) {
+        out.getBuffer().setLength(0);
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
+        return root.execute(args.split(" "));
+    }
+
+    private String run(String args) {
+        assertEquals(0, execute(args), err::toString);
+        return out.toString();
+    }
+
+    private static String line(String text, String start) {
+        return text.lines()
+                .filter(line -> line.startsWith(start))
+                .findFirst()
+                .orElseThrow(() -> new AssertionError("no line " + start + ":\n" + text));
+    }
+
+    @Test
+    void eachPathIsShownBesideWhatWasMeasured() {
+        String text = run("plan --ranks 2 --shape 512,8192,8192 --op ag");
+        assertTrue(
+                text.startsWith("allGatherMatmul 512, 8192, 8192, bfloat16: 2 ranks, h200"), text);
+        assertTrue(text.contains("4.0 MiB into each GPU, 0.03 TFLOP of each GPU"), text);
+        assertTrue(
+                line(text, "one launch").matches("one launch( +\\d+\\.\\d){3} +1\\.\\d\\d +82\\.6"),
+                text);
+        assertTrue(line(text, "scheduled").matches("scheduled .* 72\\.5  yes"), text);
+        assertTrue(line(text, "plain").contains("94.0 94.4 87.0"), text);
+        assertTrue(line(text, "eager:").contains("scheduled: predicted us"), text);
+        assertEquals(line(text, "limit").split(" +")[1], line(text, "matmul").split(" +")[1]);
+    }
+
+    @Test
+    void bothOperatorsAreShown() {
+        String text = run("plan --shape 8192,8192,8192");
+        assertTrue(text.contains("allGatherMatmul 8192"), text);
+        assertTrue(text.contains("\nmatmulReduceScatter 8192"), text);
+    }
+
+    /** The communication decides: 8 GPUs, few columns of each. */
+    @Test
+    void theLimitMayBeTheBytes() {
+        String text = run("plan --ranks 8 --shape 8192,1024,8192 --op ag --dtype float16");
+        double limit = Double.parseDouble(line(text, "limit").split(" +")[1]);
+        double matmul = Double.parseDouble(line(text, "matmul").split(" +")[1]);
+        assertTrue(limit > 5 * matmul, text);
+    }
+
+    @Test
+    void moreRanksThanAHostHasAreByNcclAlone() {
+        String text = run("plan --ranks 16 --shape 8192,8192,8192 --op rs --dtype float32");
+        assertTrue(line(text, "one launch").endsWith("impossible"), text);
+        assertTrue(line(text, "plain").endsWith("yes"), text);
+        assertTrue(text.contains("Extrapolated: the group has several hosts"), text);
+        assertTrue(text.contains("a data sheet counts"), text);
+    }
+
+    @Test
+    void furtherHostsHaveReplicas() {
+        String text = run("plan --ranks 8 --shape 16384,28672,8192 --op ag --hosts 4");
+        assertTrue(text.contains("4 replicas on 4 hosts, 32 GPUs: 56 MiB of gradients"), text);
+        assertTrue(text.contains("Only with P2P buffers of 512 MiB"), text);
+        String faster =
+                run("plan --ranks 8 --shape 16384,28672,8192 --op ag --hosts 4 --network-rate 100");
+        assertTrue(faster.contains("across 100 GB/s"), faster);
+    }
+
+    @Test
+    void severalCombinationsAreRows() {
+        List<String> lines =
+                run("plan --ranks 4,8 --hosts 1,128 --shape 8192,28672,8192 --op rs")
+                        .lines()
+                        .toList();
+        assertEquals(5, lines.size());
+        assertTrue(lines.get(0).startsWith("operator"), lines::toString);
+        assertTrue(lines.get(4).contains("1024"), lines::toString);
+        String markdown = run("plan --shape 64,8192,8192 --markdown --op rs");
+        assertTrue(markdown.startsWith("| operator | M, N, K |"), markdown);
+        assertEquals(3, markdown.lines().count());
+    }
+
+    @Test
+    void slowerGpusTakeLonger() {
+        String h200 = run("plan --ranks 2 --shape 8192,8192,8192 --op ag");
+        String half = run("plan --ranks 2 --shape 8192,8192,8192 --op ag --multiprocessors 66");
+        String slow = run("plan --ranks 2 --shape 8192,8192,8192 --op ag --clock 990");
+        double whole = Double.parseDouble(line(h200, "limit").split(" +")[1]);
+        assertEquals(2, Double.parseDouble(line(half, "limit").split(" +")[1]) / whole, 0.02);
+        assertEquals(2, Double.parseDouble(line(slow, "limit").split(" +")[1]) / whole, 0.02);
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = ';',
+            value = {
+                "plan; --shape",
+                "plan --shape 1,2; --shape must be M,N,K",
+                "plan --shape 0,8,8; --shape must be M,N,K",
+                "plan --shape 8,8,8 --dtype int8; --dtype must be a floating-point type",
+                "plan --shape 8,8,8 --machine a100; --machine must be h200",
+                "plan --shape 8,8,8 --ranks 0; --ranks must be at least 1",
+                "plan --shape 8,8,8 --ranks 3; among 3 ranks",
+                "plan --shape 8,8,8 --hosts 0; --hosts must be at least 1",
+                "plan --shape 32,32,32 --ranks 16 --hosts 3; which do not divide 3",
+                "plan --shape 8,8,8 --clock 0; not 132 and 0.0 MHz",
+                "plan --shape 8,8,8 --network-rate 0; a network has a rate"
+            })
+    void badArgumentsAreNamed(String args, String message) {
+        assertEquals(2, execute(args));
+        assertTrue(err.toString().contains(message), err::toString);
+        assertEquals(2, err.toString().lines().count(), err::toString);
+    }
+
+    /** Each table stands behind the command that printed it. */
+    @Test
+    void theDocumentsShowWhatTheCommandPrints() throws IOException {
+        String text = Files.readString(Path.of("..", "docs", "cost.md"));
+        Pattern block =
+                Pattern.compile(
+                        "<!-- samples/run.sh (plan .*?) -->\n(.*?)<!-- end -->", Pattern.DOTALL);
+        List<MatchResult> blocks = block.matcher(text).results().toList();
+        assertEquals(text.split("<!-- samples/run.sh plan ").length - 1, blocks.size());
+        assertTrue(blocks.size() > 3, "there are no tables");
+        for (MatchResult each : blocks) {
+            String shown = each.group(2).replace("```", "").strip();
+            assertEquals(
+                    run(each.group(1)).strip(),
+                    shown,
+                    "to be replaced by the output of: samples/run.sh " + each.group(1));
+        }
+    }
+}
