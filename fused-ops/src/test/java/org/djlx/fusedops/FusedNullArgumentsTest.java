@@ -11,12 +11,26 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
+import java.util.OptionalDouble;
+import java.util.Set;
+import java.util.function.Function;
 import java.util.function.Supplier;
 import org.djlx.collectives.NullArguments;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.CostModel;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Machine;
+import org.djlx.fusedops.cost.Measurement;
+import org.djlx.fusedops.cost.Network;
+import org.djlx.fusedops.cost.OneLaunch;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Prediction;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -47,5 +61,40 @@ class FusedNullArgumentsTest {
             assertEquals("", String.join("\n", nulls.check(FusedOps.class)));
             assertTrue(nulls.calls() > 10, "" + nulls.calls());
         }
+    }
+
+    @Test
+    void neitherDoTheyInTheCostModel() {
+        Workload work =
+                Workload.unsharded(
+                        FusedOperator.ALL_GATHER_MATMUL, ScalarType.BFLOAT16, 2, 8, 16, 8);
+        CostModel model = new CostModel(Machine.H200);
+        Function<Workload, Set<Path>> possible = model::possible;
+        NullArguments nulls =
+                new NullArguments()
+                        .sample(Machine.class, () -> Machine.H200)
+                        .sample(Machine.Library.class, Machine.H200::library)
+                        .sample(Machine.Launch.class, Machine.H200::launch)
+                        .sample(Machine.Copies.class, Machine.H200::copies)
+                        .sample(Machine.Nccl.class, Machine.H200::nccl)
+                        .sample(Machine.Host.class, Machine.H200::host)
+                        .sample(Network.class, () -> Network.NDR)
+                        .sample(Workload.class, () -> work)
+                        .sample("java.util.List<java.lang.Long>", () -> List.of(8L))
+                        .sample("java.util.List<java.lang.Double>", () -> List.of(1.0, 1.0, 1.0))
+                        .sample(CostModel.class, () -> model)
+                        .sample(OneLaunch.class, () -> new OneLaunch(Machine.H200, work))
+                        .sample("ranks", () -> 1)
+                        .sample(Choice.class, () -> new Choice(Path.PLAIN, "forced"))
+                        .sample(Prediction.class, () -> model.predict(work, Path.WHOLE))
+                        .sample("possible", () -> possible)
+                        .sample(OptionalDouble.class, OptionalDouble::empty)
+                        .sample(Measurement.class, () -> Measurement.all().get(0))
+                        .sample(
+                                OneLaunch.Tiling.class,
+                                () -> new OneLaunch(Machine.H200, work).fastest())
+                        .sample(Object.class, Object::new);
+        assertEquals("", String.join("\n", nulls.check(CostModel.class)));
+        assertTrue(nulls.calls() > 10, "" + nulls.calls());
     }
 }

@@ -19,9 +19,9 @@ import java.util.stream.Collectors;
  *
  * <pre>
  *   one launch   {@link OneLaunch}
+ *   whole        all copies and one matmul, one after the other, then the reduction
  *   scheduled    all-gather: the own shard's matmul, then each other's when its copy has arrived;
  *                reduce-scatter: a part's matmul while the one before is copied, then the reduction
- *   whole        all copies and one matmul, one after the other, then the reduction
  *   plain        the matmul, and NCCL's collective
  * </pre>
  *
@@ -33,12 +33,10 @@ public final class CostModel {
     private static final long USUAL_SIZE = 8192;
 
     /**
-     * How much faster NCCL must be predicted to be, as it rounds sums otherwise than the others.
+     * How much faster a path must be predicted to be for each that is named before it in {@link
+     * Path}: less, predictions do not tell apart. NCCL, which rounds sums otherwise, is last.
      */
-    static final double PLAIN_HANDICAP = 1.15;
-
-    /** How much faster others than one launch must be: less, predictions do not tell apart. */
-    static final double HANDICAP = 1.05;
+    static final double HANDICAP = 0.05;
 
     private static final int FLAGS = 1 << 16; // of each rank
     private static final int ALIGNMENT = 256; // of what lies in P2P buffers, in bytes
@@ -78,7 +76,15 @@ public final class CostModel {
      * @return microseconds
      */
     public double matmul(Workload work) {
+        requireNotNull("an operator", work);
         return matmul(work, work.ranks() * work.rows());
+    }
+
+    private static void requireNotNull(String what, Object value) {
+        if (value == null) {
+            throw new IllegalArgumentException(
+                    "a cost model is asked of " + what + ", not of null");
+        }
     }
 
     private double matmul(Workload work, long rows) {
@@ -114,6 +120,7 @@ public final class CostModel {
      * @return microseconds
      */
     public double collective(Workload work) {
+        requireNotNull("an operator", work);
         int ranks = work.ranks();
         return ranks == 1
                 ? 0
@@ -133,6 +140,8 @@ public final class CostModel {
      * @return the prediction
      */
     public Prediction predict(Workload work, Path path) {
+        requireNotNull("an operator", work);
+        requireNotNull("a path", path);
         Machine.Host host = machine.host();
         int peers = work.ranks() - 1;
         double further = Math.max(peers - 1, 0) * host.peer();
@@ -178,6 +187,7 @@ public final class CostModel {
      *     whichever is each rank's own
      */
     public static Workload agreed(Workload work) {
+        requireNotNull("an operator", work);
         return work.withOwn(Math.max(1, USUAL_SIZE / work.ranks()));
     }
 
@@ -197,6 +207,7 @@ public final class CostModel {
      * @return the paths; only the plain one for more ranks than a host has
      */
     public Set<Path> possible(Workload work) {
+        requireNotNull("an operator", work);
         Set<Path> possible = EnumSet.of(Path.PLAIN);
         if (work.ranks() > machine.hostRanks()) {
             return possible;
@@ -218,12 +229,13 @@ public final class CostModel {
      * @return the size of a rank's buffer, in bytes: two halves of a slot for each rank
      */
     public static long bufferSize(Workload work) {
+        requireNotNull("an operator", work);
         return 2L * work.ranks() * ((work.partBytes() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
 
     /**
-     * Chooses the path that is predicted to be the fastest; others than one launch must be so by
-     * {@value #HANDICAP}, and NCCL, which no graph can hold, by {@value #PLAIN_HANDICAP}.
+     * Chooses the path that is predicted to be the fastest, by a handicap of 5 % for those that are
+     * named later in {@link Path}. No graph can hold what NCCL runs.
      *
      * <p>All ranks choose alike where they must: {@linkplain #agreed by the sizes that all know}.
      * Only when these do not ask for NCCL, a rank chooses by its own columns of B in which way it
@@ -236,6 +248,7 @@ public final class CostModel {
      * @throws IllegalArgumentException if no path is possible
      */
     public Choice choose(Workload work, Function<Workload, Set<Path>> possible, boolean recorded) {
+        requireNotNull("possible paths", possible);
         Workload agreed = agreed(work);
         Choice choice = fastest(agreed, possible.apply(agreed), recorded, true);
         return work.isGather() && choice.path() != Path.PLAIN
@@ -275,12 +288,6 @@ public final class CostModel {
     }
 
     private static double handicapped(Prediction prediction, boolean recorded) {
-        double handicap =
-                switch (prediction.path()) {
-                    case ONE_LAUNCH -> 1;
-                    case SCHEDULED, WHOLE -> HANDICAP;
-                    case PLAIN -> PLAIN_HANDICAP;
-                };
-        return handicap * prediction.micros(recorded);
+        return (1 + HANDICAP * prediction.path().ordinal()) * prediction.micros(recorded);
     }
 }

@@ -46,8 +46,12 @@ public final class OneLaunch {
      *
      * @param machine the GPUs
      * @param work the operator
+     * @throws IllegalArgumentException if an argument is null
      */
     public OneLaunch(Machine machine, Workload work) {
+        if (machine == null || work == null) {
+            throw new IllegalArgumentException("a launch needs a machine and an operator");
+        }
         this.machine = machine;
         this.work = work;
     }

@@ -6,14 +6,14 @@ package org.djlx.fusedops.cost;
 
 import java.util.Locale;
 
-/** The ways in which a fused operator is run. */
+/** The ways in which a fused operator is run, from that with the fewest launches on. */
 public enum Path {
     /** One kernel pushes, waits and multiplies, where GPUs and shapes allow it. */
     ONE_LAUNCH,
-    /** Matmuls of parts and copies beside them, which a schedule orders. */
-    SCHEDULED,
     /** Copies from GPU to GPU, and one matmul after or before them. */
     WHOLE,
+    /** Matmuls of parts and copies beside them, which a schedule orders. */
+    SCHEDULED,
     /** A collective of the group, on GPUs by NCCL, and one matmul after or before it. */
     PLAIN;
 
