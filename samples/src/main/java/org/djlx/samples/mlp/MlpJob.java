@@ -12,6 +12,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.function.Supplier;
+import java.util.stream.Collectors;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FallbackReason;
@@ -187,7 +188,11 @@ final class MlpJob implements AutoCloseable {
 
     private static String path(UsageCounter usage) {
         if (usage.fallbacks() == 0) {
-            return "pipelined";
+            return usage.choices().keySet().stream()
+                    .map(choice -> choice.path().toString())
+                    .distinct()
+                    .sorted()
+                    .collect(Collectors.joining(", ", "pipelined (", ")"));
         }
         for (FallbackReason reason : FallbackReason.values()) {
             if (usage.fallbacks(reason) > 0) {

@@ -57,7 +57,7 @@ class MlpCommandTest {
         int code = run("mlp", "--ranks", ranks, "--dtype", dtype, "--text", text);
         assertEquals(0, code, () -> out + "\n" + err);
         assertTrue(out.toString().contains("PASSED"), out::toString);
-        long rows = out.toString().lines().filter(line -> line.contains("pipelined")).count();
+        long rows = out.toString().lines().filter(line -> line.contains("pipelined (")).count();
         assertEquals(2, rows, out::toString);
     }
 
@@ -136,7 +136,9 @@ class MlpCommandTest {
         assertEquals(0, code, () -> out + "\n" + err);
         assertTrue(out.toString().contains("PASSED"), out::toString);
         if (ranks > 1) {
-            assertTrue(out.toString().contains("pipelined"), out::toString);
+            String table = out.toString();
+            // With 4 GPUs and more NCCL may be faster for what is so small.
+            assertTrue(table.contains("pipelined (") || table.contains("(PLAIN_IS_FASTER)"), table);
         }
     }
 
