@@ -4,9 +4,9 @@
  */
 package org.djlx.samples.bench;
 
-import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.ScalarType;
@@ -30,8 +30,6 @@ record GpuBenchRank(
         Marks marks,
         Recorder recorder) {
 
-    private static final Object SEED = new Object(); // libtorch has one for the process
-
     int worldSize() {
         return ours.worldSize();
     }
@@ -42,20 +40,25 @@ record GpuBenchRank(
     }
 
     /**
-     * Makes an input in bfloat16, normally distributed. Every rank can make that of any other.
+     * Makes an input in bfloat16 of numbers without order, with mean 0 and variance 1. Every rank
+     * can make that of any other: it is computed, as the generators of GPUs cannot be seeded
+     * through every version of DJL.
      *
      * @param of whose input
      * @param turn for which turn
      * @param number which of its inputs
      */
     NDArray input(int of, int turn, int number, long... sizes) {
-        NDArray floats;
-        synchronized (SEED) {
-            Engine.getEngine("PyTorch").setRandomSeed(42 + (of * 1000 + turn) * 10 + number);
-            floats = manager.randomNormal(new Shape(sizes));
-        }
-        try (floats) {
-            return Torch.cast(floats, ScalarType.BFLOAT16);
+        Shape shape = new Shape(sizes);
+        try (NDManager temporary = manager.newSubManager()) {
+            NDArray places = temporary.ones(new Shape(shape.size()), DataType.FLOAT64).cumSum(0);
+            double phase = ((of * 1000 + turn) * 10 + number) * 78.233;
+            // What is behind the point of a large multiple of a sine.
+            NDArray large = places.muli(12.9898).addi(phase).sin().muli(43758.5453);
+            NDArray uniform = large.sub(large.floor()).subi(0.5).muli(Math.sqrt(12));
+            NDArray result = Torch.cast(uniform.reshape(shape), ScalarType.BFLOAT16);
+            result.attach(manager);
+            return result;
         }
     }
 
