@@ -50,7 +50,7 @@ final class RegionLayout {
     private static final long PAGE = 4096;
 
     /** The most that is one launch; what is larger is several. */
-    private static final long MAX_ONE_SHOT = 16 << 20;
+    private static final long MAX_ONE_SHOT = 32 << 20;
 
     private final long oneShotSlot;
     private final long meshSlot;

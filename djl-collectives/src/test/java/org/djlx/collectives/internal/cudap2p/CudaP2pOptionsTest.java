@@ -52,7 +52,7 @@ class CudaP2pOptionsTest {
         for (int ranks = 1; ranks <= RegionLayout.MAX_RANKS; ranks++) {
             P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
             RegionLayout layout = new RegionLayout(options, links);
-            assertEquals(16 << 20, layout.slot(Algorithm.ONE_SHOT)); // Larger ones are several.
+            assertEquals(32 << 20, layout.slot(Algorithm.ONE_SHOT)); // Larger ones are several.
             assertTrue(ranks * layout.slot(Algorithm.TWO_SHOT) >= most);
             assertEquals(
                     (ranks - 1) * layout.slot(Algorithm.ONE_SHOT), layout.half(Algorithm.ONE_SHOT));
@@ -102,7 +102,7 @@ class CudaP2pOptionsTest {
         RegionLayout usual = new RegionLayout(options, links);
         assertEquals(64 << 20, options.oneShotBytes(2));
         assertEquals(0, usual.half(Algorithm.TWO_SHOT));
-        assertEquals(16 << 20, usual.half(Algorithm.ONE_SHOT));
+        assertEquals(32 << 20, usual.half(Algorithm.ONE_SHOT));
         RegionLayout none =
                 new RegionLayout(
                         CudaP2pOptions.builder().optOneShotBytes(0).optTwoShotBytes(0).build(),
