@@ -262,9 +262,11 @@ public abstract class P2pBuffers {
      * Returns what kernels need to raise signals and wait for them themselves. What is returned
      * within an operation is good for that one, which may be recorded into a graph.
      *
+     * @param flags how many flags each rank raises in the operation at most, the first ones; 0 for
+     *     none, and to find out whether there are signals
      * @return the signals; empty, on all ranks alike, where the ranks have no such kernels
      */
-    public Optional<KernelSignals> kernelSignals() {
+    public Optional<KernelSignals> kernelSignals(int flags) {
         return Optional.empty();
     }
 

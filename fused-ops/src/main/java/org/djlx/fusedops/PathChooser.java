@@ -86,7 +86,7 @@ final class PathChooser {
     private int multiprocessors() {
         return group.p2pBuffers()
                 .orElseThrow()
-                .kernelSignals()
+                .kernelSignals(0)
                 .map(KernelSignals::blocks)
                 .orElse(0);
     }

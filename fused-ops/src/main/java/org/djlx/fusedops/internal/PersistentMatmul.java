@@ -272,7 +272,7 @@ public final class PersistentMatmul implements AutoCloseable {
     private static Optional<Sizes> sizes(P2pBuffers buffers, Workload work) {
         Workload known =
                 work.operator() == FusedOperator.ALL_GATHER_MATMUL ? work : CostModel.agreed(work);
-        return buffers.kernelSignals().map(signals -> new Sizes(known, signals));
+        return buffers.kernelSignals(0).map(signals -> new Sizes(known, signals));
     }
 
     /**
@@ -446,11 +446,11 @@ public final class PersistentMatmul implements AutoCloseable {
         }
 
         /** Enqueues it on the current stream; within the operation. */
-        final void launch(Operation operation, boolean flags, Arguments placed, NDArray... used) {
+        final void launch(Operation operation, int flags, Arguments placed, NDArray... used) {
             operation.setAlgorithm("persistent");
             int epoch = buffers.epoch(operation);
             Half half = halves[epoch & 1];
-            half.put(buffers.kernelSignals().orElseThrow(), flags);
+            half.put(buffers.kernelSignals(flags).orElseThrow(), flags > 0);
             placed.place(half);
             half.struct.put(EPOCH, epoch).put(TIMEOUT, operation.timeout().toNanos());
             CudaStream stream = streams.get();
@@ -540,7 +540,7 @@ public final class PersistentMatmul implements AutoCloseable {
                 NDArray... used) {
             launch(
                     operation,
-                    false,
+                    0,
                     half -> {
                         half.left.place(shard);
                         half.struct.put(SHARD, shard).put(WHOLE, whole);
@@ -555,6 +555,8 @@ public final class PersistentMatmul implements AutoCloseable {
 
     /** Matmul + reduce-scatter. */
     public final class Scatter extends Launch {
+
+        private final int flags; // of each rank: two of a tile
 
         private Scatter(
                 Slots slots,
@@ -571,6 +573,7 @@ public final class PersistentMatmul implements AutoCloseable {
                     sizes.ranks() * sizes.tilesOfPart(variant.tile()),
                     Math.min(sizes.blocks(), sizes.tilesOfPart(variant.tile())),
                     0);
+            flags = Math.toIntExact(2 * sizes.tilesOfPart(variant.tile()));
             long rows = sizes.rows();
             long columns = sizes.columns()[0];
             long item = sizes.type().itemSize();
@@ -624,7 +627,7 @@ public final class PersistentMatmul implements AutoCloseable {
         public void run(Operation operation, long a, long b, long result, NDArray... used) {
             launch(
                     operation,
-                    true,
+                    flags,
                     half -> {
                         if (a != 0 && b != 0) { // Otherwise they have no elements.
                             half.left.place(a);

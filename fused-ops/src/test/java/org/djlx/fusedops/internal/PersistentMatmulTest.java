@@ -108,7 +108,7 @@ class PersistentMatmulTest {
         }
 
         @Override
-        public Optional<KernelSignals> kernelSignals() {
+        public Optional<KernelSignals> kernelSignals(int flags) {
             long[] none = new long[worldSize()];
             return kernels
                     ? Optional.of(new KernelSignals(132, 0, none, 64, none, 1 << 16, 0))

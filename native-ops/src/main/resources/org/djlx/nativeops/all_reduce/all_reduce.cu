@@ -325,9 +325,25 @@ ALL_REDUCE(float16, Float16)
 ALL_REDUCE(bfloat16, Bfloat16)
 #endif
 
-// What follows on the stream waits for what was before on the streams of all ranks; a launch of one block.
-extern "C" __global__ void barrier(const __grid_constant__ Launch launch) {
+// Packs of this rank's memory, `rows` times as many at a distance.
+struct Words {
+  uint4* begin;
+  u64 rows;
+  u64 distance;
+  u64 packs;
+
+  __device__ void clear() const {
+    for (u64 i = threadIdx.x; i < rows * packs; i += blockDim.x) begin[i / packs * distance + i % packs] = make_uint4(0, 0, 0, 0);
+  }
+};
+
+// What follows on the stream waits for what was before on the streams of all ranks, and finds the words lowered on all of
+// them; a launch of one block.
+extern "C" __global__ void barrier(const __grid_constant__ Launch launch, const __grid_constant__ Words signals,
+                                   const __grid_constant__ Words flags) {
   u32 epoch = begin_epoch(launch);
+  signals.clear();
+  flags.clear();
   exchange(launch, 0, (1u << launch.ranks) - 1, epoch);
   end_epoch(launch, epoch);
 }

@@ -218,13 +218,33 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
+     * Words of this rank's region, that lie in rows.
+     *
+     * @param begin the address of the first; like all that follows, a multiple of 16
+     * @param rows how many rows
+     * @param distance from one row to the next, in bytes
+     * @param byteSize how much of a row
+     */
+    record Words(long begin, long rows, long distance, long byteSize) {
+
+        private static final long PACK = 16;
+        static final Words NONE = new Words(0, 0, 0, 0);
+
+        private long[] members() {
+            return new long[] {begin, rows, distance / PACK, byteSize / PACK};
+        }
+    }
+
+    /**
      * Enqueues a barrier: what follows on the stream waits for what was before on the streams of
      * all ranks. Its epoch is counted in memory, so a graph can replay it.
      *
      * @param stream where
      * @param timeout how long it waits for other ranks
+     * @param signals what each rank lowers to 0 before, in its own region
+     * @param flags likewise
      */
-    synchronized void barrier(CudaStream stream, Duration timeout) {
+    synchronized void barrier(CudaStream stream, Duration timeout, Words signals, Words flags) {
         if (ended) {
             throw GroupErrors.buffersDestroyed();
         }
@@ -234,7 +254,8 @@ final class AllReduceKernels implements AutoCloseable {
             return;
         }
         KernelStruct launch = launches.get(Algorithm.ONE_SHOT).put(TIMEOUT, timeout.toNanos());
-        barrier.launch(stream, LaunchSize.of(1, THREADS), arguments.clear().add(launch));
+        arguments.clear().add(launch).addStruct(signals.members()).addStruct(flags.members());
+        barrier.launch(stream, LaunchSize.of(1, THREADS), arguments);
     }
 
     /** From now on nothing is launched. */

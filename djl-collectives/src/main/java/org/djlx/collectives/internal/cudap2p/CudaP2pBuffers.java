@@ -7,12 +7,13 @@ package org.djlx.collectives.internal.cudap2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.util.BitSet;
 import java.util.Optional;
+import java.util.function.BiConsumer;
 import org.djlx.collectives.KernelSignals;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
+import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Words;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.CudaDevice;
@@ -27,6 +28,9 @@ import org.djlx.nativeops.Torch;
  */
 final class CudaP2pBuffers extends P2pBuffers {
 
+    // Of each rank's flags, how many bytes a barrier lowers: what few operations exceed.
+    private static final long LOWERED = 32 << 10;
+
     private final P2pRegion region;
     private final CudaStream side;
     private final SignalWaits waits;
@@ -36,13 +40,13 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final int rank;
     private final KernelSignals kernelSignals; // null if kernels have none
     private final KernelSignals recordedSignals; // and for operations that are recorded
-    private boolean recordedFlags; // whether what is recorded may raise flags
+    private int recordedFlags; // how many flags what is recorded raises
+    private boolean recorded; // whether some operation ever was
     private int epoch;
     private int barriers;
     private Operation numbered; // the last operation that has an epoch
     private CudaStream running; // the current stream, of the operation that is enqueued, or null
     private Runnable capturedBarrier; // what a barrier is in a graph; null if none is recorded
-    private final BitSet capturedChannels = new BitSet(); // on which what is recorded waits
     private volatile boolean destroyed;
 
     CudaP2pBuffers(
@@ -87,13 +91,12 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     @Override
-    public Optional<KernelSignals> kernelSignals() {
+    public Optional<KernelSignals> kernelSignals(int flags) {
         requireUsable();
         if (!isCapturing()) {
             return Optional.ofNullable(kernelSignals);
         }
-        capturedChannels.set(0);
-        recordedFlags = true;
+        recordedFlags = Math.max(recordedFlags, flags);
         return Optional.ofNullable(recordedSignals);
     }
 
@@ -148,37 +151,46 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     /**
-     * Records an operation. What a graph replays has the same numbers each time: its signals are on
-     * channels of their own, raised to 1 and lowered when all have come, and barriers before it and
-     * behind it keep it apart from everything else that uses the buffers.
+     * Tells whether an operation was ever recorded. Then each that runs at once begins with a
+     * barrier, as graphs may have been replayed before it. The same on all ranks: these record the
+     * same operations.
      *
-     * @param stream the stream that is recorded
-     * @param barrier enqueues a barrier that can be replayed
-     * @param body the operation
+     * @return whether one was
      */
-    void capture(CudaStream stream, Runnable barrier, Runnable body) {
-        capturedBarrier = barrier;
-        capturedChannels.clear();
-        recordedFlags = false;
-        try {
-            barrier.run();
-            body.run();
-            capturedChannels.stream().forEach(channel -> lower(stream, row(channel)));
-            if (recordedFlags) {
-                int ranks = region.ranks();
-                long flags = region.address(rank) + region.layout().flags(true, ranks);
-                stream.memsetAsync(flags, (byte) 0, RegionLayout.flagBytes(ranks));
-            }
-            barrier.run();
-        } finally {
-            capturedBarrier = null;
-        }
+    boolean hasRecorded() {
+        return recorded;
     }
 
-    private void lower(CudaStream stream, int row) {
-        for (int peer = 0; peer < region.ranks(); peer++) {
-            long word = region.layout().signal(row, peer);
-            stream.writeValue32(region.address(rank) + word, 0);
+    /**
+     * Records an operation. What a graph replays has the same numbers each time: its signals are on
+     * channels of their own and raised to 1. A barrier before it keeps it apart from everything
+     * else that uses the buffers, and lowers what the operation before has left raised.
+     *
+     * @param stream the stream that is recorded
+     * @param barriers enqueues barriers that can be replayed
+     * @param body the operation
+     */
+    void capture(CudaStream stream, BiConsumer<Words, Words> barriers, Runnable body) {
+        RegionLayout layout = region.layout();
+        int ranks = region.ranks();
+        long own = region.address(rank);
+        long signals = own + layout.signal(RegionLayout.CAPTURED, 0);
+        long flags = own + layout.flags(true, ranks);
+        long all = RegionLayout.flagBytes(1);
+        capturedBarrier = () -> barriers.accept(Words.NONE, Words.NONE);
+        recorded = true;
+        recordedFlags = 0;
+        try {
+            barriers.accept(
+                    new Words(signals, 1, 0, layout.signal(RegionLayout.ROWS, 0) + own - signals),
+                    new Words(flags, ranks, all, LOWERED));
+            body.run();
+            long more = (long) recordedFlags * Integer.BYTES - LOWERED;
+            for (int source = 0; source < ranks && more > 0; source++) {
+                stream.memsetAsync(flags + source * all + LOWERED, (byte) 0, more);
+            }
+        } finally {
+            capturedBarrier = null;
         }
     }
 
@@ -244,9 +256,6 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     private void await(CudaStream stream, Operation operation, int channel, int peers, int value) {
-        if (isCapturing()) {
-            capturedChannels.set(channel);
-        }
         awaitRow(stream, operation, row(channel), peers, value);
     }
 

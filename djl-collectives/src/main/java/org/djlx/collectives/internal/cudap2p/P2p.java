@@ -7,6 +7,7 @@ package org.djlx.collectives.internal.cudap2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
@@ -20,6 +21,7 @@ import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Words;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaAttribute;
@@ -326,12 +328,19 @@ final class P2p {
         return queue.run(
                 operation,
                 (stream, captured) -> {
+                    Duration timeout = operation.timeout();
                     if (captured) {
-                        Runnable barrier = () -> kernels.barrier(stream, operation.timeout());
-                        buffers.capture(stream, barrier, body);
-                    } else {
-                        buffers.enqueue(stream, body);
+                        buffers.capture(
+                                stream,
+                                (signals, flags) ->
+                                        kernels.barrier(stream, timeout, signals, flags),
+                                body);
+                        return;
                     }
+                    if (buffers.hasRecorded()) {
+                        kernels.barrier(stream, timeout, Words.NONE, Words.NONE);
+                    }
+                    buffers.enqueue(stream, body);
                 });
     }
 
