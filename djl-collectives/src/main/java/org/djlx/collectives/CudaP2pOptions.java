@@ -12,14 +12,15 @@ import org.djlx.nativeops.GpuTopology;
 /**
  * Options of the {@code cuda_p2p} backend. All but the devices must be the same on all ranks.
  *
- * <p>What this backend does not leave to NCCL are small all-reduces, which run on the stream of the
- * group as NCCL's operations do, and operators on P2P buffers ({@link ProcessGroup#execute}), which
- * run on the caller's current stream. A call returns when its work is enqueued: hosts do not wait
- * for each other, unless one is hundreds of calls ahead; except that a call of an operator waits
- * until the operations before are enqueued, and NCCL waits for other ranks before the first of a
- * kind is. It is the GPUs that wait, in kernels that give up at the operation's timeout, or when
- * the group breaks or is destroyed. Operations of a group run in the order of the calls, also on
- * different streams and whether NCCL runs them or not; on batches, see {@link NcclBatch}.
+ * <p>What this backend does not leave to NCCL are all-reduces up to {@link #oneShotBytes(int)} or
+ * {@link #twoShotBytes()}, which run on the stream of the group as NCCL's operations do, and
+ * operators on P2P buffers ({@link ProcessGroup#execute}), which run on the caller's current
+ * stream. A call returns when its work is enqueued: hosts do not wait for each other, unless one is
+ * hundreds of calls ahead; except that a call of an operator waits until the operations before are
+ * enqueued, and NCCL waits for other ranks before the first of a kind is. It is the GPUs that wait,
+ * in kernels that give up at the operation's timeout, or when the group breaks or is destroyed.
+ * Operations of a group run in the order of the calls, also on different streams and whether NCCL
+ * runs them or not; on batches, see {@link NcclBatch}.
  *
  * <p><b>Which GPUs.</b> If the GPUs of every two ranks can access each other's memory, all this is
  * done between them. GPUs that form a hybrid cube mesh, as in a DGX-1, are asked for that only
@@ -41,9 +42,9 @@ import org.djlx.nativeops.GpuTopology;
  * before anything that it is given later, for another group as well: ranks that share several
  * groups call operators in one order, or on a stream for each group; otherwise GPUs wait for each
  * other until the timeout. Streams do not help operators that are one launch, as fused ones are on
- * Hopper GPUs: such a kernel waits for those of the other ranks on all multiprocessors, and what
- * another group has launched on its GPU gets none until then. Ranks call those in one order, and
- * all-reduces of other groups in one order with them. CUDA maps the streams of a process to 8
+ * Hopper GPUs, nor one-shot all-reduces from some 256 KiB on: such a kernel waits for those of the
+ * other ranks on all multiprocessors, and what another group has launched on its GPU gets none
+ * until then. Ranks call those of all groups in one order. CUDA maps the streams of a process to 8
  * hardware queues of a GPU, in which one waits for another; with more streams than that, set {@code
  * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
  *

@@ -25,7 +25,7 @@ import org.djlx.nativeops.GpuTopology;
 
 /**
  * NCCL, and where the GPUs of all ranks reach each other's memory, or form a hybrid cube mesh, a
- * {@link P2p} beside it for small all-reduces and for operators built on P2P buffers.
+ * {@link P2p} beside it for all-reduces and for operators built on P2P buffers.
  */
 final class CudaP2pBackend extends Backend {
 
