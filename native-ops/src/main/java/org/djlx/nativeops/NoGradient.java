@@ -50,12 +50,12 @@ public final class NoGradient {
 
     /**
      * Tells whether autograd would record what is done with an array: whether the calling thread's
-     * mode is on and the array requires a gradient.
+     * mode is on and the array requires a gradient, be it a leaf or computed from one.
      *
      * @param array an array
      * @return whether it would
      */
     public static boolean isRecorded(NDArray array) {
-        return JniUtils.isGradMode() && array.hasGradient();
+        return JniUtils.isGradMode() && Torch.requiresGradient(array);
     }
 }

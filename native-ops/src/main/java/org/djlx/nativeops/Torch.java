@@ -240,6 +240,21 @@ public final class Torch {
     }
 
     /**
+     * Tells whether autograd differentiates with respect to an array, as {@code
+     * torch.Tensor.requires_grad}: it is a leaf that requires a gradient, or was computed from one
+     * while gradients were on. {@link NDArray#hasGradient()} tells it of leaves alone.
+     *
+     * @param array the array
+     * @return whether it does
+     */
+    public static boolean requiresGradient(NDArray array) {
+        long tensor = TorchChecks.tensor(array, "the array");
+        return array.hasGradient()
+                || !TorchDispatcher.tell(
+                        TorchDispatcher.Operator.IS_LEAF, "Torch.requiresGradient", tensor);
+    }
+
+    /**
      * Returns a second array on the storage of an array. The storage lives until both are closed,
      * so that work under way can hold on to an array that its owner may close. That goes for the
      * array itself: what DJL derives from an array without copying (slices, transposes, reshapes)

@@ -15,12 +15,13 @@ import com.sun.jna.Pointer;
  */
 final class TorchDispatcher {
 
-    /** An operator whose arguments are all tensors and that returns one of them. */
+    /** An operator whose arguments are all tensors and that returns a tensor, or what it tells. */
     enum Operator {
         BITWISE_AND_("aten::bitwise_and_", "Tensor"),
         BITWISE_OR_("aten::bitwise_or_", "Tensor"),
         BITWISE_XOR_("aten::bitwise_xor_", "Tensor"),
         DIV_("aten::div_", "Tensor"),
+        IS_LEAF("aten::is_leaf", ""),
         MAXIMUM_OUT("aten::maximum", "out"),
         MINIMUM_OUT("aten::minimum", "out"),
         MUL_("aten::mul_", "Tensor");
@@ -44,6 +45,16 @@ final class TorchDispatcher {
 
     /** Calls an operator for its effect on its arguments. */
     static void call(Operator operator, String operation, long... tensors) {
+        long result = result(operator, operation, tensors);
+        AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(result), operation);
+    }
+
+    /** Calls an operator that returns a bool. */
+    static boolean tell(Operator operator, String operation, long... tensors) {
+        return (byte) result(operator, operation, tensors) != 0;
+    }
+
+    private static long result(Operator operator, String operation, long... tensors) {
         Scratch scratch = Scratch.get();
         for (int i = 0; i < tensors.length; i++) {
             AotiTorch.check(
@@ -55,6 +66,6 @@ final class TorchDispatcher {
                         Pointer.nativeValue(operator.overload),
                         scratch.slot(0)),
                 operation);
-        AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scratch.getLong(0)), operation);
+        return scratch.getLong(0);
     }
 }

@@ -7,9 +7,13 @@ package org.djlx.nativeops;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.engine.Engine;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.jni.JniUtils;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -36,6 +40,30 @@ class NoGradientTest {
             assertEquals(mode, JniUtils.isGradMode());
         } finally {
             JniUtils.setGradMode(before);
+        }
+    }
+
+    /** DJL tells of leaves alone whether they require a gradient. */
+    @Test
+    void whatIsComputedFromALeafIsRecordedToo() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            boolean before = JniUtils.isGradMode();
+            JniUtils.setGradMode(true);
+            try {
+                NDArray plain = manager.create(new float[] {1, 2});
+                NDArray leaf = manager.create(new float[] {1, 2});
+                leaf.setRequiresGradient(true);
+                NDArray computed = leaf.mul(plain);
+                assertFalse(NoGradient.isRecorded(plain));
+                assertTrue(NoGradient.isRecorded(leaf));
+                assertTrue(NoGradient.isRecorded(computed));
+                assertFalse(NoGradient.isRecorded(computed.stopGradient()));
+                assertFalse(NoGradient.isRecorded(NoGradient.get(() -> leaf.mul(plain))));
+                NoGradient.run(() -> assertFalse(NoGradient.isRecorded(computed)));
+                assertTrue(Torch.requiresGradient(computed));
+            } finally {
+                JniUtils.setGradMode(before);
+            }
         }
     }
 }

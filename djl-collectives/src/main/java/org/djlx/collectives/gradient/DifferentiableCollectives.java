@@ -1,0 +1,273 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.gradient;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Collectives through which gradients flow, within a {@link GradientScope}; the counterparts of
+ * {@code torch.distributed.nn.functional} and of the mappings in Megatron-LM's {@code
+ * tensor_parallel/mappings.py} (Shoeybi et al., 2019, <a
+ * href="https://arxiv.org/abs/1909.08053">arXiv:1909.08053</a>).
+ *
+ * <pre>
+ *                   forward                   backward                  Megatron-LM
+ *   enterParallel   identity                  all-reduce                f
+ *   leaveParallel   all-reduce                identity                  g
+ *   allReduce       all-reduce                all-reduce
+ *   allGather       all-gather                reduce-scatter
+ *   reduceScatter   reduce-scatter            all-gather
+ *   cut             identity                  identity
+ * </pre>
+ *
+ * <p>Gradients are those of the sum of the ranks' losses, except where a value is the same on all
+ * ranks and what follows it is computed by all of them alike: such a value, between leaving one
+ * parallel region and entering the next, counts once.
+ *
+ * <p>Unlike the operations of {@link ProcessGroup} these return a new array, in the manager of the
+ * input, when it is there; on a GPU, when it is enqueued on the current stream. With gradients off,
+ * or an input that requires none, they only compute. Reductions add up. All ranks of the group call
+ * the same, with inputs of the same shape. An input that requires a gradient outside of a scope is
+ * refused with an {@link IllegalArgumentException}.
+ */
+public final class DifferentiableCollectives {
+
+    private DifferentiableCollectives() {}
+
+    /**
+     * Takes a value that is the same on all ranks to where each computes something else with it:
+     * the input of a layer whose weights are split by columns.
+     *
+     * @param x the value, of any shape
+     * @param group the ranks
+     * @return the value; its gradient is added up over the ranks. An array that shares the memory
+     *     of {@code x}
+     */
+    public static NDArray enterParallel(NDArray x, ProcessGroup group) {
+        String operator = "enterParallel";
+        checkArguments(operator, x, group);
+        NDArray same = x.stopGradient();
+        recorded(operator, x, same, gradient -> summed(gradient, group));
+        return same;
+    }
+
+    /**
+     * Adds up what the ranks have computed, to a value that is the same on all of them: the output
+     * of a layer whose weights are split by rows.
+     *
+     * @param x what this rank contributes, of any shape
+     * @param group the ranks
+     * @return the sum, which counts once: its gradient is that of each contribution
+     */
+    public static NDArray leaveParallel(NDArray x, ProcessGroup group) {
+        String operator = "leaveParallel";
+        checkArguments(operator, x, group);
+        NDArray sum = NoGradient.get(() -> summed(x, group));
+        recorded(operator, x, sum, gradient -> gradient);
+        return sum;
+    }
+
+    /**
+     * Adds up an array over all ranks, each of which goes on to a loss of its own.
+     *
+     * @param x what this rank contributes, of any shape
+     * @param group the ranks
+     * @return the sum; its gradients are added up over the ranks
+     */
+    public static NDArray allReduce(NDArray x, ProcessGroup group) {
+        String operator = "allReduce";
+        checkArguments(operator, x, group);
+        NDArray sum = NoGradient.get(() -> summed(x, group));
+        recorded(operator, x, sum, gradient -> summed(gradient, group));
+        return sum;
+    }
+
+    /**
+     * Concatenates the arrays of all ranks, in rank order.
+     *
+     * @param x this rank's array, with 1 or more dimensions
+     * @param dimension along which they are concatenated; negative ones count from the back
+     * @param group the ranks
+     * @return the whole, world size times as large along the dimension
+     */
+    public static NDArray allGather(NDArray x, int dimension, ProcessGroup group) {
+        String operator = "allGather";
+        checkArguments(operator, x, group);
+        int axis = axis(operator, x, dimension);
+        NDArray whole = NoGradient.get(() -> gathered(x, axis, group));
+        recorded(operator, x, whole, gradient -> scattered(gradient, axis, group));
+        return whole;
+    }
+
+    /**
+     * Adds up an array over all ranks and divides the sum among them, in rank order.
+     *
+     * @param x what this rank contributes, with 1 or more dimensions
+     * @param dimension along which the sum is divided, whose size the world size divides; negative
+     *     ones count from the back
+     * @param group the ranks
+     * @return this rank's part of the sum
+     */
+    public static NDArray reduceScatter(NDArray x, int dimension, ProcessGroup group) {
+        String operator = "reduceScatter";
+        checkArguments(operator, x, group);
+        int axis = axis(operator, x, dimension);
+        if (x.getShape().get(axis) % group.worldSize() != 0) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: x has shape %s, whose dimension %d cannot be divided among the %d"
+                                    + " ranks of %s",
+                            operator, x.getShape(), dimension, group.worldSize(), group.name()));
+        }
+        NDArray part = NoGradient.get(() -> scattered(x, axis, group));
+        recorded(operator, x, part, gradient -> gathered(gradient, axis, group));
+        return part;
+    }
+
+    /**
+     * Begins a new graph at a value, so that what is behind it is gone through once, however many
+     * ways lead from it to operators of groups: for the beginning of a block with a residual
+     * connection around such operators, all of which then start from the result.
+     *
+     * @param x the value, of any shape
+     * @return the value; an array that shares the memory of {@code x}, and {@code x} itself if
+     *     autograd records nothing
+     */
+    public static NDArray cut(NDArray x) {
+        if (GradientScope.recording("cut", "x", x).isEmpty()) {
+            return x;
+        }
+        NDArray same = x.stopGradient();
+        recorded("cut", x, same, gradient -> gradient);
+        return same;
+    }
+
+    private interface Rule {
+        NDArray differentiate(NDArray gradient);
+    }
+
+    private static void recorded(String operator, NDArray x, NDArray result, Rule rule) {
+        Optional<GradientScope> scope = GradientScope.recording(operator, "x", x);
+        scope.ifPresent(
+                recording ->
+                        recording.record(
+                                operator,
+                                List.of(x),
+                                List.of(),
+                                List.of(result),
+                                (inputs, kept, gradients) ->
+                                        List.of(rule.differentiate(gradients.get(0)))));
+    }
+
+    /** Also refuses, before anything is sent, what {@link #recorded} would. */
+    private static void checkArguments(String operator, NDArray x, ProcessGroup group) {
+        if (x == null || group == null) {
+            throw new IllegalArgumentException(
+                    operator + ": " + (x == null ? "x" : "the group") + " is null");
+        }
+        if (GradientScope.recording(operator, "x", x).isPresent()
+                && !Torch.scalarType(x).isFloatingPoint()) {
+            throw new IllegalArgumentException(operator + ": x must be of floating-point type");
+        }
+    }
+
+    private static int axis(String operator, NDArray x, int dimension) {
+        int dimensions = x.getShape().dimension();
+        int axis = dimension < 0 ? dimension + dimensions : dimension;
+        if (axis < 0 || axis >= dimensions) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: there is no dimension %d in x, of shape %s",
+                            operator, dimension, x.getShape()));
+        }
+        return axis;
+    }
+
+    private static NDArray summed(NDArray x, ProcessGroup group) {
+        NDArray sum = contiguous(x, x.getManager());
+        complete(group, sum, group.allReduce(sum, ReduceOp.SUM));
+        return sum;
+    }
+
+    private static NDArray gathered(NDArray x, int axis, ProcessGroup group) {
+        return moved(
+                x,
+                axis,
+                (manager, rows) -> {
+                    long[] sizes = rows.getShape().getShape().clone();
+                    sizes[0] *= group.worldSize();
+                    NDArray whole = Torch.empty(manager, new Shape(sizes), Torch.scalarType(x));
+                    complete(group, whole, group.allGatherIntoTensor(whole, rows));
+                    return whole;
+                });
+    }
+
+    private static NDArray scattered(NDArray x, int axis, ProcessGroup group) {
+        return moved(
+                x,
+                axis,
+                (manager, rows) -> {
+                    long[] sizes = rows.getShape().getShape().clone();
+                    sizes[0] /= group.worldSize();
+                    NDArray part = Torch.empty(manager, new Shape(sizes), Torch.scalarType(x));
+                    complete(group, part, group.reduceScatterTensor(part, rows, ReduceOp.SUM));
+                    return part;
+                });
+    }
+
+    private interface OnRows {
+        NDArray apply(NDManager manager, NDArray rows);
+    }
+
+    /** Does something along the first dimension that is to be done along another. */
+    private static NDArray moved(NDArray x, int axis, OnRows body) {
+        NDManager owner = x.getManager();
+        if (axis == 0) {
+            try (NDManager manager = owner.newSubManager(x.getDevice())) {
+                NDArray result = body.apply(manager, x);
+                result.attach(owner);
+                return result;
+            }
+        }
+        try (NDManager manager = owner.newSubManager(x.getDevice())) {
+            NDArray swapped = x.swapAxes(0, axis);
+            swapped.attach(manager);
+            NDArray result = body.apply(manager, contiguous(swapped, manager));
+            return contiguous(result.swapAxes(0, axis), owner);
+        }
+    }
+
+    private static NDArray contiguous(NDArray x, NDManager manager) {
+        NDArray copy = Torch.cast(x, Torch.scalarType(x));
+        copy.attach(manager);
+        return copy;
+    }
+
+    /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
+    private static void complete(ProcessGroup group, NDArray result, Work work) {
+        boolean done = false;
+        try {
+            if (group.device().isGpu()) {
+                work.blockCurrentStream();
+            } else {
+                work.await();
+            }
+            done = true;
+        } finally {
+            if (!done) {
+                result.close();
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.gradient;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.training.GradientCollector;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Deque;
+import java.util.List;
+import java.util.Optional;
+import java.util.function.Supplier;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Collects gradients on one thread, also through operators of groups: DJL's {@link
+ * GradientCollector} for ranks. DJL's own allows one in a JVM; of these, each thread can have one,
+ * so that ranks may be threads.
+ *
+ * <pre>{@code
+ * try (GradientScope scope = GradientScope.open()) {
+ *     GatheredMatmul up = FusedOps.allGatherMatmul(x, List.of(w1), 0, group);
+ *     NDArray hidden = Activation.gelu(up.outputs().get(0));
+ *     NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
+ *     scope.backward(loss(y)); // w1 and w2 have their gradients, and what x was computed from
+ * }
+ * }</pre>
+ *
+ * <p>libtorch's autograd does not see what runs on a group. So an operator that is called within a
+ * scope runs outside the graph, and its result is a leaf from which a new graph begins. The scope
+ * remembers these boundaries. {@link #backward} first runs autograd from the target, then goes
+ * through the boundaries in the reverse order of the calls: it takes the gradient that has arrived
+ * at the result, has the operator's {@linkplain GradientRule rule} turn it into the inputs'
+ * gradients, and runs autograd from the inputs with these.
+ *
+ * <p>Which gradient that is: the one of the sum of what all ranks call {@code backward} on. All
+ * ranks call the same operators in a scope, with inputs that require gradients on all of them or on
+ * none, and then {@code backward} once for all that they computed: it goes through every boundary,
+ * whether or not the target depends on it. A gradient that reaches a boundary in a later call is
+ * lost; if the result has not been closed until then, that call throws {@link
+ * IllegalStateException}.
+ *
+ * <p>What is behind an input may be reached on other ways as well, such as a residual connection:
+ * then autograd goes through it once for each. Begin a block with {@link
+ * DifferentiableCollectives#cut}, from whose result all ways start, and it goes once.
+ *
+ * <p>Results of operators are leaves that require a gradient, so libtorch refuses to change them in
+ * place while gradients are on. What an operator needs for its gradient, such as weights, must not
+ * change before {@code backward}; if it is changed in place, gradients are those of the new values,
+ * and nothing can tell.
+ *
+ * <p>A scope belongs to the thread on which it runs, and is not thread-safe.
+ */
+public final class GradientScope implements GradientCollector {
+
+    private static final ThreadLocal<GradientScope> CURRENT = new ThreadLocal<>();
+
+    private final Supplier<? extends Collection<NDArray>> parameters;
+    private final Deque<Boundary> boundaries = new ArrayDeque<>(); // the last one first
+    private final List<Boundary> passed = new ArrayList<>();
+    private boolean regather;
+    private Thread opener; // null if it runs only within run
+    private boolean gradMode; // of the opener, before
+    private boolean closed;
+
+    private GradientScope(Supplier<? extends Collection<NDArray>> parameters) {
+        this.parameters = parameters;
+    }
+
+    /**
+     * Opens a scope on this thread: gradients are on until it is closed.
+     *
+     * @return the scope, to be closed by this thread
+     * @throws IllegalStateException if one is open on this thread
+     */
+    public static GradientScope open() {
+        return open(null);
+    }
+
+    /**
+     * Opens a scope on this thread that knows the parameters.
+     *
+     * @param parameters gives the arrays whose gradients {@link #zeroGradients} zeroes
+     * @return the scope, to be closed by this thread
+     * @throws IllegalStateException if one is open on this thread
+     */
+    public static GradientScope open(Supplier<? extends Collection<NDArray>> parameters) {
+        GradientScope scope = new GradientScope(parameters);
+        scope.enter();
+        scope.opener = Thread.currentThread();
+        scope.gradMode = JniUtils.isGradMode();
+        JniUtils.setGradMode(true);
+        return scope;
+    }
+
+    /**
+     * Creates a scope that is open only while code {@linkplain #within runs within} it, on
+     * whichever thread that is: for a forward and a backward pass between which a thread does other
+     * things.
+     *
+     * @return the scope, to be closed
+     */
+    public static GradientScope create() {
+        return new GradientScope(null);
+    }
+
+    /**
+     * Runs code on the calling thread within this scope, with gradients on.
+     *
+     * @param body the code
+     * @param <T> what it returns
+     * @return what it returns
+     * @throws IllegalStateException if a scope is open on this thread, or this one is closed
+     */
+    public <T> T within(Supplier<T> body) {
+        checkOpen();
+        enter();
+        boolean before = JniUtils.isGradMode();
+        JniUtils.setGradMode(true);
+        try {
+            return body.get();
+        } finally {
+            JniUtils.setGradMode(before);
+            CURRENT.remove();
+        }
+    }
+
+    private void enter() {
+        if (CURRENT.get() != null) {
+            throw new IllegalStateException(
+                    "a GradientScope is open on this thread already; close it first");
+        }
+        CURRENT.set(this);
+    }
+
+    /**
+     * Returns the scope that is open on this thread.
+     *
+     * @return the scope, if there is one
+     */
+    public static Optional<GradientScope> current() {
+        return Optional.ofNullable(CURRENT.get());
+    }
+
+    /**
+     * Returns the scope in which an operator with such an input is to be recorded: the one that is
+     * open on this thread, if gradients are on and the input requires one.
+     *
+     * @param operator what is called, for the error
+     * @param role which of its inputs that is, for the error
+     * @param input the input
+     * @return the scope; empty if autograd records nothing
+     * @throws IllegalArgumentException if it is to be recorded and no scope is open on this thread,
+     *     as the gradient would be lost
+     */
+    public static Optional<GradientScope> recording(String operator, String role, NDArray input) {
+        if (!NoGradient.isRecorded(input)) {
+            return Optional.empty();
+        }
+        GradientScope scope = CURRENT.get();
+        if (scope == null) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: %s requires a gradient, which would be lost: call it within"
+                                    + " GradientScope.open(), which a trainer of the engine"
+                                    + " PyTorch-P2P does; or with gradients off, as for inference;"
+                                    + " or pass %s.stopGradient()",
+                            operator, role, role));
+        }
+        return Optional.of(scope);
+    }
+
+    /**
+     * Says what operators do that need a gathered array for their gradients: keep it, which is the
+     * default, or gather it again, which takes less memory and more time. The same on all ranks.
+     *
+     * @param regather whether to gather it again
+     * @return this scope
+     */
+    public GradientScope optRegather(boolean regather) {
+        this.regather = regather;
+        return this;
+    }
+
+    /**
+     * Tells whether operators are to gather again what they need for their gradients.
+     *
+     * @return whether they are
+     */
+    public boolean isRegathering() {
+        return regather;
+    }
+
+    /**
+     * Records a call of an operator that autograd does not see: the way to make an operator of
+     * one's own differentiable. The operator has run, outside the graph.
+     *
+     * @param operator the operator's name, for errors
+     * @param inputs its inputs, with or without gradients
+     * @param kept further arrays that the rule needs
+     * @param outputs its results; they become leaves that require a gradient, so each must be of
+     *     floating-point type, and new
+     * @param rule differentiates the operator
+     * @throws IllegalArgumentException if there is no output
+     * @throws IllegalStateException if this scope is not the one that is open on this thread
+     */
+    public void record(
+            String operator,
+            List<NDArray> inputs,
+            List<NDArray> kept,
+            List<NDArray> outputs,
+            GradientRule rule) {
+        checkCurrent(operator);
+        if (outputs.isEmpty()) {
+            throw new IllegalArgumentException(operator + ": there is no output to differentiate");
+        }
+        boundaries.push(new Boundary(operator, inputs, kept, outputs, rule));
+    }
+
+    /**
+     * Computes the gradients of an array's sum: adds them to those of all leaves that it depends
+     * on, through the operators called within this scope.
+     *
+     * @param target the array, mostly a loss
+     */
+    @Override
+    public void backward(NDArray target) {
+        try (NDManager manager = target.getManager().newSubManager(target.getDevice())) {
+            NDArray ones = manager.ones(target.getShape());
+            backward(List.of(target), List.of(Torch.cast(ones, Torch.scalarType(target))));
+        }
+    }
+
+    /**
+     * Computes the gradients of several arrays from the gradients of these.
+     *
+     * @param targets the arrays
+     * @param gradients the gradient of each, of its shape and element type
+     * @throws IllegalStateException if a gradient has reached an operator's result through which an
+     *     earlier call has gone
+     */
+    public void backward(List<NDArray> targets, List<NDArray> gradients) {
+        checkCurrent("backward");
+        boolean keep = !boundaries.isEmpty() || targets.size() > 1;
+        List<Boundary> earlier = List.copyOf(passed);
+        try {
+            for (int i = 0; i < targets.size(); i++) {
+                JniUtils.backward(
+                        (PtNDArray) targets.get(i), (PtNDArray) gradients.get(i), keep, false);
+            }
+            while (!boundaries.isEmpty()) {
+                try (Boundary boundary = boundaries.pop()) {
+                    boundary.goBack();
+                    passed.add(boundary);
+                }
+            }
+        } finally {
+            discard();
+        }
+        passed.removeIf(Boundary::isForgotten);
+        for (Boundary boundary : earlier) {
+            if (boundary.isReachedAgain()) {
+                throw new IllegalStateException(
+                        boundary.operator()
+                                + ": a gradient has reached its result after an earlier backward"
+                                + " has gone through it, and is lost; call backward once, on the"
+                                + " sum of the losses");
+            }
+        }
+    }
+
+    /**
+     * Zeroes the gradients of the parameters with which the scope was opened.
+     *
+     * @throws UnsupportedOperationException if it was opened without
+     */
+    @Override
+    public void zeroGradients() {
+        if (parameters == null) {
+            throw new UnsupportedOperationException(
+                    "zeroGradients: this GradientScope was opened without parameters; pass them to"
+                            + " open, or call trainer.newGradientCollector()");
+        }
+        for (NDArray parameter : parameters.get()) {
+            if (parameter.hasGradient()) {
+                JniUtils.zeroGrad((PtNDArray) parameter);
+            }
+        }
+    }
+
+    private void checkOpen() {
+        if (closed) {
+            throw new IllegalStateException("this GradientScope is closed");
+        }
+    }
+
+    private void checkCurrent(String operation) {
+        checkOpen();
+        if (CURRENT.get() != this) {
+            throw new IllegalStateException(
+                    operation
+                            + ": this GradientScope is not the one that is open on this thread; it"
+                            + " belongs to the thread that opened it");
+        }
+    }
+
+    private void discard() {
+        boundaries.forEach(Boundary::close);
+        boundaries.clear();
+    }
+
+    /** Closes the scope, and gives the thread its mode back. Idempotent. */
+    @Override
+    public void close() {
+        if (closed) {
+            return;
+        }
+        if (opener != null) {
+            checkCurrent("close");
+            JniUtils.setGradMode(gradMode);
+            CURRENT.remove();
+        }
+        closed = true;
+        discard();
+        passed.clear();
+    }
+}

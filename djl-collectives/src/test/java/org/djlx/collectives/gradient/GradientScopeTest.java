@@ -1,0 +1,243 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.gradient;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.nativeops.NoGradient;
+import org.junit.jupiter.api.Test;
+
+class GradientScopeTest {
+
+    private static float gradient(NDArray array) {
+        try (NDArray gradient = array.getGradient()) {
+            return gradient.getFloat();
+        }
+    }
+
+    /** Doubles a number outside of the graph. */
+    private static NDArray twice(GradientScope scope, NDArray x) {
+        NDArray result = NoGradient.get(() -> x.mul(2));
+        scope.record(
+                "twice",
+                List.of(x),
+                List.of(),
+                List.of(result),
+                (inputs, kept, gradients) -> List.of(gradients.get(0).mul(2)));
+        return result;
+    }
+
+    @Test
+    void gradientModeIsGivenBack() {
+        for (boolean mode : new boolean[] {false, true}) {
+            boolean before = JniUtils.isGradMode();
+            JniUtils.setGradMode(mode);
+            try {
+                try (GradientScope scope = GradientScope.open()) {
+                    assertTrue(JniUtils.isGradMode());
+                    assertEquals(scope, GradientScope.current().orElseThrow());
+                    assertThrows(IllegalStateException.class, GradientScope::open);
+                }
+                assertEquals(mode, JniUtils.isGradMode());
+                assertTrue(GradientScope.current().isEmpty());
+            } finally {
+                JniUtils.setGradMode(before);
+            }
+        }
+    }
+
+    @Test
+    void callersMayCloseTheirArrays() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            NDArray loss;
+            try (NDManager inner = manager.newSubManager()) {
+                NDArray square = x.square();
+                square.attach(inner);
+                NDArray y = twice(scope, square);
+                y.attach(inner);
+                NDArray z = twice(scope, y);
+                z.attach(inner);
+                loss = z.mul(z);
+                loss.attach(manager);
+            }
+            scope.backward(loss); // (4 x²)², so 64 x³
+            assertEquals(64 * 27f, gradient(x));
+        }
+    }
+
+    /** A result that the target does not depend on has a gradient of zeros. */
+    @Test
+    void unusedResultsAreGoneThrough() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            boolean[] called = new boolean[1];
+            NDArray unused = NoGradient.get(() -> x.mul(5));
+            scope.record(
+                    "unused",
+                    List.of(x),
+                    List.of(),
+                    List.of(unused),
+                    (inputs, kept, gradients) -> {
+                        called[0] = true;
+                        assertEquals(0f, gradients.get(0).getFloat());
+                        return gradients;
+                    });
+            scope.backward(twice(scope, x));
+            assertTrue(called[0]);
+            assertEquals(2f, gradient(x));
+        }
+    }
+
+    @Test
+    void aSecondBackwardThroughTheSameIsRefused() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            NDArray y = twice(scope, x);
+            NDArray first = y.mul(1);
+            NDArray second = y.mul(7);
+            scope.backward(first);
+            IllegalStateException e =
+                    assertThrows(IllegalStateException.class, () -> scope.backward(second));
+            assertTrue(e.getMessage().startsWith("twice: a gradient has reached"), e.getMessage());
+        }
+        // One forward and backward pass after the other adds up.
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            scope.backward(twice(scope, x));
+            scope.backward(twice(scope, x).mul(10));
+            assertEquals(22f, gradient(x));
+        }
+    }
+
+    @Test
+    void aScopeBelongsToItsThread() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            CompletionException e =
+                    assertThrows(
+                            CompletionException.class,
+                            () -> CompletableFuture.runAsync(() -> scope.backward(x)).join());
+            assertTrue(e.getCause() instanceof IllegalStateException, e.toString());
+        }
+        GradientScope scope = GradientScope.create();
+        assertThrows(
+                IllegalStateException.class,
+                () ->
+                        scope.within(
+                                () -> {
+                                    throw new IllegalStateException();
+                                }));
+        assertTrue(GradientScope.current().isEmpty());
+        scope.close();
+        assertThrows(IllegalStateException.class, () -> scope.within(() -> null));
+    }
+
+    @Test
+    void onlyParametersThatAreKnownAreZeroed() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray x = manager.create(3f);
+            NDArray y = manager.create(4f);
+            x.setRequiresGradient(true);
+            y.setRequiresGradient(true);
+            try (GradientScope scope = GradientScope.open(() -> List.of(x))) {
+                scope.backward(x.mul(y));
+                scope.zeroGradients();
+                assertEquals(0f, gradient(x));
+                assertEquals(3f, gradient(y));
+            }
+            try (GradientScope scope = GradientScope.open()) {
+                assertThrows(UnsupportedOperationException.class, scope::zeroGradients);
+            }
+        }
+    }
+
+    @Test
+    void anInputThatRequiresAGradientIsRefusedOutside() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            NDArray x = manager.ones(new Shape(2));
+                            x.setRequiresGradient(true);
+                            IllegalArgumentException e =
+                                    assertThrows(
+                                            IllegalArgumentException.class,
+                                            () -> DifferentiableCollectives.allReduce(x, group));
+                            assertTrue(
+                                    e.getMessage().startsWith("allReduce: x requires a gradient"),
+                                    e.getMessage());
+                            assertTrue(e.getMessage().contains("GradientScope"), e.getMessage());
+                            NDArray sum =
+                                    NoGradient.get(
+                                            () -> DifferentiableCollectives.allReduce(x, group));
+                            assertArrayEquals(new float[] {2, 2}, sum.toFloatArray());
+                            assertFalse(sum.hasGradient());
+                            IllegalArgumentException uneven =
+                                    assertThrows(
+                                            IllegalArgumentException.class,
+                                            () ->
+                                                    DifferentiableCollectives.reduceScatter(
+                                                            manager.ones(new Shape(3)), 0, group));
+                            assertTrue(uneven.getMessage().contains("(3)"), uneven.getMessage());
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** What a step makes is closed with its manager, or by the scope: nothing adds up. */
+    @Test
+    void nothingIsLeftBehind() {
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            ProcessGroup group = groups.get(0);
+            NDArray w = manager.ones(new Shape(2, 2));
+            w.setRequiresGradient(true);
+            int arrays = manager.getManagedArrays().size();
+            int all = manager.getParentManager().getManagedArrays().size();
+            for (int i = 0; i < 5; i++) {
+                try (NDManager step = manager.newSubManager();
+                        GradientScope scope = GradientScope.open()) {
+                    NDArray x = step.ones(new Shape(2, 2));
+                    NDArray h = DifferentiableCollectives.allGather(x.matMul(w), 1, group);
+                    NDArray y = DifferentiableCollectives.reduceScatter(h, 0, group);
+                    scope.backward(y.square().sum());
+                }
+                assertEquals(arrays, manager.getManagedArrays().size());
+                assertEquals(all, manager.getParentManager().getManagedArrays().size());
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+}
