@@ -11,6 +11,7 @@ import java.util.concurrent.atomic.AtomicIntegerArray;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.TensorInfo;
 
@@ -49,8 +50,10 @@ import org.djlx.nativeops.TensorInfo;
  * is there; on a GPU, when it is enqueued on the current stream. Results belong to the manager of
  * A.
  *
- * <p>No gradient flows through an operator: with gradients on, an input that requires one is
- * refused with an {@link IllegalArgumentException}, and results carry none.
+ * <p>Within a {@link GradientScope} gradients flow through the operators, whose gradients are each
+ * other: that of A comes from the other operator, that of B from a matmul with the gathered array.
+ * Results are then leaves that require a gradient. Outside of a scope, with gradients on, an input
+ * that requires one is refused with an {@link IllegalArgumentException}.
  *
  * <p>The first call for certain shapes, strides, type and dimension makes a plan, which later ones
  * find again; a group keeps those used last. Operators may be called by any thread, one at a time
@@ -120,6 +123,10 @@ public final class FusedOps {
             infos[1 + i] = checks.operand(bs.size() == 1 ? "B" : "B number " + i, bs.get(i));
             arrays.add(bs.get(i));
         }
+        if (checks.recording() != null) {
+            return FusedGradients.allGatherMatmul(
+                    checks.recording(), aShard, bs, gatherDim, group, returnGathered);
+        }
         int option = returnGathered ? 1 : 0;
         GroupPlans plans = GroupPlans.of(group);
         AllGatherMatmulPlan.Issued issued;
@@ -168,6 +175,10 @@ public final class FusedOps {
         checks.checkNotNull("the group", group);
         TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
         checks.checkSum(op);
+        if (checks.recording() != null) {
+            return FusedGradients.matmulReduceScatter(
+                    checks.recording(), a, b, op, scatterDim, group);
+        }
         int option = op == ReduceOp.AVG ? 1 : 0;
         List<NDArray> arrays = List.of(a, b);
         GroupPlans plans = GroupPlans.of(group);

@@ -10,7 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.EnumSet;
 import java.util.Set;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.NoGradient;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
@@ -26,6 +26,7 @@ final class OperandChecks {
                     ScalarType.BFLOAT16);
 
     private final String operator;
+    private GradientScope recording;
 
     OperandChecks(String operator) {
         this.operator = operator;
@@ -50,13 +51,13 @@ final class OperandChecks {
         } catch (IllegalArgumentException e) {
             throw wrong("%s cannot be used: %s", role, e.getMessage());
         }
-        if (NoGradient.isRecorded(array)) {
-            throw wrong(
-                    "%s requires a gradient, and none flows through this operator; call it with"
-                            + " gradients off, as for inference, or pass %s.stopGradient()",
-                    role, role);
-        }
+        GradientScope.recording(operator, role, array).ifPresent(scope -> recording = scope);
         return info;
+    }
+
+    /** Returns the scope in which a call with these operands is recorded; null if in none. */
+    GradientScope recording() {
+        return recording;
     }
 
     /** Checks the left operand and returns its element type. */

@@ -14,6 +14,7 @@
  *   FusedPlan                all about a call that does not change from one to the next
  *   AllGatherMatmulPlan      that of all-gather + matmul
  *   MatmulReduceScatterPlan  that of matmul + reduce-scatter
+ *   FusedGradients           the operators where gradients are recorded
  *   OperandChecks            checks of arguments
  *   OperationScope           what lives until an operation has ended
  *   Axes                     moves dimensions

@@ -266,6 +266,13 @@ class FusedOpsErrorsTest {
                         assertRejected(
                                 () -> FusedOps.matmulReduceScatter(b, a, ReduceOp.SUM, 0, group),
                                 "matmulReduceScatter: A requires a gradient");
+                        // Also what was computed from one that does.
+                        assertRejected(
+                                () ->
+                                        FusedOps.matmulReduceScatter(
+                                                b.mul(2), a, ReduceOp.SUM, 0, group),
+                                "matmulReduceScatter: A requires a gradient, which would be lost:"
+                                        + " call it within GradientScope.open()");
                         NDArray fixed = b.stopGradient();
                         NDArray out =
                                 FusedOps.allGatherMatmul(a, List.of(fixed), 0, group)

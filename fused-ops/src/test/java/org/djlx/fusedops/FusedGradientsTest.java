@@ -1,0 +1,418 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.engine.Engine;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.training.GradientCollector;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.Consumer;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
+
+/**
+ * Gradients through the fused operators against those of the same computed by plain DJL on one
+ * thread, in float64, where the loss is the sum of the ranks'.
+ */
+class FusedGradientsTest {
+
+    private static final double TOLERANCE = 1e-11;
+    private static final double STEP = 1e-5;
+
+    private static NDArray random(NDManager manager, Shape shape, long seed) {
+        return TestArrays.random(manager, ScalarType.FLOAT64, shape, seed);
+    }
+
+    private static NDArray leaf(NDManager manager, Shape shape, long seed) {
+        NDArray array = random(manager, shape, seed);
+        array.setRequiresGradient(true);
+        return array;
+    }
+
+    private static double[] gradient(NDArray array) {
+        try (NDArray gradient = array.getGradient()) {
+            return gradient.toDoubleArray();
+        }
+    }
+
+    /** DJL duplicates the only one, which autograd does not see. */
+    private static NDArray concatenated(List<NDArray> xs, int axis) {
+        return xs.size() == 1 ? xs.get(0) : NDArrays.concat(new NDList(xs), axis);
+    }
+
+    /** DJL multiplies batches by one matrix only where it is broadcast. */
+    private static NDArray matMul(NDArray a, NDArray b) {
+        Shape shape = a.getShape();
+        int last = shape.dimension() - 1;
+        NDArray product = a.reshape(shape.slice(0, last).size(), shape.get(last)).matMul(b);
+        return product.reshape(shape.slice(0, last).add(b.getShape().get(1)));
+    }
+
+    /** A shape of A on each rank, and the dimension along which it is gathered or scattered. */
+    record Case(int worldSize, Shape shape, int dim, boolean plain, boolean regather) {}
+
+    static Stream<Case> gathers() {
+        return cases(
+                w ->
+                        Stream.of(
+                                new Case(w, new Shape(4, 6), 0, false, false),
+                                new Case(w, new Shape(4, 6), 0, true, true),
+                                new Case(w, new Shape(4, 6), -1, false, true),
+                                new Case(w, new Shape(2, 3, 5), 1, false, false),
+                                new Case(w, new Shape(2, 3, 5), 1, false, true)));
+    }
+
+    static Stream<Case> scatters() {
+        return cases(
+                w ->
+                        Stream.of(
+                                new Case(w, new Shape(4 * w, 6), 0, false, false),
+                                new Case(w, new Shape(4 * w, 6), 0, true, false),
+                                new Case(w, new Shape(4, 6), -1, false, false),
+                                new Case(w, new Shape(2, 3 * w, 5), 1, false, false)));
+    }
+
+    private interface OfWorldSize {
+        Stream<Case> cases(int worldSize);
+    }
+
+    private static Stream<Case> cases(OfWorldSize cases) {
+        return Stream.of(1, 2, 4).flatMap(cases::cases);
+    }
+
+    private static void run(Case c, Consumer<ProcessGroup> body) {
+        if (c.plain) {
+            try (FusedOps.Scope forced = FusedOps.forceFallback()) {
+                assertNotNull(forced);
+                LocalRanks.run(c.worldSize, body);
+            }
+        } else {
+            LocalRanks.run(c.worldSize, body);
+        }
+    }
+
+    @ParameterizedTest
+    @MethodSource("gathers")
+    void allGatherMatmul(Case c) {
+        int axis = Math.floorMod(c.dim, c.shape.dimension());
+        int last = c.shape.dimension() - 1;
+        long inner = c.shape.get(last) * (axis == last ? c.worldSize : 1);
+        Shape[] bShapes = {new Shape(inner, 3), new Shape(inner, 2)};
+        double[][][] expected = new double[c.worldSize][][];
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
+            List<List<NDArray>> leaves = new ArrayList<>();
+            List<NDArray> squares = new ArrayList<>();
+            for (int rank = 0; rank < c.worldSize; rank++) {
+                leaves.add(leaves(manager, c.shape, bShapes, rank));
+                squares.add(leaves.get(rank).get(0).square());
+            }
+            NDArray gathered = concatenated(squares, axis);
+            NDArray loss = null;
+            for (int rank = 0; rank < c.worldSize; rank++) {
+                NDArray own =
+                        loss(
+                                gathered,
+                                matMul(gathered, leaves.get(rank).get(1)),
+                                matMul(gathered, leaves.get(rank).get(2).square()),
+                                rank);
+                loss = loss == null ? own : loss.add(own);
+            }
+            collector.backward(loss);
+            for (int rank = 0; rank < c.worldSize; rank++) {
+                expected[rank] =
+                        leaves.get(rank).stream()
+                                .map(FusedGradientsTest::gradient)
+                                .toArray(double[][]::new);
+            }
+        }
+        run(
+                c,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                            GradientScope scope = GradientScope.open().optRegather(c.regather)) {
+                        List<NDArray> own = leaves(manager, c.shape, bShapes, group.rank());
+                        GatheredMatmul result =
+                                FusedOps.allGatherMatmul(
+                                        own.get(0).square(),
+                                        List.of(own.get(1), own.get(2).square()),
+                                        c.dim,
+                                        group);
+                        scope.backward(
+                                loss(
+                                        result.gathered().orElseThrow(),
+                                        result.outputs().get(0),
+                                        result.outputs().get(1),
+                                        group.rank()));
+                        assertGradients(expected[group.rank()], own);
+                    }
+                });
+    }
+
+    private static List<NDArray> leaves(NDManager manager, Shape a, Shape[] bs, int rank) {
+        return List.of(
+                leaf(manager, a, rank),
+                leaf(manager, bs[0], 100L + rank),
+                leaf(manager, bs[1], 200L + rank));
+    }
+
+    /** Weighs what a rank has by numbers of its own. */
+    private static NDArray loss(NDArray gathered, NDArray first, NDArray second, int rank) {
+        NDManager manager = first.getManager();
+        return gathered.mul(random(manager, gathered.getShape(), 300L + rank))
+                .sum()
+                .add(first.mul(random(manager, first.getShape(), 400L + rank)).sum())
+                .add(second.square().sum());
+    }
+
+    private static void assertGradients(double[][] expected, List<NDArray> leaves) {
+        for (int i = 0; i < expected.length; i++) {
+            assertArrayEquals(expected[i], gradient(leaves.get(i)), TOLERANCE, "leaf " + i);
+        }
+    }
+
+    @ParameterizedTest
+    @MethodSource("scatters")
+    void matmulReduceScatter(Case c) {
+        int axis = Math.floorMod(c.dim, c.shape.dimension());
+        int last = c.shape.dimension() - 1;
+        Shape b = new Shape(c.shape.get(last), axis == last ? 3L * c.worldSize : 3);
+        for (ReduceOp op : List.of(ReduceOp.SUM, ReduceOp.AVG)) {
+            double[][][] expected = new double[c.worldSize][][];
+            try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                    GradientCollector collector =
+                            Engine.getEngine("PyTorch").newGradientCollector()) {
+                List<List<NDArray>> leaves = new ArrayList<>();
+                for (int rank = 0; rank < c.worldSize; rank++) {
+                    leaves.add(scatterLeaves(manager, c.shape, b, rank));
+                }
+                collector.backward(scatterLoss(leaves, op, axis));
+                for (int rank = 0; rank < c.worldSize; rank++) {
+                    expected[rank] =
+                            leaves.get(rank).stream()
+                                    .map(FusedGradientsTest::gradient)
+                                    .toArray(double[][]::new);
+                }
+            }
+            run(
+                    c,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                                GradientScope scope = GradientScope.open()) {
+                            List<NDArray> own = scatterLeaves(manager, c.shape, b, group.rank());
+                            NDArray y =
+                                    FusedOps.matmulReduceScatter(
+                                            own.get(0).square(), own.get(1), op, c.dim, group);
+                            NDArray weights = random(manager, y.getShape(), 300L + group.rank());
+                            scope.backward(y.square().mul(weights).sum());
+                            assertGradients(expected[group.rank()], own);
+                        }
+                    });
+        }
+    }
+
+    private static List<NDArray> scatterLeaves(NDManager manager, Shape a, Shape b, int rank) {
+        return List.of(leaf(manager, a, rank), leaf(manager, b, 100L + rank));
+    }
+
+    private static NDArray scatterLoss(List<List<NDArray>> leaves, ReduceOp op, int axis) {
+        int worldSize = leaves.size();
+        NDArray sum =
+                leaves.stream()
+                        .map(own -> matMul(own.get(0).square(), own.get(1)))
+                        .reduce(NDArray::add)
+                        .orElseThrow();
+        NDArray whole = op == ReduceOp.AVG ? sum.div(worldSize) : sum;
+        List<NDArray> parts = worldSize == 1 ? List.of(whole) : whole.split(worldSize, axis);
+        NDArray loss = null;
+        for (int rank = 0; rank < worldSize; rank++) {
+            NDArray part = parts.get(rank);
+            NDArray weights = random(part.getManager(), part.getShape(), 300L + rank);
+            NDArray own = part.square().mul(weights).sum();
+            loss = loss == null ? own : loss.add(own);
+        }
+        return loss;
+    }
+
+    /** An MLP with a residual connection, against finite differences of the unsharded one. */
+    @Test
+    void anMlpAgainstFiniteDifferences() {
+        int worldSize = 2;
+        Shape xShape = new Shape(4, 3);
+        Shape w1Shape = new Shape(3, 4);
+        Shape w2Shape = new Shape(4, 3);
+        double[][] differences = new double[3][];
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            List<NDArray> all =
+                    List.of(
+                            random(manager, xShape, 1),
+                            random(manager, w1Shape, 2),
+                            random(manager, w2Shape, 3));
+            for (int i = 0; i < 3; i++) {
+                double[] values = all.get(i).toDoubleArray();
+                differences[i] = new double[values.length];
+                for (int j = 0; j < values.length; j++) {
+                    double[] losses = new double[2];
+                    for (int side = 0; side < 2; side++) {
+                        double[] moved = values.clone();
+                        moved[j] += side == 0 ? STEP : -STEP;
+                        List<NDArray> arrays = new ArrayList<>(all);
+                        arrays.set(i, manager.create(moved, all.get(i).getShape()));
+                        NDArray z = arrays.get(0).square();
+                        NDArray h = z.matMul(arrays.get(1)).tanh();
+                        losses[side] = z.add(h.matMul(arrays.get(2))).square().sum().getDouble();
+                    }
+                    differences[i][j] = (losses[0] - losses[1]) / (2 * STEP);
+                }
+            }
+        }
+        LocalRanks.run(
+                worldSize,
+                group -> {
+                    int r = group.rank();
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                            GradientScope scope = GradientScope.open()) {
+                        int[] axes = {0, 1, 0};
+                        Shape[] shapes = {xShape, w1Shape, w2Shape};
+                        List<NDArray> own = new ArrayList<>();
+                        for (int i = 0; i < 3; i++) {
+                            NDArray whole = random(manager, shapes[i], i + 1);
+                            own.add(whole.split(worldSize, axes[i]).get(r).duplicate());
+                            own.get(i).setRequiresGradient(true);
+                        }
+                        NDArray z = own.get(0).square();
+                        NDArray h =
+                                FusedOps.allGatherMatmul(z, List.of(own.get(1)), 0, group, false)
+                                        .outputs()
+                                        .get(0)
+                                        .tanh();
+                        NDArray y =
+                                FusedOps.matmulReduceScatter(h, own.get(2), ReduceOp.SUM, 0, group);
+                        scope.backward(z.add(y).square().sum());
+                        for (int i = 0; i < 3; i++) {
+                            double[] part =
+                                    manager.create(differences[i], shapes[i])
+                                            .split(worldSize, axes[i])
+                                            .get(r)
+                                            .toDoubleArray();
+                            assertArrayEquals(part, gradient(own.get(i)), 1e-6, "leaf " + i);
+                        }
+                    }
+                });
+    }
+
+    /** Only what requires a gradient gets one, and only then is anything sent for it. */
+    @Test
+    void whatRequiresNoneGetsNone() {
+        LocalRanks.run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                            GradientScope scope = GradientScope.open()) {
+                        NDArray a = random(manager, new Shape(4, 4), group.rank());
+                        NDArray b = leaf(manager, new Shape(4, 4), 7);
+                        GatheredMatmul up = FusedOps.allGatherMatmul(a, List.of(b), 0, group);
+                        assertFalse(Torch.requiresGradient(up.gathered().orElseThrow()));
+                        assertTrue(Torch.requiresGradient(up.outputs().get(0)));
+                        long before = group.flightRecorder().dump().entries().size();
+                        scope.backward(up.outputs().get(0).sum());
+                        assertEquals(before, group.flightRecorder().dump().entries().size());
+                        double[] rows =
+                                up.gathered().orElseThrow().sum(new int[] {0}).toDoubleArray();
+                        for (int i = 0; i < 16; i++) {
+                            assertEquals(rows[i / 4], gradient(b)[i], TOLERANCE);
+                        }
+                    }
+                });
+    }
+
+    /** DJL cannot name bfloat16; 2 ranks, against the same in float64, within its rounding. */
+    @Test
+    void sixteenBits() {
+        LocalRanks.run(
+                2,
+                group -> {
+                    double[][] gradients = new double[2][];
+                    for (ScalarType type : List.of(ScalarType.FLOAT64, ScalarType.BFLOAT16)) {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                                GradientScope scope = GradientScope.open()) {
+                            NDArray x = ones(manager, type, group.rank());
+                            NDArray w = ones(manager, type, 5);
+                            NDArray h =
+                                    FusedOps.allGatherMatmul(x, List.of(w), 0, group, false)
+                                            .outputs()
+                                            .get(0);
+                            NDArray y = FusedOps.matmulReduceScatter(h, w, ReduceOp.SUM, 0, group);
+                            scope.backward(y.sum());
+                            try (NDArray gradient = w.getGradient()) {
+                                assertEquals(type, Torch.scalarType(gradient));
+                                gradients[type == ScalarType.FLOAT64 ? 0 : 1] =
+                                        TestArrays.values(gradient);
+                            }
+                        }
+                    }
+                    // Small integers, which bfloat16 holds exactly up to 256.
+                    assertArrayEquals(gradients[0], gradients[1], 1);
+                });
+    }
+
+    private static NDArray ones(NDManager manager, ScalarType type, long salt) {
+        double[] values = new double[16];
+        for (int i = 0; i < 16; i++) {
+            values[i] = (i * 7 + salt) % 3 - 1;
+        }
+        NDArray array = TestArrays.of(manager, type, new Shape(4, 4), values);
+        array.setRequiresGradient(true);
+        return array;
+    }
+
+    @Test
+    void nothingIsLeftBehind() {
+        LocalRanks.run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray w = leaf(manager, new Shape(4, 4), 7);
+                        int arrays = manager.getManagedArrays().size();
+                        for (int i = 0; i < 5; i++) {
+                            try (NDManager step = manager.newSubManager();
+                                    GradientScope scope = GradientScope.open()) {
+                                NDArray x = random(step, new Shape(2, 4), i);
+                                NDArray h =
+                                        FusedOps.allGatherMatmul(x, List.of(w), 0, group, false)
+                                                .outputs()
+                                                .get(0);
+                                int own = step.getManagedArrays().size();
+                                NDArray y =
+                                        FusedOps.matmulReduceScatter(h, w, ReduceOp.SUM, 0, group);
+                                assertEquals(own + 1, step.getManagedArrays().size());
+                                scope.backward(y.sum());
+                                assertEquals(own + 2, step.getManagedArrays().size());
+                            }
+                            assertEquals(arrays, manager.getManagedArrays().size());
+                        }
+                    }
+                });
+    }
+}
