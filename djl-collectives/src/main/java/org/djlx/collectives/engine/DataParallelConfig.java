@@ -1,0 +1,137 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.loss.Loss;
+import java.util.Locale;
+import org.djlx.collectives.ProcessGroup;
+
+/**
+ * A training configuration that says how {@link P2pEngine} trains on several ranks. What it leaves
+ * open, and any other configuration, is taken from system properties: {@code org.djlx.ranks},
+ * {@code org.djlx.gradientReduction}, {@code org.djlx.bucketBytes}, {@code org.djlx.backend}.
+ */
+public final class DataParallelConfig extends DefaultTrainingConfig {
+
+    private static final String PREFIX = "org.djlx.";
+    private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
+
+    private Integer ranks = Integer.getInteger(PREFIX + "ranks");
+    private GradientReduction reduction = reductionProperty();
+    private long bucketBytes = Long.getLong(PREFIX + "bucketBytes", BUCKET_BYTES);
+    private String backend = System.getProperty(PREFIX + "backend");
+    private ProcessGroup group;
+
+    /**
+     * Creates a configuration.
+     *
+     * @param loss the loss
+     */
+    public DataParallelConfig(Loss loss) {
+        super(loss);
+    }
+
+    private static GradientReduction reductionProperty() {
+        String name = PREFIX + "gradientReduction";
+        String value = System.getProperty(name, GradientReduction.SUM.name());
+        try {
+            return GradientReduction.valueOf(value.toUpperCase(Locale.ROOT));
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(
+                    "the system property " + name + " must be SUM or MEAN, not " + value, e);
+        }
+    }
+
+    /**
+     * Sets the number of ranks in this JVM that train on the CPU. On GPUs there is one for each
+     * device.
+     *
+     * @param ranks the number, 1 or more
+     * @return this configuration
+     */
+    public DataParallelConfig optRanks(int ranks) {
+        this.ranks = ranks;
+        return this;
+    }
+
+    /**
+     * Sets how the gradients of processes become one. The same on all of them.
+     *
+     * @param reduction {@link GradientReduction#SUM}, which is the default, or {@link
+     *     GradientReduction#MEAN}
+     * @return this configuration
+     */
+    public DataParallelConfig optGradientReduction(GradientReduction reduction) {
+        if (reduction == null) {
+            throw new IllegalArgumentException("optGradientReduction: reduction is null");
+        }
+        this.reduction = reduction;
+        return this;
+    }
+
+    /**
+     * Sets how many bytes of gradients are reduced at once. The same on all ranks.
+     *
+     * @param bytes the size of a bucket, 25 MiB unless set; a larger gradient has one to itself
+     * @return this configuration
+     */
+    public DataParallelConfig optBucketBytes(long bytes) {
+        bucketBytes = bytes;
+        return this;
+    }
+
+    /**
+     * Sets the backend of the group that the trainer makes.
+     *
+     * @param backend the backend; unless set, {@code shm} on CPUs and {@code cuda_p2p} on GPUs
+     * @return this configuration
+     */
+    public DataParallelConfig optBackend(String backend) {
+        this.backend = backend;
+        return this;
+    }
+
+    /**
+     * Sets the group of the processes, or threads, each of which has a trainer of its own with one
+     * rank. Otherwise the trainer makes one if the environment says that this is one of several
+     * processes.
+     *
+     * @param group this rank's handle, which stays the caller's; on the trainer's device
+     * @return this configuration
+     */
+    public DataParallelConfig optProcessGroup(ProcessGroup group) {
+        this.group = group;
+        return this;
+    }
+
+    /** Returns the number of ranks in this JVM; null if it is not said. */
+    Integer ranks() {
+        if (ranks != null && ranks < 1) {
+            throw new IllegalArgumentException("the number of ranks must be 1 or more: " + ranks);
+        }
+        return ranks;
+    }
+
+    GradientReduction reduction() {
+        return reduction;
+    }
+
+    long bucketBytes() {
+        if (bucketBytes < 1) {
+            throw new IllegalArgumentException(
+                    "the size of a bucket must be 1 byte or more: " + bucketBytes);
+        }
+        return bucketBytes;
+    }
+
+    String backend(boolean gpu) {
+        return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
+    }
+
+    ProcessGroup group() {
+        return group;
+    }
+}

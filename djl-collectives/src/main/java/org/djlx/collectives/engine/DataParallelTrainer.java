@@ -1,0 +1,307 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Block;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.Trainer;
+import ai.djl.training.TrainingConfig;
+import ai.djl.training.optimizer.Optimizer;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.NoGradient;
+
+/**
+ * A trainer whose parameters are on several ranks: those of this JVM, which share a batch, or one
+ * of each of several processes. {@link P2pEngine} says what that means to the program.
+ */
+final class DataParallelTrainer extends Trainer {
+
+    private final DataParallelConfig settings;
+    private final Optimizer optimizer;
+    private final boolean processes;
+    private final List<Replica> replicas = new ArrayList<>();
+    private final List<ProcessGroup> ownGroups = new ArrayList<>();
+    private final List<SplitForward> passes = new ArrayList<>(); // not yet gone back
+    private final RankWorkers workers;
+    private boolean loaded;
+    private boolean stepped;
+    private boolean failed;
+    private boolean closed;
+
+    /** Creates a trainer, and the group of its ranks. */
+    static DataParallelTrainer create(Model model, TrainingConfig config) {
+        DataParallelConfig settings =
+                config instanceof DataParallelConfig own
+                        ? own
+                        : new DataParallelConfig(config.getLossFunction());
+        DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
+        boolean done = false;
+        try {
+            trainer.join(config.getDevices());
+            done = true;
+            return trainer;
+        } finally {
+            if (!done) {
+                trainer.failed = true;
+                trainer.close();
+            }
+        }
+    }
+
+    private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
+        super(model, config);
+        this.settings = settings;
+        optimizer = config.getOptimizer();
+        processes = settings.group() != null || isOneOfSeveral();
+        int ranks = processes ? 1 : ranks(config.getDevices());
+        workers = new RankWorkers(ranks, this::abandon);
+    }
+
+    private static boolean isOneOfSeveral() {
+        String worldSize = System.getenv("WORLD_SIZE");
+        return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
+    }
+
+    private int ranks(Device[] devices) {
+        Integer wanted = settings.ranks();
+        if (!devices[0].isGpu()) {
+            return wanted == null ? 1 : wanted;
+        }
+        if (wanted != null && wanted != devices.length) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: %d ranks are wanted, but there is one for each of the"
+                                    + " devices %s",
+                            wanted, Arrays.toString(devices)));
+        }
+        return devices.length;
+    }
+
+    private void join(Device[] devices) {
+        if (processes) {
+            if (settings.ranks() != null && settings.ranks() > 1) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "newTrainer: %d ranks are wanted in this JVM, but it is itself one"
+                                        + " rank of several",
+                                settings.ranks()));
+            }
+            ProcessGroup group = settings.group();
+            if (group == null) {
+                group = ProcessGroups.init(settings.backend(devices[0].isGpu()));
+                ownGroups.add(group);
+            }
+            replicas.add(new Replica(0, group.device(), group, getManager()));
+            return;
+        }
+        int ranks = ranks(devices);
+        Device[] each = new Device[ranks];
+        Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
+        if (ranks > 1) {
+            String backend = settings.backend(devices[0].isGpu());
+            ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
+        }
+        for (int rank = 0; rank < ranks; rank++) {
+            ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
+            replicas.add(new Replica(rank, each[rank], group, getManager()));
+        }
+    }
+
+    private static BackendOptions options(String backend, Device[] devices) {
+        if (!devices[0].isGpu()) {
+            return new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+        }
+        NcclOptions nccl = NcclOptions.builder().optDevices(devices).build();
+        return "cuda_p2p".equals(backend)
+                ? CudaP2pOptions.builder().optNcclOptions(nccl).build()
+                : nccl;
+    }
+
+    /** Returns the rank of this process among those that train the model. */
+    int process() {
+        return processes ? replicas.get(0).group().rank() : 0;
+    }
+
+    /** Ends the operations of ranks that wait for one that failed. */
+    private void abandon() {
+        failed = true;
+        ownGroups.forEach(ProcessGroup::destroy);
+    }
+
+    @Override
+    public void initialize(Shape... shapes) {
+        getModel()
+                .getBlock()
+                .initialize(getModel().getNDManager(), getModel().getDataType(), shapes);
+        load();
+    }
+
+    /** Gives each rank its parameters; they are the same on all. */
+    private void load() {
+        if (loaded) {
+            return;
+        }
+        Block block = getModel().getBlock();
+        replicas.forEach(replica -> replica.load(block));
+        loaded = true;
+        if (replicas.get(0).group() != null) {
+            eachRank(
+                    replica -> {
+                        if (processes) {
+                            replica.receive();
+                        }
+                        replica.verify("before training", false);
+                    });
+        }
+    }
+
+    private interface OfReplica {
+        void run(Replica replica);
+    }
+
+    private void eachRank(OfReplica body) {
+        boolean done = false;
+        try {
+            workers.run(
+                    replicas.size(),
+                    rank -> {
+                        body.run(replicas.get(rank));
+                        return null;
+                    });
+            done = true;
+        } finally {
+            failed |= !done;
+        }
+    }
+
+    /** Returns the device on which batches and predictions are: the first rank's. */
+    @Override
+    public Device[] getDevices() {
+        // DJL asks while it constructs the trainer.
+        return replicas == null || replicas.isEmpty()
+                ? super.getDevices()
+                : new Device[] {replicas.get(0).device()};
+    }
+
+    @Override
+    public GradientCollector newGradientCollector() {
+        closePasses();
+        return GradientScope.open(
+                () -> {
+                    List<NDArray> arrays = new ArrayList<>();
+                    replicas.forEach(replica -> arrays.addAll(replica.trained()));
+                    return arrays;
+                });
+    }
+
+    @Override
+    public NDList forward(NDList input) {
+        return forward(input, null);
+    }
+
+    @Override
+    public NDList forward(NDList data, NDList labels) {
+        long begin = System.nanoTime();
+        load();
+        replicas.forEach(Replica::followFreezing);
+        Block block = getModel().getBlock();
+        try {
+            return forward(
+                    data,
+                    labels,
+                    GradientScope.current().orElse(null),
+                    (rank, part, partLabels) ->
+                            partLabels == null
+                                    ? block.forward(replicas.get(rank).store(), part, true)
+                                    : block.forward(
+                                            replicas.get(rank).store(), part, partLabels, null));
+        } finally {
+            addMetric("forward", begin);
+        }
+    }
+
+    @Override
+    public NDList evaluate(NDList input) {
+        load();
+        Block block = getModel().getBlock();
+        return forward(
+                input,
+                null,
+                null,
+                (rank, part, labels) ->
+                        block.forward(replicas.get(rank).store(), part, false, null));
+    }
+
+    private NDList forward(
+            NDList data, NDList labels, GradientScope scope, SplitForward.Body body) {
+        if (replicas.size() == 1) {
+            return body.forward(0, data, labels);
+        }
+        for (NDArray array : data) {
+            if (scope != null && NoGradient.isRecorded(array)) {
+                throw new IllegalArgumentException(
+                        "forward: the data requires a gradient, which would be lost: it does not"
+                                + " come from the ranks to what they share; pass"
+                                + " data.stopGradient(), or train on one rank");
+            }
+        }
+        List<Device> devices = replicas.stream().map(Replica::device).toList();
+        return SplitForward.run(workers, devices, data, labels, scope, body, passes::add);
+    }
+
+    private void closePasses() {
+        passes.forEach(SplitForward::close);
+        passes.clear();
+    }
+
+    @Override
+    public void step() {
+        long begin = System.nanoTime();
+        closePasses();
+        load();
+        boolean check = !stepped;
+        ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
+        long bucketBytes = settings.bucketBytes();
+        eachRank(replica -> replica.step(optimizer, op, bucketBytes, check));
+        stepped = true;
+        addMetric("step", begin);
+    }
+
+    @Override
+    public void close() {
+        if (closed) {
+            return;
+        }
+        closed = true;
+        closePasses();
+        try {
+            if (loaded && !failed) {
+                if (replicas.get(0).group() != null) {
+                    eachRank(replica -> replica.verify("after training", true));
+                }
+                replicas.get(0).writeBack();
+            }
+        } finally {
+            ownGroups.forEach(ProcessGroup::destroy);
+            replicas.forEach(Replica::close);
+            workers.close();
+            super.close();
+        }
+    }
+}

@@ -1,0 +1,31 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import ai.djl.engine.Engine;
+import ai.djl.engine.EngineProvider;
+
+/** Finds {@link P2pEngine}, through {@link java.util.ServiceLoader}. */
+public final class P2pEngineProvider implements EngineProvider {
+
+    private static final class Holder {
+        static final P2pEngine ENGINE = new P2pEngine(Engine.getEngine("PyTorch"));
+    }
+
+    @Override
+    public String getEngineName() {
+        return P2pEngine.NAME;
+    }
+
+    @Override
+    public int getEngineRank() {
+        return P2pEngine.RANK;
+    }
+
+    @Override
+    public Engine getEngine() {
+        return Holder.ENGINE;
+    }
+}

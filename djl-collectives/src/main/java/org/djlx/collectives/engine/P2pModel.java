@@ -1,0 +1,191 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import ai.djl.Device;
+import ai.djl.MalformedModelException;
+import ai.djl.Model;
+import ai.djl.inference.Predictor;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.training.Trainer;
+import ai.djl.training.TrainingConfig;
+import ai.djl.training.initializer.Initializer;
+import ai.djl.translate.Translator;
+import ai.djl.util.Pair;
+import ai.djl.util.PairList;
+import java.io.IOException;
+import java.io.InputStream;
+import java.net.URL;
+import java.nio.file.Path;
+import java.util.Map;
+import java.util.function.Function;
+import java.util.function.Predicate;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** A model of the PyTorch engine, but for its trainer. Of several processes, the first saves it. */
+final class P2pModel implements Model {
+
+    private static final Logger LOG = LoggerFactory.getLogger(P2pModel.class);
+
+    private final Model model;
+    private volatile int process; // this one's rank among those that train the model
+
+    P2pModel(Model model) {
+        this.model = model;
+    }
+
+    @Override
+    public Trainer newTrainer(TrainingConfig config) {
+        Block block = getBlock();
+        if (block == null) {
+            throw new IllegalStateException(
+                    "newTrainer: the model '" + getName() + "' has no block; set it before");
+        }
+        for (Pair<Initializer, Predicate<Parameter>> pair : config.getInitializers()) {
+            if (pair.getKey() != null && pair.getValue() != null) {
+                block.setInitializer(pair.getKey(), pair.getValue());
+            }
+        }
+        DataParallelTrainer trainer = DataParallelTrainer.create(this, config);
+        process = trainer.process();
+        return trainer;
+    }
+
+    @Override
+    public void save(Path modelPath, String newModelName) throws IOException {
+        if (process > 0) {
+            LOG.info("Process {} leaves it to the first to save {}.", process, newModelName);
+            return;
+        }
+        model.save(modelPath, newModelName);
+    }
+
+    @Override
+    public void load(Path modelPath, String prefix, Map<String, ?> options)
+            throws IOException, MalformedModelException {
+        model.load(modelPath, prefix, options);
+    }
+
+    @Override
+    public void load(InputStream modelStream, Map<String, ?> options)
+            throws IOException, MalformedModelException {
+        model.load(modelStream, options);
+    }
+
+    @Override
+    public Path getModelPath() {
+        return model.getModelPath();
+    }
+
+    @Override
+    public Block getBlock() {
+        return model.getBlock();
+    }
+
+    @Override
+    public void setBlock(Block block) {
+        model.setBlock(block);
+    }
+
+    @Override
+    public String getName() {
+        return model.getName();
+    }
+
+    @Override
+    public Map<String, String> getProperties() {
+        return model.getProperties();
+    }
+
+    @Override
+    public String getProperty(String key) {
+        return model.getProperty(key);
+    }
+
+    @Override
+    public void setProperty(String key, String value) {
+        model.setProperty(key, value);
+    }
+
+    @Override
+    public NDManager getNDManager() {
+        return model.getNDManager();
+    }
+
+    @Override
+    public <I, O> Predictor<I, O> newPredictor(Translator<I, O> translator, Device device) {
+        return model.newPredictor(translator, device);
+    }
+
+    @Override
+    public <I, O> Predictor<I, O> newPredictor(Translator<I, O> translator) {
+        return model.newPredictor(translator);
+    }
+
+    @Override
+    public PairList<String, Shape> describeInput() {
+        return model.describeInput();
+    }
+
+    @Override
+    public PairList<String, Shape> describeOutput() {
+        return model.describeOutput();
+    }
+
+    @Override
+    public String[] getArtifactNames() {
+        return model.getArtifactNames();
+    }
+
+    @Override
+    public <T> T getArtifact(String name, Function<InputStream, T> function) throws IOException {
+        return model.getArtifact(name, function);
+    }
+
+    @Override
+    public URL getArtifact(String name) throws IOException {
+        return model.getArtifact(name);
+    }
+
+    @Override
+    public InputStream getArtifactAsStream(String name) throws IOException {
+        return model.getArtifactAsStream(name);
+    }
+
+    @Override
+    public void setDataType(DataType dataType) {
+        model.setDataType(dataType);
+    }
+
+    @Override
+    public DataType getDataType() {
+        return model.getDataType();
+    }
+
+    @Override
+    public void cast(DataType dataType) {
+        model.cast(dataType);
+    }
+
+    @Override
+    public void quantize() {
+        model.quantize();
+    }
+
+    @Override
+    public void close() {
+        model.close();
+    }
+
+    @Override
+    public String toString() {
+        return model.toString();
+    }
+}

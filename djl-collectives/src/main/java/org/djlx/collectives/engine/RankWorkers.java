@@ -1,0 +1,106 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.function.IntFunction;
+import org.djlx.collectives.CollectiveException;
+
+/** A thread for each rank of a trainer; a single rank runs on the caller's. */
+final class RankWorkers implements AutoCloseable {
+
+    private final List<ExecutorService> threads = new ArrayList<>();
+    private final Runnable onFailure;
+
+    /**
+     * Starts the threads.
+     *
+     * @param onFailure lets the others know that a rank has failed, so that none waits for it
+     */
+    RankWorkers(int ranks, Runnable onFailure) {
+        this.onFailure = onFailure;
+        for (int rank = 0; ranks > 1 && rank < ranks; rank++) {
+            String name = "trainer-rank-" + rank;
+            threads.add(
+                    Executors.newSingleThreadExecutor(
+                            body -> {
+                                Thread thread = new Thread(body, name);
+                                thread.setDaemon(true);
+                                return thread;
+                            }));
+        }
+    }
+
+    /** Runs code on the first ranks' threads, and waits for all; throws what the first threw. */
+    <T> List<T> run(int ranks, IntFunction<T> body) {
+        if (threads.isEmpty()) {
+            return Collections.singletonList(body.apply(0));
+        }
+        List<Future<T>> futures = new ArrayList<>();
+        Throwable[] first = new Throwable[1];
+        int[] failed = new int[1];
+        for (int i = 0; i < ranks; i++) {
+            int rank = i;
+            futures.add(
+                    threads.get(rank)
+                            .submit(
+                                    () -> {
+                                        try {
+                                            return body.apply(rank);
+                                        } catch (RuntimeException | Error e) {
+                                            failed(first, failed, rank, e);
+                                            throw e;
+                                        }
+                                    }));
+        }
+        List<T> results = new ArrayList<>();
+        boolean interrupted = false;
+        for (Future<T> future : futures) {
+            while (true) {
+                try {
+                    results.add(future.get());
+                    break;
+                } catch (ExecutionException e) {
+                    break; // It is in first, or came of that.
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                    onFailure.run(); // What waits for other ranks ends.
+                }
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+        synchronized (first) {
+            if (first[0] != null) {
+                throw new CollectiveException(
+                        "rank " + failed[0] + " of the trainer failed: " + first[0], first[0]);
+            }
+        }
+        return results;
+    }
+
+    private void failed(Throwable[] first, int[] failed, int rank, Throwable cause) {
+        synchronized (first) {
+            if (first[0] != null) {
+                return;
+            }
+            first[0] = cause;
+            failed[0] = rank;
+        }
+        onFailure.run();
+    }
+
+    @Override
+    public void close() {
+        threads.forEach(ExecutorService::shutdown);
+    }
+}

@@ -1,0 +1,297 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.optimizer.Optimizer;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/**
+ * One rank's copy of a block's parameters. The first rank of a JVM has the block's own, if they are
+ * on its device.
+ *
+ * <p>Parameters are in the order of {@code block.getParameters()}: DJL's own store iterates over a
+ * hash map of ids that it makes from the time, so its order differs between JVMs.
+ */
+final class Replica implements AutoCloseable {
+
+    /** A parameter and this rank's array of it. */
+    private record Own(String id, Parameter parameter, NDArray array) {
+
+        boolean isTrained() {
+            return parameter.requiresGradient();
+        }
+    }
+
+    private final int index; // among the ranks of this JVM
+    private final Device device;
+    private final ProcessGroup group; // null if it is the only rank
+    private final NDManager manager;
+    private final Store store;
+    private final List<Own> parameters = new ArrayList<>();
+
+    Replica(int index, Device device, ProcessGroup group, NDManager parent) {
+        this.index = index;
+        this.device = device;
+        this.group = group;
+        manager = parent.newSubManager(device);
+        store = new Store(manager);
+    }
+
+    /** Gives blocks this rank's arrays: DJL's makes no copies on the device that has the array. */
+    private static final class Store extends ParameterStore {
+
+        private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
+
+        Store(NDManager manager) {
+            super(manager, false);
+        }
+
+        @Override
+        public NDArray getValue(Parameter parameter, Device device, boolean training) {
+            return parameter == null ? null : arrays.get(parameter.getId());
+        }
+    }
+
+    Device device() {
+        return device;
+    }
+
+    ProcessGroup group() {
+        return group;
+    }
+
+    ParameterStore store() {
+        return store;
+    }
+
+    /** Makes this rank's arrays. To be called once, when the block has been initialised. */
+    void load(Block block) {
+        Map<String, Parameter> unique = new LinkedHashMap<>(); // A block may share one.
+        for (Parameter parameter : block.getParameters().values()) {
+            unique.putIfAbsent(parameter.getId(), parameter);
+        }
+        unique.forEach(
+                (id, parameter) -> {
+                    NDArray array = own(parameter.getArray());
+                    array.setRequiresGradient(parameter.requiresGradient());
+                    store.arrays.put(id, array);
+                    // An optimizer keeps its state by id and device, which ranks may share.
+                    String own = index == 0 ? id : id + "/" + index;
+                    parameters.add(new Own(own, parameter, array));
+                });
+    }
+
+    private NDArray own(NDArray original) {
+        if (index == 0 && original.getDevice().equals(device)) {
+            return original;
+        }
+        NDArray copy = Torch.empty(manager, original.getShape(), Torch.scalarType(original));
+        NoGradient.run(() -> Torch.copy(copy, original));
+        copy.setName(original.getName());
+        return copy;
+    }
+
+    /** Returns the arrays that are trained. */
+    Collection<NDArray> trained() {
+        return parameters.stream().filter(Own::isTrained).map(Own::array).toList();
+    }
+
+    /** Gives the arrays to be trained, which may change between steps, a gradient, others none. */
+    void followFreezing() {
+        for (Own own : parameters) {
+            if (own.array.hasGradient() != own.isTrained()) {
+                own.array.setRequiresGradient(own.isTrained());
+            }
+        }
+    }
+
+    /** Receives rank 0's parameters. */
+    void receive() {
+        List<Work> works = new ArrayList<>();
+        for (Own own : parameters) {
+            works.add(group.broadcast(own.array, 0));
+        }
+        works.forEach(Work::await);
+    }
+
+    /**
+     * Compares the parameters with those of all other ranks.
+     *
+     * @param trainedOnly whether to leave out those that are not trained
+     * @throws CollectiveException on all ranks if they are not the same to the bit
+     */
+    void verify(String when, boolean trainedOnly) {
+        try (NDManager temporary = manager.newSubManager()) {
+            ParameterChecksum checksum = new ParameterChecksum();
+            for (Own own : parameters) {
+                if (!trainedOnly || own.isTrained()) {
+                    checksum.add(temporary, own.array);
+                }
+            }
+            NDArray own = temporary.create(new long[] {checksum.value()});
+            NDArray all = temporary.create(new long[group.worldSize()]);
+            group.allGatherIntoTensor(all, own).await();
+            long[] values = all.toLongArray();
+            List<Integer> different =
+                    IntStream.range(1, values.length)
+                            .filter(rank -> values[rank] != values[0])
+                            .boxed()
+                            .toList();
+            if (!different.isEmpty()) {
+                throw new CollectiveException(
+                        String.format(
+                                "the parameters of ranks %s differ from those of rank 0 %s;"
+                                        + " checksums of all ranks: %s",
+                                different, when, Arrays.toString(values)));
+            }
+        }
+    }
+
+    /**
+     * Adds the gradients of all ranks up and updates the parameters.
+     *
+     * @param check whether to check that there is a gradient other than zero
+     */
+    void step(Optimizer optimizer, ReduceOp op, long bucketBytes, boolean check) {
+        NoGradient.run(
+                () -> {
+                    try (NDManager temporary = manager.newSubManager()) {
+                        update(temporary, optimizer, op, bucketBytes, check);
+                    }
+                });
+    }
+
+    private void update(
+            NDManager temporary,
+            Optimizer optimizer,
+            ReduceOp op,
+            long bucketBytes,
+            boolean check) {
+        List<Bucket> buckets = buckets(temporary, bucketBytes);
+        if (group != null) {
+            buckets.forEach(bucket -> bucket.reduce(group, op));
+        }
+        boolean zero = check;
+        for (Bucket bucket : buckets) {
+            bucket.complete();
+            zero = zero && bucket.gradients.stream().allMatch(Replica::isZero);
+        }
+        if (zero) {
+            throw new IllegalStateException(
+                    "step: all gradients are zero; call collector.backward() on the loss, within"
+                            + " trainer.newGradientCollector(), before trainer.step()");
+        }
+        for (Bucket bucket : buckets) {
+            for (int i = 0; i < bucket.parameters.size(); i++) {
+                Own own = bucket.parameters.get(i);
+                optimizer.update(own.id, own.array, bucket.gradients.get(i));
+                // Most of DJL's optimizers have done so.
+                JniUtils.zeroGrad((PtNDArray) own.array);
+            }
+        }
+    }
+
+    private static boolean isZero(NDArray gradient) {
+        try (NDArray different = gradient.neq(0);
+                NDArray any = different.any()) {
+            return !any.getBoolean();
+        }
+    }
+
+    /** Gradients that are reduced at once. */
+    private static final class Bucket {
+
+        final List<Own> parameters = new ArrayList<>();
+        final List<NDArray> gradients = new ArrayList<>();
+        private Work work;
+
+        void reduce(ProcessGroup group, ReduceOp op) {
+            work = group.allReduceCoalesced(gradients, op);
+        }
+
+        void complete() {
+            if (work == null) {
+                return;
+            }
+            if (gradients.get(0).getDevice().isGpu()) {
+                work.blockCurrentStream();
+            } else {
+                work.await();
+            }
+        }
+    }
+
+    /** Divides the gradients into buckets, the last parameters' first: they are computed first. */
+    private List<Bucket> buckets(NDManager temporary, long bucketBytes) {
+        List<Bucket> buckets = new ArrayList<>();
+        ScalarType type = null;
+        long bytes = 0;
+        for (int i = parameters.size() - 1; i >= 0; i--) {
+            Own own = parameters.get(i);
+            if (!own.isTrained()) {
+                continue;
+            }
+            TensorInfo info = Torch.info(own.array);
+            if (buckets.isEmpty() || info.type() != type || bytes + info.byteSize() > bucketBytes) {
+                buckets.add(new Bucket());
+                bytes = 0;
+            }
+            type = info.type();
+            bytes += info.byteSize();
+            Bucket bucket = buckets.get(buckets.size() - 1);
+            bucket.parameters.add(own);
+            bucket.gradients.add(gradient(temporary, own.array, type));
+        }
+        return buckets;
+    }
+
+    /** Returns an array's gradient, or zeros if none has reached it on this rank. */
+    private static NDArray gradient(NDManager temporary, NDArray array, ScalarType type) {
+        NDArray gradient = JniUtils.getGradient((PtNDArray) array);
+        if (gradient == null) {
+            return Torch.cast(temporary.zeros(array.getShape()), type);
+        }
+        gradient.attach(temporary);
+        return gradient;
+    }
+
+    /** Writes the parameters back to the block's own, if these are on another device. */
+    void writeBack() {
+        for (Own own : parameters) {
+            NDArray original = own.parameter.getArray();
+            if (original != own.array) {
+                NoGradient.run(() -> Torch.copy(original, own.array));
+            }
+        }
+    }
+
+    @Override
+    public void close() {
+        manager.close();
+    }
+}

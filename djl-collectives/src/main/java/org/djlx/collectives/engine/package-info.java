@@ -1,0 +1,22 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/**
+ * DJL's PyTorch engine with training on several ranks. A plus marks what users name.
+ *
+ * <pre>
+ * + P2pEngine             the engine, {@code PyTorch-P2P}: how ranks come about, and what they do
+ * + P2pEngineProvider     finds it
+ * + DataParallelConfig    a training configuration that says more of the ranks
+ * + GradientReduction     how the gradients of processes become one
+ * + DistributedSampler    divides a dataset among processes
+ *   P2pModel              a model of PyTorch's, but for its trainer
+ *   DataParallelTrainer   the trainer
+ *   SplitForward          one forward pass on the parts of a batch, and the way back
+ *   Replica               one rank's parameters
+ *   RankWorkers           a thread for each rank
+ *   ParameterChecksum     compares parameters
+ * </pre>
+ */
+package org.djlx.collectives.engine;

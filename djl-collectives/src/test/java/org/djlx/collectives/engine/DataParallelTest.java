@@ -1,0 +1,433 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Parameter;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.Trainer;
+import ai.djl.training.TrainingConfig;
+import ai.djl.training.dataset.BatchSampler;
+import ai.djl.training.dataset.Sampler;
+import ai.djl.training.dataset.SequenceSampler;
+import ai.djl.training.initializer.Initializer;
+import ai.djl.util.PairList;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.Training.Outcome;
+import org.djlx.nativeops.NoGradient;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** The same program with DJL's engine on one device, and with ours on several ranks. */
+class DataParallelTest {
+
+    private static final float TOLERANCE = 2e-5f;
+    // The last batch of an epoch has 1 item, so that most ranks have no part in it.
+    private static final int ITEMS = 31;
+    private static final int BATCH = 10;
+
+    private static Sampler inOrder(int batch) {
+        return new BatchSampler(new SequenceSampler(), batch);
+    }
+
+    private static Outcome reference(String optimizer, Sampler sampler) throws Exception {
+        TrainingConfig config =
+                new DefaultTrainingConfig(Training.loss())
+                        .optOptimizer(Training.optimizer(optimizer));
+        return Training.fit(
+                "PyTorch", config, Training.block(), ITEMS, sampler, 3, 5, trainer -> {});
+    }
+
+    private static DataParallelConfig config(String optimizer) {
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optOptimizer(Training.optimizer(optimizer));
+        return config;
+    }
+
+    private static void assertSame(Outcome expected, Outcome actual) {
+        assertEquals(expected.losses().size(), actual.losses().size());
+        for (int i = 0; i < expected.losses().size(); i++) {
+            assertEquals(expected.losses().get(i), actual.losses().get(i), TOLERANCE, "batch " + i);
+        }
+        for (int i = 0; i < expected.parameters().size(); i++) {
+            assertArrayEquals(
+                    expected.parameters().get(i),
+                    actual.parameters().get(i),
+                    TOLERANCE,
+                    "parameter " + i);
+        }
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "sgd, 1",
+        "sgd, 2",
+        "sgd, 4",
+        "adam, 1",
+        "adam, 2",
+        "adam, 4",
+        "momentum, 2",
+        "momentum, 3"
+    })
+    void ranksOfOneJvmTrainAsOneDevice(String optimizer, int ranks) throws Exception {
+        Outcome expected = reference(optimizer, inOrder(BATCH));
+        // It learns, so that there is something to compare.
+        assertTrue(expected.losses().get(11) < expected.losses().get(3) - 0.01f);
+        // Buckets of one parameter, and one of all.
+        for (long bucket : new long[] {1, 1 << 20}) {
+            DataParallelConfig config = config(optimizer).optRanks(ranks).optBucketBytes(bucket);
+            Outcome outcome =
+                    Training.fit(
+                            P2pEngine.NAME,
+                            config,
+                            Training.block(),
+                            ITEMS,
+                            inOrder(BATCH),
+                            3,
+                            5,
+                            trainer -> {});
+            assertSame(expected, outcome);
+        }
+    }
+
+    /** The program is unchanged: a property says how many ranks there are. */
+    @Test
+    void aPropertyNamesTheRanks() throws Exception {
+        Outcome expected = reference("sgd", inOrder(BATCH));
+        TrainingConfig config =
+                new DefaultTrainingConfig(Training.loss()).optOptimizer(Training.optimizer("sgd"));
+        System.setProperty("org.djlx.ranks", "2");
+        try {
+            int[] ranks = new int[1];
+            Outcome outcome =
+                    Training.fit(
+                            P2pEngine.NAME,
+                            config,
+                            Training.block(),
+                            ITEMS,
+                            inOrder(BATCH),
+                            3,
+                            5,
+                            trainer ->
+                                    ranks[0] =
+                                            (int)
+                                                    Thread.getAllStackTraces().keySet().stream()
+                                                            .filter(Thread::isAlive)
+                                                            .map(Thread::getName)
+                                                            .filter(
+                                                                    n ->
+                                                                            n.matches(
+                                                                                    "trainer-rank-\\d"))
+                                                            .count());
+            assertEquals(2, ranks[0]);
+            assertSame(expected, outcome);
+        } finally {
+            System.clearProperty("org.djlx.ranks");
+        }
+    }
+
+    /** Ranks with a trainer of their own, as processes are, each with half of every batch. */
+    @ParameterizedTest
+    @CsvSource({"sgd, 2", "adam, 2", "sgd, 4"})
+    void trainersOfAGroupTrainAsOneDevice(String optimizer, int ranks) throws Exception {
+        int items = 32;
+        Sampler whole = DistributedSampler.builder().setBatchSize(8).optSeed(3).build();
+        TrainingConfig plain =
+                new DefaultTrainingConfig(Training.loss())
+                        .optOptimizer(Training.optimizer(optimizer));
+        Outcome expected =
+                Training.fit("PyTorch", plain, Training.block(), items, whole, 3, 5, trainer -> {});
+        List<ProcessGroup> groups = ProcessGroups.local(ranks);
+        SequentialBlock[] blocks = new SequentialBlock[ranks];
+        for (int i = 0; i < ranks; i++) {
+            blocks[i] = Training.block();
+        }
+        try {
+            List<Outcome> outcomes =
+                    ProcessGroups.run(
+                            groups,
+                            group -> {
+                                DataParallelConfig config =
+                                        config(optimizer)
+                                                .optProcessGroup(group)
+                                                .optGradientReduction(GradientReduction.MEAN);
+                                Sampler sampler =
+                                        DistributedSampler.builder()
+                                                .setBatchSize(8 / ranks)
+                                                .optSeed(3)
+                                                .optGroup(group)
+                                                .build();
+                                return Training.fit(
+                                        P2pEngine.NAME,
+                                        config,
+                                        blocks[group.rank()],
+                                        items,
+                                        sampler,
+                                        3,
+                                        5 + group.rank(), // those of rank 0 are everybody's
+                                        trainer -> {});
+                            });
+            for (int i = 0; i < expected.losses().size(); i++) {
+                float mean = 0;
+                for (Outcome outcome : outcomes) {
+                    mean += outcome.losses().get(i) / ranks;
+                }
+                assertEquals(expected.losses().get(i), mean, TOLERANCE, "batch " + i);
+            }
+            for (int i = 0; i < expected.parameters().size(); i++) {
+                float[] own = outcomes.get(0).parameters().get(i);
+                assertArrayEquals(expected.parameters().get(i), own, TOLERANCE);
+                for (Outcome outcome : outcomes) {
+                    assertArrayEquals(own, outcome.parameters().get(i), 0);
+                }
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Each process has a loss of its own; their sum is what SUM goes down on. */
+    @Test
+    void sumIsTheDefault() throws Exception {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            List<float[]> gradients =
+                    ProcessGroups.run(
+                            groups,
+                            group -> {
+                                DataParallelConfig config = config("sgd").optProcessGroup(group);
+                                SequentialBlock block = new SequentialBlock();
+                                block.add(Linear.builder().setUnits(1).optBias(false).build());
+                                block.setInitializer(Initializer.ONES, Parameter.Type.WEIGHT);
+                                try (Model model = Model.newInstance("sum", P2pEngine.NAME)) {
+                                    model.setBlock(block);
+                                    try (Trainer trainer = model.newTrainer(config)) {
+                                        trainer.initialize(new Shape(1, 2));
+                                        NDManager manager = trainer.getManager();
+                                        try (GradientCollector collector =
+                                                trainer.newGradientCollector()) {
+                                            float own = group.rank() + 1;
+                                            NDArray x =
+                                                    manager.create(
+                                                            new float[] {own, 10 * own},
+                                                            new Shape(1, 2));
+                                            NDList y = trainer.forward(new NDList(x));
+                                            collector.backward(y.head().sum());
+                                        }
+                                        trainer.step();
+                                    }
+                                    return block.getParameters()
+                                            .valueAt(0)
+                                            .getArray()
+                                            .toFloatArray();
+                                }
+                            });
+            for (float[] weights : gradients) {
+                // A rate of 0.05, and gradients of 1 + 2 and 10 + 20.
+                assertArrayEquals(new float[] {1 - 0.15f, 1 - 1.5f}, weights, 1e-6f);
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** A parameter that drifts away on one rank is found when the trainer is closed. */
+    @Test
+    void parametersThatDifferAtTheEndAreFound() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            CollectiveException e =
+                    assertThrows(
+                            CollectiveException.class,
+                            () ->
+                                    ProcessGroups.run(
+                                            groups,
+                                            group ->
+                                                    Training.fit(
+                                                            P2pEngine.NAME,
+                                                            config("sgd").optProcessGroup(group),
+                                                            Training.block(),
+                                                            10,
+                                                            inOrder(5),
+                                                            1,
+                                                            5,
+                                                            trainer -> drift(group, trainer))));
+            assertTrue(
+                    e.getMessage()
+                            .contains("the parameters of ranks [1] differ from those of rank 0"),
+                    e.getMessage());
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void drift(ProcessGroup group, Trainer trainer) {
+        if (group.rank() == 1) {
+            NDArray weight = trainer.getModel().getBlock().getParameters().valueAt(0).getArray();
+            NoGradient.run(() -> weight.addi(0.25f));
+        }
+    }
+
+    /** Adds a parameter of its own, and has one that it does not use. */
+    private static final class Partly extends AbstractBlock {
+
+        private final Parameter used = addParameter(parameter("used"));
+
+        Partly() {
+            addParameter(parameter("unused"));
+        }
+
+        private static Parameter parameter(String name) {
+            return Parameter.builder()
+                    .setName(name)
+                    .setType(Parameter.Type.WEIGHT)
+                    .optShape(new Shape(Training.FEATURES))
+                    .build();
+        }
+
+        @Override
+        protected NDList forwardInternal(
+                ParameterStore store,
+                NDList inputs,
+                boolean training,
+                PairList<String, Object> params) {
+            NDArray x = inputs.head();
+            return new NDList(x.add(store.getValue(used, x.getDevice(), training)));
+        }
+
+        @Override
+        public Shape[] getOutputShapes(Shape[] inputShapes) {
+            return inputShapes;
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void frozenAndUnusedParametersStay(int ranks) throws Exception {
+        SequentialBlock block = new SequentialBlock().add(new Partly()).add(Training.block());
+        List<float[]> initial = new ArrayList<>();
+        Outcome outcome =
+                Training.fit(
+                        P2pEngine.NAME,
+                        config("sgd").optRanks(ranks),
+                        block,
+                        20,
+                        inOrder(5),
+                        1,
+                        5,
+                        trainer -> {
+                            block.getParameters().valueAt(2).freeze(true);
+                            for (Parameter parameter : block.getParameters().values()) {
+                                initial.add(
+                                        NoGradient.get(() -> parameter.getArray().toFloatArray()));
+                            }
+                        });
+        List<String> names = block.getParameters().keys();
+        for (int i = 0; i < initial.size(); i++) {
+            boolean stays = i == 2 || names.get(i).contains("unused");
+            assertEquals(
+                    stays,
+                    Arrays.equals(initial.get(i), outcome.parameters().get(i)),
+                    names.get(i));
+        }
+    }
+
+    @Test
+    void aStepWithoutABackwardPassIsRefused() throws Exception {
+        for (int ranks : new int[] {1, 2}) {
+            try (Model model = Model.newInstance("none", P2pEngine.NAME)) {
+                model.setBlock(Training.block());
+                try (Trainer trainer = model.newTrainer(config("sgd").optRanks(ranks))) {
+                    trainer.initialize(new Shape(1, Training.FEATURES));
+                    RuntimeException e = assertThrows(RuntimeException.class, trainer::step);
+                    assertTrue(e.getMessage().contains("all gradients are zero"), e.getMessage());
+                }
+            }
+        }
+    }
+
+    /** A rank that fails does not leave the others waiting; the error says which it was. */
+    @Test
+    void aFailingRankIsNamed() throws Exception {
+        SequentialBlock block = new SequentialBlock();
+        block.add(
+                list -> {
+                    if (list.head().getShape().get(0) == 3) {
+                        throw new IllegalStateException("a part of three");
+                    }
+                    return list;
+                });
+        block.add(Training.block());
+        try (Model model = Model.newInstance("failing", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config("sgd").optRanks(2))) {
+                trainer.initialize(new Shape(1, Training.FEATURES));
+                NDArray x = trainer.getManager().ones(new Shape(5, Training.FEATURES));
+                CollectiveException e;
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    assertNotNull(collector);
+                    e =
+                            assertThrows(
+                                    CollectiveException.class,
+                                    () -> trainer.forward(new NDList(x)));
+                }
+                assertTrue(e.getMessage().startsWith("rank 1 of the trainer"), e.getMessage());
+                assertTrue(e.getMessage().contains("a part of three"), e.getMessage());
+            }
+        }
+    }
+
+    /** What a step makes is closed with the batch: the number of arrays does not grow. */
+    @Test
+    void nothingIsLeftBehind() throws Exception {
+        for (int ranks : new int[] {1, 2}) {
+            int[] counts = new int[2];
+            try (Model model = Model.newInstance("flat", P2pEngine.NAME)) {
+                model.setBlock(Training.block());
+                try (Trainer trainer = model.newTrainer(config("adam").optRanks(ranks))) {
+                    trainer.initialize(new Shape(1, Training.FEATURES));
+                    NDManager system = model.getNDManager().getParentManager();
+                    for (int step = 0; step < 20; step++) {
+                        try (NDManager manager = trainer.getManager().newSubManager()) {
+                            NDArray x = manager.ones(new Shape(4, Training.FEATURES));
+                            try (GradientCollector collector = trainer.newGradientCollector()) {
+                                NDArray y = trainer.forward(new NDList(x)).head();
+                                collector.backward(y.square().sum());
+                            }
+                            trainer.step();
+                        }
+                        counts[step < 10 ? 0 : 1] =
+                                system.getManagedArrays().size()
+                                        + trainer.getManager().getManagedArrays().size()
+                                        + model.getNDManager().getManagedArrays().size();
+                    }
+                }
+            }
+            assertEquals(counts[0], counts[1]);
+        }
+    }
+}
