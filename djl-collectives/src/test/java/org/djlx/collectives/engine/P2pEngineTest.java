@@ -1,0 +1,111 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Model;
+import ai.djl.engine.Engine;
+import ai.djl.inference.Predictor;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import ai.djl.training.Trainer;
+import ai.djl.translate.NoopTranslator;
+import java.nio.file.Path;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+class P2pEngineTest {
+
+    @Test
+    void isFoundButNeverTheDefault() {
+        assertTrue(Engine.hasEngine("PyTorch-P2P"));
+        assertEquals("PyTorch", Engine.getDefaultEngineName());
+        Engine engine = Engine.getEngine("PyTorch-P2P");
+        assertEquals("PyTorch-P2P", engine.getEngineName());
+        String version = engine.getVersion();
+        assertTrue(version.startsWith("libtorch 2.7.1"), version);
+        assertTrue(version.contains("shm"), version);
+    }
+
+    @Test
+    void isTheDefaultWhereItIsNamed() {
+        System.setProperty("ai.djl.default_engine", P2pEngine.NAME);
+        try (Model model = Model.newInstance("any");
+                NDManager manager = NDManager.newBaseManager()) {
+            assertEquals(P2pEngine.NAME, Engine.getInstance().getEngineName());
+            assertArrayEquals(new float[] {1, 1}, manager.ones(new Shape(2)).toFloatArray());
+            assertTrue(model instanceof P2pModel);
+        } finally {
+            System.clearProperty("ai.djl.default_engine");
+        }
+    }
+
+    @Test
+    void criteriaLoadWhatItSaved(@TempDir Path directory) throws Exception {
+        float[] x = {1, 2, 3, 4, 5, 6};
+        float[] expected;
+        try (Model model = Model.newInstance("saved", P2pEngine.NAME)) {
+            model.setBlock(Training.block());
+            DataParallelConfig config = new DataParallelConfig(Training.loss()).optRanks(2);
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, Training.FEATURES));
+                NDArray input = trainer.getManager().create(x, new Shape(1, Training.FEATURES));
+                expected = trainer.evaluate(new NDList(input)).head().toFloatArray();
+            }
+            model.save(directory, "saved");
+        }
+        Criteria<NDList, NDList> criteria =
+                Criteria.builder()
+                        .setTypes(NDList.class, NDList.class)
+                        .optEngine(P2pEngine.NAME)
+                        .optModelPath(directory)
+                        .optModelName("saved")
+                        .optBlock(Training.block())
+                        .optTranslator(new NoopTranslator())
+                        .build();
+        try (ZooModel<NDList, NDList> model = criteria.loadModel();
+                Predictor<NDList, NDList> predictor = model.newPredictor();
+                NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray input = manager.create(x, new Shape(1, Training.FEATURES));
+            float[] actual = predictor.predict(new NDList(input)).head().toFloatArray();
+            assertArrayEquals(expected, actual, 1e-6f);
+        }
+    }
+
+    @Test
+    void wrongSettingsAreNamed() {
+        try (Model model = Model.newInstance("wrong", P2pEngine.NAME)) {
+            DataParallelConfig config = new DataParallelConfig(Training.loss());
+            IllegalStateException none =
+                    assertThrows(IllegalStateException.class, () -> model.newTrainer(config));
+            assertTrue(none.getMessage().contains("has no block"), none.getMessage());
+            model.setBlock(new SequentialBlock());
+            IllegalArgumentException ranks =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> model.newTrainer(config.optRanks(0)));
+            assertTrue(ranks.getMessage().contains("1 or more: 0"), ranks.getMessage());
+        }
+        System.setProperty("org.djlx.gradientReduction", "max");
+        try {
+            IllegalArgumentException reduction =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> new DataParallelConfig(Training.loss()));
+            assertTrue(reduction.getMessage().contains("SUM or MEAN, not max"));
+        } finally {
+            System.clearProperty("org.djlx.gradientReduction");
+        }
+    }
+}
