@@ -31,7 +31,8 @@ import org.djlx.nativeops.Torch;
  * work, by {@link Work#await()} or {@link Work#blockCurrentStream()}, before what uses a result is
  * enqueued. Only what {@link #execute} enqueues takes its turn on the current stream itself, see
  * {@link CudaP2pOptions}. Tensors are PyTorch arrays on the device of the group's backend and need
- * not be contiguous. Autograd does not see the operations.
+ * not be contiguous. Autograd does not see the operations; {@link
+ * org.djlx.collectives.gradient.DifferentiableCollectives} has some through which gradients flow.
  *
  * <pre>{@code
  * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns at once

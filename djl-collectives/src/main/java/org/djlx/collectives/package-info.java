@@ -1,7 +1,8 @@
 /**
  * Process groups over NDArrays, with pluggable backends; the counterpart of {@code
- * torch.distributed}. Whatever a user may name is here or in {@link org.djlx.collectives.trace};
- * packages below {@code internal} promise nothing.
+ * torch.distributed}. Whatever a user may name is here, in {@link org.djlx.collectives.trace}, in
+ * {@link org.djlx.collectives.gradient}, or in {@link org.djlx.collectives.engine}; packages below
+ * {@code internal} promise nothing.
  *
  * <pre>
  *   ProcessGroups               starts groups: from the environment, or for threads of this JVM

@@ -8,13 +8,27 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Activation;
+import ai.djl.nn.Block;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.EasyTrain;
+import ai.djl.training.Trainer;
+import ai.djl.training.TrainingConfig;
+import ai.djl.training.dataset.ArrayDataset;
+import ai.djl.training.dataset.Dataset;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import ai.djl.training.loss.Loss;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
@@ -23,6 +37,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.GatheredMatmul;
 import org.junit.jupiter.api.Test;
@@ -53,7 +68,12 @@ class ExamplesTest {
                                                 "fused-ops/src/main/java/org/djlx/fusedops/FusedOps.java"),
                                         JAVADOC,
                                         1),
-                                find(Path.of("README.md"), MARKDOWN, 2))
+                                find(collectives.resolve("engine/P2pEngine.java"), JAVADOC, 1),
+                                find(
+                                        collectives.resolve("gradient/GradientScope.java"),
+                                        JAVADOC,
+                                        1),
+                                find(Path.of("README.md"), MARKDOWN, 4))
                         .flatMap(List::stream)
                         .toList();
         return examples.stream();
@@ -159,5 +179,88 @@ class ExamplesTest {
     static ProcessGroup initialise() {
         ProcessGroup group = ProcessGroups.init("shm");
         return group;
+    }
+
+    @Test
+    void training() throws Exception {
+        System.setProperty("org.djlx.ranks", "2");
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            Block block = new SequentialBlock().add(Linear.builder().setUnits(1).build());
+            TrainingConfig config = new DefaultTrainingConfig(Loss.l2Loss());
+            NDArray x = manager.arange(16f).reshape(8, 2).div(16);
+            Dataset dataset =
+                    new ArrayDataset.Builder()
+                            .setData(x)
+                            .optLabels(x.sum(new int[] {1}, true))
+                            .setSampling(4, true)
+                            .build();
+            List<Float> losses = new ArrayList<>();
+            config.getTrainingListeners()
+                    .add(
+                            new TrainingListenerAdapter() {
+                                @Override
+                                public void onEpoch(Trainer trainer) {
+                                    Loss loss = trainer.getLoss();
+                                    NDArray y = trainer.evaluate(new NDList(x)).head();
+                                    NDArray sums = x.sum(new int[] {1}, true);
+                                    losses.add(
+                                            loss.evaluate(new NDList(sums), new NDList(y))
+                                                    .getFloat());
+                                }
+                            });
+            training(block, config, new Shape(1, 2), 100, dataset);
+            assertEquals(100, losses.size());
+            assertTrue(losses.get(99) < losses.get(0) / 2, losses::toString);
+        } finally {
+            System.clearProperty("org.djlx.ranks");
+        }
+    }
+
+    private static void training(
+            Block block, TrainingConfig config, Shape shape, int epochs, Dataset dataset)
+            throws Exception {
+        try (Model model = Model.newInstance("mlp", "PyTorch-P2P")) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(shape);
+                EasyTrain.fit(trainer, epochs, dataset, null);
+            }
+        }
+    }
+
+    @Test
+    void gradients() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray x = manager.ones(new Shape(3, 4));
+                        NDArray w1 = manager.ones(new Shape(4, 5));
+                        NDArray w2 = manager.ones(new Shape(5, 4));
+                        w1.setRequiresGradient(true);
+                        w2.setRequiresGradient(true);
+                        gradients(group, x, w1, w2);
+                        // The sum of 6 tokens' hidden values, which are gelu(4).
+                        float expected = 6 * Activation.gelu(manager.create(4f)).getFloat();
+                        assertEquals(expected, w2.getGradient().getFloat(0, 0), 1e-4f);
+                        assertTrue(w1.getGradient().getFloat(0, 0) > 0);
+                    }
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static void gradients(ProcessGroup group, NDArray x, NDArray w1, NDArray w2) {
+        try (GradientScope scope = GradientScope.open()) {
+            GatheredMatmul up = FusedOps.allGatherMatmul(x, List.of(w1), 0, group);
+            NDArray hidden = Activation.gelu(up.outputs().get(0));
+            NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
+            scope.backward(loss(y));
+        }
+    }
+
+    private static NDArray loss(NDArray y) {
+        return y.sum();
     }
 }
