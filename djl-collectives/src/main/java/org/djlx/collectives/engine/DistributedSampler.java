@@ -135,6 +135,9 @@ public final class DistributedSampler implements Sampler {
          * @return this builder
          */
         public Builder optGroup(ProcessGroup group) {
+            if (group == null) {
+                throw new IllegalArgumentException("optGroup: group is null");
+            }
             rank = group.rank();
             worldSize = group.worldSize();
             return this;

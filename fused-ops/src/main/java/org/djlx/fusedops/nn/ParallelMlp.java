@@ -1,0 +1,108 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Activation;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import java.util.List;
+
+/**
+ * The MLP of a transformer with SwiGLU (Shazeer, 2020, <a
+ * href="https://arxiv.org/abs/2002.05202">arXiv:2002.05202</a>): {@code (silu(x gate) * (x up))
+ * down}, whose hidden values are divided among the ranks. It takes and returns (tokens, …, size),
+ * this rank's tokens alone if sequence-parallel: then {@code gate} and {@code up} share one
+ * all-gather + matmul, and {@code down} is a matmul + reduce-scatter.
+ *
+ * <p>The full {@code gate} and {@code up} are (hidden, size), the full {@code down} is (size,
+ * hidden), as in checkpoints of Llama. There is no bias.
+ */
+public final class ParallelMlp extends ShardedBlock {
+
+    private final long hidden;
+    private final Parameter gate;
+    private final Parameter up;
+    private final Parameter down;
+
+    private ParallelMlp(Builder builder) {
+        super(builder);
+        hidden = builder.hidden;
+        checkDivisible("the hidden values", hidden);
+        gate = add("gate", Parameter.Type.WEIGHT, 0, true);
+        up = add("up", Parameter.Type.WEIGHT, 0, true);
+        down = add("down", Parameter.Type.WEIGHT, 1, true);
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    @Override
+    protected void prepare(Shape[] inputShapes) {
+        long size = inputShapes[0].getLastDimension();
+        setFullShape(gate, hidden, size);
+        setFullShape(up, hidden, size);
+        setFullShape(down, size, hidden);
+    }
+
+    @Override
+    NDArray forward(ParameterStore store, NDArray x, boolean training) {
+        NDArray gateWeight = store.getValue(gate, x.getDevice(), training);
+        NDArray upWeight = store.getValue(up, x.getDevice(), training);
+        List<NDArray> in = intoRegion(x, List.of(gateWeight, upWeight));
+        NDArray gated = in.get(0).mul(Activation.sigmoid(in.get(0))).mul(in.get(1));
+        return outOfRegion(gated, store.getValue(down, x.getDevice(), training));
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        return inputShapes;
+    }
+
+    /** Builds a {@link ParallelMlp}. */
+    public static final class Builder extends ShardedBlock.Builder<Builder> {
+
+        private long hidden;
+
+        private Builder() {}
+
+        @Override
+        Builder self() {
+            return this;
+        }
+
+        /**
+         * Sets the number of hidden values.
+         *
+         * @param hidden those of all ranks, which the world size divides
+         * @return this builder
+         */
+        public Builder setHidden(long hidden) {
+            this.hidden = hidden;
+            return this;
+        }
+
+        /**
+         * Builds the block.
+         *
+         * @return the block
+         * @throws IllegalArgumentException if the group or the hidden values are missing or wrong
+         */
+        public ParallelMlp build() {
+            if (hidden < 1) {
+                throw new IllegalArgumentException(
+                        "ParallelMlp: the hidden values must be 1 or more, not " + hidden);
+            }
+            return new ParallelMlp(this);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+
+/**
+ * Divides by the root mean square over the last dimension and multiplies by a weight (Zhang and
+ * Sennrich, 2019, <a href="https://arxiv.org/abs/1910.07467">arXiv:1910.07467</a>). It takes and
+ * returns (tokens, …, size), this rank's tokens alone if sequence-parallel. The weight, of shape
+ * (size), is not divided.
+ */
+public final class RmsNorm extends ShardedBlock {
+
+    private final float epsilon;
+    private final Parameter weight;
+
+    private RmsNorm(Builder builder) {
+        super(builder);
+        epsilon = builder.epsilon;
+        weight = add("weight", Parameter.Type.GAMMA, -1, false);
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    @Override
+    protected void prepare(Shape[] inputShapes) {
+        setFullShape(weight, inputShapes[0].getLastDimension());
+    }
+
+    @Override
+    NDArray forward(ParameterStore store, NDArray x, boolean training) {
+        int last = x.getShape().dimension() - 1;
+        NDArray mean = x.square().mean(new int[] {last}, true);
+        return x.div(mean.add(epsilon).sqrt()).mul(shared(store, weight, x, training));
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        return inputShapes;
+    }
+
+    /** Builds a {@link RmsNorm}. */
+    public static final class Builder extends ShardedBlock.Builder<Builder> {
+
+        private float epsilon = 1e-5f;
+
+        private Builder() {}
+
+        @Override
+        Builder self() {
+            return this;
+        }
+
+        /**
+         * Sets what is added to the mean square.
+         *
+         * @param epsilon the number, 1e-5 unless set
+         * @return this builder
+         */
+        public Builder optEpsilon(float epsilon) {
+            this.epsilon = epsilon;
+            return this;
+        }
+
+        /**
+         * Builds the block.
+         *
+         * @return the block
+         * @throws IllegalArgumentException if the group is missing
+         */
+        public RmsNorm build() {
+            return new RmsNorm(this);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+
+/**
+ * A linear layer whose inputs are divided among the ranks: the way out of a parallel region. It
+ * takes (tokens, …, in / W) and returns (tokens, …, units), for this rank's tokens alone if
+ * sequence-parallel. Its full weight is (units, in) and its bias (units), as those of {@link
+ * ai.djl.nn.core.Linear}.
+ */
+public final class RowParallelLinear extends ShardedBlock {
+
+    private final long units;
+    private final Parameter weight;
+    private final Parameter bias; // null if there is none
+
+    private RowParallelLinear(Builder builder) {
+        super(builder);
+        units = builder.units;
+        weight = add("weight", Parameter.Type.WEIGHT, 1, true);
+        bias = builder.bias ? add("bias", Parameter.Type.BIAS, -1, false) : null;
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    @Override
+    protected void prepare(Shape[] inputShapes) {
+        setFullShape(weight, units, inputShapes[0].getLastDimension() * group().worldSize());
+        if (bias != null) {
+            setFullShape(bias, units);
+        }
+    }
+
+    @Override
+    NDArray forward(ParameterStore store, NDArray x, boolean training) {
+        NDArray y = outOfRegion(x, store.getValue(weight, x.getDevice(), training));
+        return bias == null ? y : y.add(shared(store, bias, x, training));
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        return new Shape[] {outputShape(inputShapes[0], units, false, true)};
+    }
+
+    /** Builds a {@link RowParallelLinear}. */
+    public static final class Builder extends ShardedBlock.Builder<Builder> {
+
+        private long units;
+        private boolean bias = true;
+
+        private Builder() {}
+
+        @Override
+        Builder self() {
+            return this;
+        }
+
+        /**
+         * Sets the number of outputs.
+         *
+         * @param units the number
+         * @return this builder
+         */
+        public Builder setUnits(long units) {
+            this.units = units;
+            return this;
+        }
+
+        /**
+         * Sets whether there is a bias.
+         *
+         * @param bias whether there is, which is so unless set
+         * @return this builder
+         */
+        public Builder optBias(boolean bias) {
+            this.bias = bias;
+            return this;
+        }
+
+        /**
+         * Builds the block.
+         *
+         * @return the block
+         * @throws IllegalArgumentException if the group or the units are missing or wrong
+         */
+        public RowParallelLinear build() {
+            if (units < 1) {
+                throw new IllegalArgumentException(
+                        "RowParallelLinear: the units must be 1 or more, not " + units);
+            }
+            return new RowParallelLinear(this);
+        }
+    }
+}

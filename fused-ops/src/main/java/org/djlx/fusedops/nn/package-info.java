@@ -1,0 +1,17 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/**
+ * Blocks of DJL whose parameters are divided among the ranks of a group. A plus marks what users
+ * name.
+ *
+ * <pre>
+ * + ColumnParallelLinear   a linear layer, divided by outputs: into a parallel region
+ * + RowParallelLinear      a linear layer, divided by inputs: out of it
+ * + ParallelMlp            both around SwiGLU
+ * + RmsNorm                the normalisation between them
+ * + ShardedBlock           what they have in common: how parameters are divided, saved and loaded
+ * </pre>
+ */
+package org.djlx.fusedops.nn;

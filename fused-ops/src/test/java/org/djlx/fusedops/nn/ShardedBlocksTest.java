@@ -1,0 +1,374 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.engine.Engine;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Activation;
+import ai.djl.nn.Parameter;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.NormalInitializer;
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.TestArrays;
+import org.djlx.collectives.gradient.DifferentiableCollectives;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.MethodSource;
+
+/**
+ * A network of all blocks with residual connections, on several ranks and by plain DJL on one from
+ * the same full parameters, in float64: outputs, and gradients of all parameters and the input.
+ */
+class ShardedBlocksTest {
+
+    private static final double TOLERANCE = 1e-11;
+    private static final long SIZE = 6;
+    private static final long HIDDEN = 8;
+
+    static Stream<Arguments> cases() {
+        return Stream.of(1, 2, 4)
+                .flatMap(
+                        ranks ->
+                                Stream.of(
+                                        Arguments.of(ranks, false, new Shape(8, SIZE)),
+                                        Arguments.of(ranks, true, new Shape(8, SIZE)),
+                                        Arguments.of(ranks, true, new Shape(4, 3, SIZE)),
+                                        Arguments.of(ranks, false, new Shape(4, 3, SIZE))));
+    }
+
+    /** One rank's blocks. */
+    private static final class Net {
+
+        final ProcessGroup group;
+        final boolean sequence;
+        final Map<String, ShardedBlock> blocks = new LinkedHashMap<>();
+
+        Net(ProcessGroup group, boolean sequence) {
+            this.group = group;
+            this.sequence = sequence;
+            blocks.put("norm", common(RmsNorm.builder()).build());
+            blocks.put("mlp", common(ParallelMlp.builder()).setHidden(HIDDEN).build());
+            blocks.put("column", common(ColumnParallelLinear.builder()).setUnits(HIDDEN).build());
+            blocks.put("row", common(RowParallelLinear.builder()).setUnits(SIZE).build());
+        }
+
+        private <B extends ShardedBlock.Builder<B>> B common(B builder) {
+            return builder.setGroup(group).optSequenceParallel(sequence);
+        }
+
+        /** Initialises with random numbers, which differ between ranks. */
+        void initialize(NDManager manager, Shape whole) {
+            long[] sizes = whole.getShape().clone();
+            sizes[0] /= sequence ? group.worldSize() : 1;
+            Shape own = new Shape(sizes);
+            for (Map.Entry<String, ShardedBlock> block : blocks.entrySet()) {
+                Shape input = own;
+                if (block.getKey().equals("row")) {
+                    input = blocks.get("column").getOutputShapes(new Shape[] {own})[0];
+                }
+                block.getValue().setInitializer(new NormalInitializer(0.5f), p -> true);
+                block.getValue().initialize(manager, DataType.FLOAT64, input);
+            }
+        }
+
+        NDArray forward(ParameterStore store, NDArray x, boolean training) {
+            NDArray start = training ? DifferentiableCollectives.cut(x) : x;
+            NDArray z =
+                    start.add(call("mlp", store, call("norm", store, start, training), training));
+            NDArray inner = call("column", store, z, training).tanh();
+            return z.add(call("row", store, inner, training));
+        }
+
+        private NDArray call(String name, ParameterStore store, NDArray x, boolean training) {
+            return blocks.get(name).forward(store, new NDList(x), training).singletonOrThrow();
+        }
+
+        Map<String, double[]> full(NDManager manager) {
+            Map<String, double[]> all = new LinkedHashMap<>();
+            blocks.forEach(
+                    (name, block) -> {
+                        for (Parameter parameter : block.getParameters().values()) {
+                            NDArray full = block.full(parameter.getName(), manager);
+                            all.put(name + "." + parameter.getName(), full.toDoubleArray());
+                        }
+                    });
+            return all;
+        }
+
+        /** Collects gradients as if they were parameters. */
+        Map<String, double[]> fullGradients(NDManager manager) {
+            for (ShardedBlock block : blocks.values()) {
+                for (Parameter parameter : block.getParameters().values()) {
+                    NDArray array = parameter.getArray();
+                    try (NDArray gradient = array.getGradient()) {
+                        NoGradient.run(() -> gradient.copyTo(array));
+                    }
+                }
+            }
+            return full(manager);
+        }
+    }
+
+    private record Result(
+            Map<String, double[]> parameters,
+            Map<String, double[]> gradients,
+            double[] output,
+            double[] inference,
+            double[] inputGradient) {}
+
+    private static NDArray input(NDManager manager, Shape shape) {
+        return TestArrays.random(manager, ScalarType.FLOAT64, shape, 3);
+    }
+
+    private static NDArray weights(NDManager manager, Shape shape) {
+        return TestArrays.random(manager, ScalarType.FLOAT64, shape, 4);
+    }
+
+    private static NDArray part(NDArray whole, ProcessGroup group, boolean divided) {
+        NDArray part = divided ? whole.split(group.worldSize(), 0).get(group.rank()) : whole;
+        return part.duplicate();
+    }
+
+    private static Result run(ProcessGroup group, boolean sequence, Shape shape) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            Net net = new Net(group, sequence);
+            net.initialize(manager, shape);
+            ParameterStore store = new ParameterStore(manager, false);
+            NDArray x = part(input(manager, shape), group, sequence);
+            x.setRequiresGradient(true);
+            NDArray y = net.forward(store, x.add(x), true);
+            scope.backward(y.mul(part(weights(manager, shape), group, sequence)).sum());
+            double[] inference = net.forward(store, x.stopGradient().mul(2), false).toDoubleArray();
+            Map<String, double[]> parameters = net.full(manager);
+            try (NDArray gradient = x.getGradient()) {
+                return new Result(
+                        parameters,
+                        net.fullGradients(manager),
+                        y.toDoubleArray(),
+                        inference,
+                        gradient.toDoubleArray());
+            }
+        }
+    }
+
+    /** The same without ranks, from full parameters. */
+    private static Result reference(Map<String, double[]> parameters, Shape shape) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
+            Map<String, NDArray> p = new LinkedHashMap<>();
+            parameters.forEach(
+                    (name, values) -> {
+                        boolean wide = name.endsWith("gate") || name.endsWith("up");
+                        boolean column = name.equals("column.weight") || wide;
+                        boolean vector = name.endsWith("bias") || name.startsWith("norm");
+                        Shape full =
+                                vector
+                                        ? new Shape(values.length)
+                                        : column
+                                                ? new Shape(HIDDEN, SIZE)
+                                                : new Shape(SIZE, HIDDEN);
+                        NDArray array = manager.create(values, full);
+                        array.setRequiresGradient(true);
+                        p.put(name, array);
+                    });
+            NDArray x = input(manager, shape);
+            x.setRequiresGradient(true);
+            NDArray start = x.add(x).reshape(-1, SIZE);
+            NDArray mean = start.square().mean(new int[] {1}, true).add(1e-5f);
+            NDArray normed = start.div(mean.sqrt()).mul(p.get("norm.weight"));
+            NDArray gate = normed.matMul(p.get("mlp.gate").transpose());
+            NDArray up = normed.matMul(p.get("mlp.up").transpose());
+            NDArray gated = gate.mul(Activation.sigmoid(gate)).mul(up);
+            NDArray z = start.add(gated.matMul(p.get("mlp.down").transpose()));
+            NDArray inner =
+                    z.matMul(p.get("column.weight").transpose()).add(p.get("column.bias")).tanh();
+            NDArray y = z.add(inner.matMul(p.get("row.weight").transpose()).add(p.get("row.bias")));
+            collector.backward(y.mul(weights(manager, shape).reshape(-1, SIZE)).sum());
+            Map<String, double[]> gradients = new LinkedHashMap<>();
+            p.forEach(
+                    (name, array) -> {
+                        try (NDArray gradient = array.getGradient()) {
+                            gradients.put(name, gradient.toDoubleArray());
+                        }
+                    });
+            double[] output = y.toDoubleArray();
+            try (NDArray gradient = x.getGradient()) {
+                return new Result(parameters, gradients, output, output, gradient.toDoubleArray());
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @MethodSource("cases")
+    void equalTheUnsharded(int ranks, boolean sequence, Shape shape) {
+        List<ProcessGroup> groups = ProcessGroups.local(ranks);
+        List<Result> results;
+        try {
+            results = ProcessGroups.run(groups, group -> run(group, sequence, shape));
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+        Result expected = reference(results.get(0).parameters(), shape);
+        List<Double> outputs = new ArrayList<>();
+        List<Double> inputGradients = new ArrayList<>();
+        for (int rank = 0; rank < ranks; rank++) {
+            Result result = results.get(rank);
+            expected.gradients()
+                    .forEach(
+                            (name, gradient) ->
+                                    assertArrayEquals(
+                                            gradient,
+                                            result.gradients().get(name),
+                                            TOLERANCE,
+                                            name));
+            assertArrayEquals(result.output(), result.inference(), TOLERANCE);
+            if (sequence || rank == 0) {
+                for (double value : result.output()) {
+                    outputs.add(value);
+                }
+                for (double value : result.inputGradient()) {
+                    inputGradients.add(value);
+                }
+            } else {
+                assertArrayEquals(expected.output(), result.output(), TOLERANCE);
+                assertArrayEquals(expected.inputGradient(), result.inputGradient(), TOLERANCE);
+            }
+        }
+        assertArrayEquals(expected.output(), array(outputs), TOLERANCE);
+        assertArrayEquals(expected.inputGradient(), array(inputGradients), TOLERANCE);
+    }
+
+    private static double[] array(List<Double> values) {
+        return values.stream().mapToDouble(Double::doubleValue).toArray();
+    }
+
+    /** What 4 ranks saved, 1 and 2 load, whether or not they are initialised. */
+    @Test
+    void checkpointsDoNotDependOnTheNumberOfRanks() {
+        Shape shape = new Shape(8, SIZE);
+        Map<String, byte[]> saved = new LinkedHashMap<>();
+        Map<String, double[]> expected = new LinkedHashMap<>();
+        List<ProcessGroup> four = ProcessGroups.local(4);
+        try {
+            ProcessGroups.run(
+                    four,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            Net net = new Net(group, true);
+                            net.initialize(manager, shape);
+                            for (Map.Entry<String, ShardedBlock> block : net.blocks.entrySet()) {
+                                ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+                                block.getValue().saveParameters(new DataOutputStream(bytes));
+                                synchronized (saved) {
+                                    byte[] before = saved.put(block.getKey(), bytes.toByteArray());
+                                    assertTrue(before == null || before.length == bytes.size());
+                                }
+                            }
+                            Map<String, double[]> full = net.full(manager);
+                            synchronized (expected) {
+                                expected.putAll(full);
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            four.forEach(ProcessGroup::destroy);
+        }
+        for (int ranks : new int[] {1, 2}) {
+            for (boolean initialized : new boolean[] {false, true}) {
+                List<ProcessGroup> groups = ProcessGroups.local(ranks);
+                try {
+                    ProcessGroups.run(
+                            groups,
+                            group -> {
+                                load(group, shape, initialized, saved, expected);
+                                return null;
+                            });
+                } finally {
+                    groups.forEach(ProcessGroup::destroy);
+                }
+            }
+        }
+    }
+
+    private static void load(
+            ProcessGroup group,
+            Shape shape,
+            boolean initialized,
+            Map<String, byte[]> saved,
+            Map<String, double[]> expected)
+            throws Exception {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            Net net = new Net(group, true);
+            if (initialized) {
+                net.initialize(manager, shape);
+            }
+            for (Map.Entry<String, ShardedBlock> block : net.blocks.entrySet()) {
+                byte[] bytes = saved.get(block.getKey());
+                block.getValue()
+                        .loadParameters(
+                                manager, new DataInputStream(new ByteArrayInputStream(bytes)));
+            }
+            Map<String, double[]> full = net.full(manager);
+            assertEquals(expected.keySet(), full.keySet());
+            expected.forEach((name, values) -> assertArrayEquals(values, full.get(name), name));
+        }
+    }
+
+    @Test
+    void whatCannotBeDividedIsNamed() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroup group = groups.get(0);
+            IllegalArgumentException units =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () ->
+                                    ColumnParallelLinear.builder()
+                                            .setGroup(group)
+                                            .setUnits(7)
+                                            .build());
+            assertTrue(
+                    units.getMessage()
+                            .startsWith("ColumnParallelLinear: the size 7 of the units cannot be"),
+                    units.getMessage());
+            IllegalArgumentException none =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> ParallelMlp.builder().setHidden(8).build());
+            assertTrue(none.getMessage().contains("setGroup"), none.getMessage());
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> RowParallelLinear.builder().setGroup(group).build());
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+}
