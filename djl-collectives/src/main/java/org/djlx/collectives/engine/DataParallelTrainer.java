@@ -107,7 +107,7 @@ final class DataParallelTrainer extends Trainer {
                 group = ProcessGroups.init(settings.backend(devices[0].isGpu()));
                 ownGroups.add(group);
             }
-            replicas.add(new Replica(0, group.device(), group, getManager()));
+            replicas.add(replica(0, group.device(), group));
             return;
         }
         int ranks = ranks(devices);
@@ -119,8 +119,13 @@ final class DataParallelTrainer extends Trainer {
         }
         for (int rank = 0; rank < ranks; rank++) {
             ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
-            replicas.add(new Replica(rank, each[rank], group, getManager()));
+            replicas.add(replica(rank, each[rank], group));
         }
+    }
+
+    private Replica replica(int index, Device device, ProcessGroup group) {
+        ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
+        return new Replica(index, device, group, getManager(), op, settings.bucketBytes());
     }
 
     private static BackendOptions options(String backend, Device[] devices) {
@@ -202,12 +207,7 @@ final class DataParallelTrainer extends Trainer {
     @Override
     public GradientCollector newGradientCollector() {
         closePasses();
-        return GradientScope.open(
-                () -> {
-                    List<NDArray> arrays = new ArrayList<>();
-                    replicas.forEach(replica -> arrays.addAll(replica.trained()));
-                    return arrays;
-                });
+        return GradientScope.open(() -> replicas.forEach(Replica::zeroGradients));
     }
 
     @Override
@@ -227,10 +227,7 @@ final class DataParallelTrainer extends Trainer {
                     labels,
                     GradientScope.current().orElse(null),
                     (rank, part, partLabels) ->
-                            partLabels == null
-                                    ? block.forward(replicas.get(rank).store(), part, true)
-                                    : block.forward(
-                                            replicas.get(rank).store(), part, partLabels, null));
+                            StagedForward.run(block, replicas.get(rank), part, partLabels));
         } finally {
             addMetric("forward", begin);
         }
@@ -268,6 +265,7 @@ final class DataParallelTrainer extends Trainer {
     private void closePasses() {
         passes.forEach(SplitForward::close);
         passes.clear();
+        replicas.forEach(Replica::forgetPasses);
     }
 
     @Override
@@ -276,9 +274,7 @@ final class DataParallelTrainer extends Trainer {
         closePasses();
         load();
         boolean check = !stepped;
-        ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
-        long bucketBytes = settings.bucketBytes();
-        eachRank(replica -> replica.step(optimizer, op, bucketBytes, check));
+        eachRank(replica -> replica.step(optimizer, check));
         stepped = true;
         addMetric("step", begin);
     }

@@ -51,9 +51,10 @@ import org.djlx.nativeops.NativeLibrary;
  * predictions together on the first device, so that the program computes its loss and its metrics
  * as if there were one device, and gets the same values. The backward pass goes back to the ranks,
  * and {@code trainer.step} adds their gradients up in buckets by a process group and updates each
- * rank's parameters. So the number of ranks does not change the gradients: unlike with DJL's own
- * engines, where each device has a loss of its own and what it adds up is larger by the number of
- * devices where that is a mean.
+ * rank's parameters. Where the block is a {@code SequentialBlock}, also of such, buckets of later
+ * blocks are reduced while the backward pass of earlier ones still runs. So the number of ranks
+ * does not change the gradients: unlike with DJL's own engines, where each device has a loss of its
+ * own and what it adds up is larger by the number of devices where that is a mean.
  *
  * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
  * them. {@link GradientReduction} says how their gradients become one: added up, unless {@code

@@ -15,10 +15,11 @@ import ai.djl.training.ParameterStore;
 import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collection;
+import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
@@ -26,8 +27,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -53,13 +52,22 @@ final class Replica implements AutoCloseable {
     private final NDManager manager;
     private final Store store;
     private final List<Own> parameters = new ArrayList<>();
+    private final GradientBuckets buckets;
+    private int passes; // begun, and not gone back to their beginning
 
-    Replica(int index, Device device, ProcessGroup group, NDManager parent) {
+    Replica(
+            int index,
+            Device device,
+            ProcessGroup group,
+            NDManager parent,
+            ReduceOp op,
+            long bucketBytes) {
         this.index = index;
         this.device = device;
         this.group = group;
         manager = parent.newSubManager(device);
         store = new Store(manager);
+        buckets = new GradientBuckets(group, op, bucketBytes, manager);
     }
 
     /** Gives blocks this rank's arrays: DJL's makes no copies on the device that has the array. */
@@ -117,7 +125,7 @@ final class Replica implements AutoCloseable {
     }
 
     /** Returns the arrays that are trained. */
-    Collection<NDArray> trained() {
+    List<NDArray> trained() {
         return parameters.stream().filter(Own::isTrained).map(Own::array).toList();
     }
 
@@ -172,112 +180,74 @@ final class Replica implements AutoCloseable {
         }
     }
 
+    /** Begins a pass whose gradients may be reduced before the step. */
+    void beginPass() {
+        buckets.begin(trained());
+    }
+
+    /** Counts a pass whose way back ends with a call of {@link #ready} that is the last. */
+    void passBegun() {
+        passes++;
+    }
+
+    /**
+     * Says that the way back has completed gradients. They may be reduced if no other pass adds to
+     * them.
+     */
+    void ready(Set<Parameter> complete, boolean last) {
+        if (passes == 1) {
+            buckets.ready(
+                    complete.stream()
+                            .map(parameter -> store.arrays.get(parameter.getId()))
+                            .toList());
+        }
+        if (last) {
+            passes--;
+        }
+    }
+
+    /** Forgets passes that will not go back any more. */
+    void forgetPasses() {
+        passes = 0;
+    }
+
+    /** Zeroes the gradients. */
+    void zeroGradients() {
+        buckets.reset();
+        trained().forEach(array -> JniUtils.zeroGrad((PtNDArray) array));
+    }
+
     /**
      * Adds the gradients of all ranks up and updates the parameters.
      *
      * @param check whether to check that there is a gradient other than zero
      */
-    void step(Optimizer optimizer, ReduceOp op, long bucketBytes, boolean check) {
+    void step(Optimizer optimizer, boolean check) {
+        Map<NDArray, String> ids = new IdentityHashMap<>();
+        parameters.forEach(own -> ids.put(own.array, own.id));
+        boolean[] different = {!check};
         NoGradient.run(
-                () -> {
-                    try (NDManager temporary = manager.newSubManager()) {
-                        update(temporary, optimizer, op, bucketBytes, check);
-                    }
-                });
-    }
-
-    private void update(
-            NDManager temporary,
-            Optimizer optimizer,
-            ReduceOp op,
-            long bucketBytes,
-            boolean check) {
-        List<Bucket> buckets = buckets(temporary, bucketBytes);
-        if (group != null) {
-            buckets.forEach(bucket -> bucket.reduce(group, op));
-        }
-        boolean zero = check;
-        for (Bucket bucket : buckets) {
-            bucket.complete();
-            zero = zero && bucket.gradients.stream().allMatch(Replica::isZero);
-        }
-        if (zero) {
+                () ->
+                        buckets.finish(
+                                trained(),
+                                (array, gradient) -> {
+                                    different[0] = different[0] || isDifferentFromZero(gradient);
+                                    optimizer.update(ids.get(array), array, gradient);
+                                    // Most of DJL's optimizers have done so.
+                                    JniUtils.zeroGrad((PtNDArray) array);
+                                }));
+        if (!different[0]) {
             throw new IllegalStateException(
                     "step: all gradients are zero; call collector.backward() on the loss, within"
                             + " trainer.newGradientCollector(), before trainer.step()");
         }
-        for (Bucket bucket : buckets) {
-            for (int i = 0; i < bucket.parameters.size(); i++) {
-                Own own = bucket.parameters.get(i);
-                optimizer.update(own.id, own.array, bucket.gradients.get(i));
-                // Most of DJL's optimizers have done so.
-                JniUtils.zeroGrad((PtNDArray) own.array);
-            }
-        }
     }
 
-    private static boolean isZero(NDArray gradient) {
+    private static boolean isDifferentFromZero(NDArray gradient) {
         try (NDArray different = gradient.neq(0);
                 NDArray any = different.any()) {
-            return !any.getBoolean();
+            return any.getBoolean();
         }
-    }
-
-    /** Gradients that are reduced at once. */
-    private static final class Bucket {
-
-        final List<Own> parameters = new ArrayList<>();
-        final List<NDArray> gradients = new ArrayList<>();
-        private Work work;
-
-        void reduce(ProcessGroup group, ReduceOp op) {
-            work = group.allReduceCoalesced(gradients, op);
-        }
-
-        void complete() {
-            if (work == null) {
-                return;
-            }
-            if (gradients.get(0).getDevice().isGpu()) {
-                work.blockCurrentStream();
-            } else {
-                work.await();
-            }
-        }
-    }
-
-    /** Divides the gradients into buckets, the last parameters' first: they are computed first. */
-    private List<Bucket> buckets(NDManager temporary, long bucketBytes) {
-        List<Bucket> buckets = new ArrayList<>();
-        ScalarType type = null;
-        long bytes = 0;
-        for (int i = parameters.size() - 1; i >= 0; i--) {
-            Own own = parameters.get(i);
-            if (!own.isTrained()) {
-                continue;
-            }
-            TensorInfo info = Torch.info(own.array);
-            if (buckets.isEmpty() || info.type() != type || bytes + info.byteSize() > bucketBytes) {
-                buckets.add(new Bucket());
-                bytes = 0;
-            }
-            type = info.type();
-            bytes += info.byteSize();
-            Bucket bucket = buckets.get(buckets.size() - 1);
-            bucket.parameters.add(own);
-            bucket.gradients.add(gradient(temporary, own.array, type));
-        }
-        return buckets;
-    }
-
-    /** Returns an array's gradient, or zeros if none has reached it on this rank. */
-    private static NDArray gradient(NDManager temporary, NDArray array, ScalarType type) {
-        NDArray gradient = JniUtils.getGradient((PtNDArray) array);
-        if (gradient == null) {
-            return Torch.cast(temporary.zeros(array.getShape()), type);
-        }
-        gradient.attach(temporary);
-        return gradient;
     }
 
     /** Writes the parameters back to the block's own, if these are on another device. */

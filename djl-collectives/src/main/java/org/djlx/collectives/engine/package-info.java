@@ -14,6 +14,8 @@
  *   P2pModel              a model of PyTorch's, but for its trainer
  *   DataParallelTrainer   the trainer
  *   SplitForward          one forward pass on the parts of a batch, and the way back
+ *   StagedForward         one rank's forward pass, cut where gradients are complete on the way back
+ *   GradientBuckets       gradients that are reduced at once
  *   Replica               one rank's parameters
  *   RankWorkers           a thread for each rank
  *   ParameterChecksum     compares parameters

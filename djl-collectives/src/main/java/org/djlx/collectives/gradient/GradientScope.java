@@ -11,7 +11,6 @@ import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
-import java.util.Collection;
 import java.util.Deque;
 import java.util.List;
 import java.util.Optional;
@@ -69,7 +68,7 @@ public final class GradientScope implements GradientCollector {
 
     private static final ThreadLocal<GradientScope> CURRENT = new ThreadLocal<>();
 
-    private final Supplier<? extends Collection<NDArray>> parameters;
+    private final Runnable zero; // null if it is not known what
     private final Deque<Boundary> boundaries = new ArrayDeque<>(); // the last one first
     private final List<Boundary> passed = new ArrayList<>();
     private boolean regather;
@@ -77,8 +76,8 @@ public final class GradientScope implements GradientCollector {
     private boolean gradMode; // of the opener, before
     private boolean closed;
 
-    private GradientScope(Supplier<? extends Collection<NDArray>> parameters) {
-        this.parameters = parameters;
+    private GradientScope(Runnable zero) {
+        this.zero = zero;
     }
 
     /**
@@ -92,14 +91,14 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Opens a scope on this thread that knows the parameters.
+     * Opens a scope on this thread that knows how to zero gradients.
      *
-     * @param parameters gives the arrays whose gradients {@link #zeroGradients} zeroes
+     * @param zero what {@link #zeroGradients} does; null if it is to refuse
      * @return the scope, to be closed by this thread
      * @throws IllegalStateException if one is open on this thread
      */
-    public static GradientScope open(Supplier<? extends Collection<NDArray>> parameters) {
-        GradientScope scope = new GradientScope(parameters);
+    public static GradientScope open(Runnable zero) {
+        GradientScope scope = new GradientScope(zero);
         scope.enter();
         scope.opener = Thread.currentThread();
         scope.gradMode = JniUtils.isGradMode();
@@ -295,22 +294,18 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Zeroes the gradients of the parameters with which the scope was opened.
+     * Zeroes the gradients of the parameters, as it was said when the scope was opened.
      *
-     * @throws UnsupportedOperationException if it was opened without
+     * @throws UnsupportedOperationException if it was not said
      */
     @Override
     public void zeroGradients() {
-        if (parameters == null) {
+        if (zero == null) {
             throw new UnsupportedOperationException(
-                    "zeroGradients: this GradientScope was opened without parameters; pass them to"
-                            + " open, or call trainer.newGradientCollector()");
+                    "zeroGradients: this GradientScope does not know which are meant; say so when"
+                            + " it is opened, or call trainer.newGradientCollector()");
         }
-        for (NDArray parameter : parameters.get()) {
-            if (parameter.hasGradient()) {
-                JniUtils.zeroGrad((PtNDArray) parameter);
-            }
-        }
+        zero.run();
     }
 
     private void checkOpen() {

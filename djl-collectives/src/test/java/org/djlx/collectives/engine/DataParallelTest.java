@@ -32,6 +32,7 @@ import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Random;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -429,5 +430,126 @@ class DataParallelTest {
             }
             assertEquals(counts[0], counts[1]);
         }
+    }
+
+    /** What is reduced while a pass goes back is neither lost nor added twice by the next. */
+    @ParameterizedTest
+    @CsvSource({"1, false", "1, true", "2, false", "2, true", "3, true"})
+    void gradientsOfSeveralPassesAddUp(int ranks, boolean together) throws Exception {
+        float[][] expected = accumulate("PyTorch", 1, together);
+        float[][] actual = accumulate(P2pEngine.NAME, ranks, together);
+        for (int i = 0; i < expected.length; i++) {
+            assertArrayEquals(expected[i], actual[i], TOLERANCE, "parameter " + i);
+        }
+    }
+
+    private static float[][] accumulate(String engine, int ranks, boolean together)
+            throws Exception {
+        DataParallelConfig config = config("momentum").optRanks(ranks).optBucketBytes(64);
+        SequentialBlock block = Training.block();
+        List<float[]> parameters = new ArrayList<>();
+        Training.fit(
+                engine,
+                config,
+                block,
+                4,
+                inOrder(4),
+                1,
+                5,
+                trainer -> {
+                    for (int step = 0; step < 3; step++) {
+                        passes(trainer, step, together);
+                        trainer.step();
+                    }
+                    try (GradientCollector collector = trainer.newGradientCollector()) {
+                        NDArray x = trainer.getManager().ones(new Shape(3, Training.FEATURES));
+                        collector.backward(trainer.forward(new NDList(x)).head().square().sum());
+                        if (engine.equals(P2pEngine.NAME)) {
+                            collector.zeroGradients();
+                        } else {
+                            for (Parameter parameter : block.getParameters().values()) {
+                                try (NDArray gradient = parameter.getArray().getGradient()) {
+                                    gradient.subi(gradient.duplicate());
+                                }
+                            }
+                        }
+                    }
+                    passes(trainer, 9, together);
+                    trainer.step();
+                    for (Parameter parameter : block.getParameters().values()) {
+                        parameters.add(NoGradient.get(() -> parameter.getArray().toFloatArray()));
+                    }
+                });
+        return parameters.toArray(float[][]::new);
+    }
+
+    /** Three batches, with a loss of all together or with one for each. */
+    private static void passes(Trainer trainer, int seed, boolean together) {
+        Random random = new Random(seed);
+        try (NDManager manager = trainer.getManager().newSubManager();
+                GradientCollector collector = trainer.newGradientCollector()) {
+            NDArray sum = null;
+            for (int i = 0; i < 3; i++) {
+                float[] values = new float[5 * Training.FEATURES];
+                for (int k = 0; k < values.length; k++) {
+                    values[k] = random.nextFloat() - 0.5f;
+                }
+                NDArray x = manager.create(values, new Shape(5, Training.FEATURES));
+                NDArray loss = trainer.forward(new NDList(x)).head().square().mean();
+                if (together) {
+                    sum = sum == null ? loss : sum.add(loss);
+                } else {
+                    collector.backward(loss);
+                }
+            }
+            if (together) {
+                collector.backward(sum);
+            }
+        }
+    }
+
+    /** Gradients of the last layers are on their way before the step. */
+    @Test
+    void bucketsAreReducedDuringTheBackwardPass() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        DataParallelConfig config =
+                                config("sgd").optProcessGroup(group).optBucketBytes(1);
+                        SequentialBlock block =
+                                new SequentialBlock()
+                                        .add(Linear.builder().setUnits(4).build())
+                                        .add(Training.block());
+                        try (Model model = Model.newInstance("overlap", P2pEngine.NAME)) {
+                            model.setBlock(block);
+                            try (Trainer trainer = model.newTrainer(config)) {
+                                trainer.initialize(new Shape(1, 3));
+                                int before = reductions(group);
+                                try (GradientCollector collector = trainer.newGradientCollector()) {
+                                    NDArray x = trainer.getManager().ones(new Shape(5, 3));
+                                    NDArray y = trainer.forward(new NDList(x)).head();
+                                    assertEquals(before, reductions(group));
+                                    collector.backward(y.square().sum());
+                                }
+                                // Of 3 layers with 2 parameters each, all but the first.
+                                assertEquals(before + 4, reductions(group));
+                                trainer.step();
+                                assertEquals(before + 6, reductions(group));
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static int reductions(ProcessGroup group) {
+        return (int)
+                group.flightRecorder().dump().entries().stream()
+                        .filter(entry -> entry.toString().contains("allReduce"))
+                        .count();
     }
 }

@@ -1,0 +1,215 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Adds up one rank's gradients with those of the other ranks, several at once: a bucket. Buckets
+ * are reduced in one order on all ranks, the last parameters' first, as their gradients are
+ * computed first: each as soon as all its gradients are known to be complete and those before it
+ * are on their way, or else in the step.
+ *
+ * <p>Gradients are reduced in place. If another pass follows before the step, what was reduced is
+ * carried apart, and the pass begins at zero.
+ */
+final class GradientBuckets {
+
+    /** What becomes of a gradient that is complete and reduced. */
+    interface Visitor {
+        void visit(NDArray parameter, NDArray gradient);
+    }
+
+    private static final class Bucket {
+
+        private final List<NDArray> parameters = new ArrayList<>();
+        private final List<NDArray> gradients = new ArrayList<>();
+        private int ready;
+        private Work work;
+
+        void issue(ProcessGroup group, ReduceOp op, NDManager manager) {
+            for (NDArray parameter : parameters) {
+                gradients.add(gradient(manager, parameter));
+            }
+            if (group != null) {
+                work = group.allReduceCoalesced(gradients, op);
+            }
+        }
+
+        void complete() {
+            if (work == null) {
+                return;
+            }
+            if (gradients.get(0).getDevice().isGpu()) {
+                work.blockCurrentStream();
+            } else {
+                work.await();
+            }
+        }
+    }
+
+    private final ProcessGroup group; // null if it is the only rank
+    private final ReduceOp op;
+    private final long bucketBytes;
+    private final NDManager parent;
+    private final Map<NDArray, NDArray> carried = new IdentityHashMap<>();
+    private final Map<NDArray, Bucket> bucketOf = new IdentityHashMap<>();
+    private List<Bucket> buckets = List.of();
+    private int issued;
+    private NDManager
+            manager; // of the handles of gradients that are on their way; null if none are
+
+    GradientBuckets(ProcessGroup group, ReduceOp op, long bucketBytes, NDManager parent) {
+        this.group = group;
+        this.op = op;
+        this.bucketBytes = bucketBytes;
+        this.parent = parent;
+    }
+
+    /**
+     * Divides parameters into buckets, for what comes next. Nothing must be on its way.
+     *
+     * @param parameters the arrays to be trained, the first ones first
+     */
+    private void plan(List<NDArray> parameters) {
+        buckets = new ArrayList<>();
+        bucketOf.clear();
+        Bucket bucket = null;
+        ScalarType type = null;
+        long bytes = 0;
+        for (int i = parameters.size() - 1; i >= 0; i--) {
+            NDArray parameter = parameters.get(i);
+            TensorInfo info = Torch.info(parameter);
+            if (bucket == null || info.type() != type || bytes + info.byteSize() > bucketBytes) {
+                bucket = new Bucket();
+                buckets.add(bucket);
+                bytes = 0;
+            }
+            type = info.type();
+            bytes += info.byteSize();
+            bucket.parameters.add(parameter);
+            bucketOf.put(parameter, bucket);
+        }
+    }
+
+    /** Begins a pass. What earlier ones have reduced since the last step is carried apart. */
+    void begin(List<NDArray> parameters) {
+        NoGradient.run(
+                () -> {
+                    for (Bucket bucket : buckets.subList(0, issued)) {
+                        bucket.complete();
+                        for (int i = 0; i < bucket.parameters.size(); i++) {
+                            carry(bucket.parameters.get(i), bucket.gradients.get(i));
+                        }
+                    }
+                });
+        forget();
+        plan(parameters);
+    }
+
+    private void carry(NDArray parameter, NDArray gradient) {
+        NDArray sum = carried.get(parameter);
+        if (sum == null) {
+            sum = Torch.cast(gradient, Torch.scalarType(gradient));
+            sum.attach(parent);
+            carried.put(parameter, sum);
+        } else {
+            Torch.addInPlace(sum, gradient);
+        }
+        JniUtils.zeroGrad((PtNDArray) parameter);
+    }
+
+    /** Says that the gradients of parameters are complete, and sends what that allows. */
+    void ready(Collection<NDArray> parameters) {
+        for (NDArray parameter : parameters) {
+            Bucket bucket = bucketOf.get(parameter);
+            if (bucket != null) {
+                bucket.ready++;
+            }
+        }
+        NoGradient.run(
+                () -> {
+                    while (issued < buckets.size() && isReady(buckets.get(issued))) {
+                        issueNext();
+                    }
+                });
+    }
+
+    private static boolean isReady(Bucket bucket) {
+        return bucket.ready == bucket.parameters.size();
+    }
+
+    private void issueNext() {
+        if (manager == null) {
+            manager = parent.newSubManager();
+        }
+        Bucket bucket = buckets.get(issued);
+        issued++; // Also if it fails: other ranks have sent theirs.
+        bucket.issue(group, op, manager);
+    }
+
+    /** Reduces what is left, waits for all, and hands it out. */
+    void finish(List<NDArray> parameters, Visitor visitor) {
+        if (issued == 0) {
+            plan(parameters);
+        }
+        while (issued < buckets.size()) {
+            issueNext();
+        }
+        for (Bucket bucket : buckets) {
+            bucket.complete();
+            for (int i = 0; i < bucket.parameters.size(); i++) {
+                NDArray sum = carried.get(bucket.parameters.get(i));
+                if (sum != null) {
+                    Torch.addInPlace(bucket.gradients.get(i), sum);
+                }
+                visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
+            }
+        }
+        reset();
+    }
+
+    /** Forgets all gradients, after those on their way have arrived. */
+    void reset() {
+        buckets.subList(0, issued).forEach(Bucket::complete);
+        forget();
+        buckets = List.of();
+        carried.values().forEach(NDArray::close);
+        carried.clear();
+    }
+
+    private void forget() {
+        issued = 0;
+        if (manager != null) {
+            manager.close();
+            manager = null;
+        }
+    }
+
+    /** Returns an array's gradient, or zeros if none has reached it on this rank. */
+    private static NDArray gradient(NDManager manager, NDArray array) {
+        NDArray gradient = JniUtils.getGradient((PtNDArray) array);
+        if (gradient == null) {
+            return Torch.cast(manager.zeros(array.getShape()), Torch.scalarType(array));
+        }
+        gradient.attach(manager);
+        return gradient;
+    }
+}
