@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
@@ -101,15 +102,25 @@ class FusedGradientsTest {
         return Stream.of(1, 2, 4).flatMap(cases::cases);
     }
 
-    private static void run(Case c, Consumer<ProcessGroup> body) {
+    private void run(Case c, Consumer<ProcessGroup> body) {
         if (c.plain) {
             try (FusedOps.Scope forced = FusedOps.forceFallback()) {
                 assertNotNull(forced);
-                LocalRanks.run(c.worldSize, body);
+                run(c.worldSize, body);
             }
         } else {
-            LocalRanks.run(c.worldSize, body);
+            run(c.worldSize, body);
         }
+    }
+
+    /** Runs code on ranks that are threads. */
+    void run(int worldSize, Consumer<ProcessGroup> body) {
+        LocalRanks.run(worldSize, body);
+    }
+
+    /** Returns a manager on the device of the first rank, or of this thread's if it is one. */
+    NDManager newManager() {
+        return NDManager.newBaseManager(Device.cpu(), "PyTorch");
     }
 
     @ParameterizedTest
@@ -120,7 +131,7 @@ class FusedGradientsTest {
         long inner = c.shape.get(last) * (axis == last ? c.worldSize : 1);
         Shape[] bShapes = {new Shape(inner, 3), new Shape(inner, 2)};
         double[][][] expected = new double[c.worldSize][][];
-        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+        try (NDManager manager = newManager();
                 GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
             List<List<NDArray>> leaves = new ArrayList<>();
             List<NDArray> squares = new ArrayList<>();
@@ -150,7 +161,7 @@ class FusedGradientsTest {
         run(
                 c,
                 group -> {
-                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                    try (NDManager manager = newManager();
                             GradientScope scope = GradientScope.open().optRegather(c.regather)) {
                         List<NDArray> own = leaves(manager, c.shape, bShapes, group.rank());
                         GatheredMatmul result =
@@ -200,7 +211,7 @@ class FusedGradientsTest {
         Shape b = new Shape(c.shape.get(last), axis == last ? 3L * c.worldSize : 3);
         for (ReduceOp op : List.of(ReduceOp.SUM, ReduceOp.AVG)) {
             double[][][] expected = new double[c.worldSize][][];
-            try (NDManager manager = NDManager.newBaseManager("PyTorch");
+            try (NDManager manager = newManager();
                     GradientCollector collector =
                             Engine.getEngine("PyTorch").newGradientCollector()) {
                 List<List<NDArray>> leaves = new ArrayList<>();
@@ -218,7 +229,7 @@ class FusedGradientsTest {
             run(
                     c,
                     group -> {
-                        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                        try (NDManager manager = newManager();
                                 GradientScope scope = GradientScope.open()) {
                             List<NDArray> own = scatterLeaves(manager, c.shape, b, group.rank());
                             NDArray y =
@@ -263,7 +274,7 @@ class FusedGradientsTest {
         Shape w1Shape = new Shape(3, 4);
         Shape w2Shape = new Shape(4, 3);
         double[][] differences = new double[3][];
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = newManager()) {
             List<NDArray> all =
                     List.of(
                             random(manager, xShape, 1),
@@ -287,11 +298,11 @@ class FusedGradientsTest {
                 }
             }
         }
-        LocalRanks.run(
+        run(
                 worldSize,
                 group -> {
                     int r = group.rank();
-                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                    try (NDManager manager = newManager();
                             GradientScope scope = GradientScope.open()) {
                         int[] axes = {0, 1, 0};
                         Shape[] shapes = {xShape, w1Shape, w2Shape};
@@ -325,10 +336,10 @@ class FusedGradientsTest {
     /** Only what requires a gradient gets one, and only then is anything sent for it. */
     @Test
     void whatRequiresNoneGetsNone() {
-        LocalRanks.run(
+        run(
                 2,
                 group -> {
-                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                    try (NDManager manager = newManager();
                             GradientScope scope = GradientScope.open()) {
                         NDArray a = random(manager, new Shape(4, 4), group.rank());
                         NDArray b = leaf(manager, new Shape(4, 4), 7);
@@ -350,12 +361,12 @@ class FusedGradientsTest {
     /** DJL cannot name bfloat16; 2 ranks, against the same in float64, within its rounding. */
     @Test
     void sixteenBits() {
-        LocalRanks.run(
+        run(
                 2,
                 group -> {
                     double[][] gradients = new double[2][];
                     for (ScalarType type : List.of(ScalarType.FLOAT64, ScalarType.BFLOAT16)) {
-                        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                        try (NDManager manager = newManager();
                                 GradientScope scope = GradientScope.open()) {
                             NDArray x = ones(manager, type, group.rank());
                             NDArray w = ones(manager, type, 5);
@@ -389,10 +400,10 @@ class FusedGradientsTest {
 
     @Test
     void nothingIsLeftBehind() {
-        LocalRanks.run(
+        run(
                 2,
                 group -> {
-                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                    try (NDManager manager = newManager()) {
                         NDArray w = leaf(manager, new Shape(4, 4), 7);
                         int arrays = manager.getManagedArrays().size();
                         for (int i = 0; i < 5; i++) {

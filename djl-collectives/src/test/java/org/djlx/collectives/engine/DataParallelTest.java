@@ -69,7 +69,7 @@ class DataParallelTest {
         return config;
     }
 
-    private static void assertSame(Outcome expected, Outcome actual) {
+    static void assertSame(Outcome expected, Outcome actual) {
         assertEquals(expected.losses().size(), actual.losses().size());
         for (int i = 0; i < expected.losses().size(); i++) {
             assertEquals(expected.losses().get(i), actual.losses().get(i), TOLERANCE, "batch " + i);
