@@ -10,6 +10,7 @@
  * + P2pEngineProvider     finds it
  * + DataParallelConfig    a training configuration that says more of the ranks
  * + GradientReduction     how the gradients of processes become one
+ * + GradientSynchronizer  makes gradients one in programs that keep the engine PyTorch
  * + DistributedSampler    divides a dataset among processes
  *   P2pModel              a model of PyTorch's, but for its trainer
  *   DataParallelTrainer   the trainer

@@ -211,6 +211,54 @@ class DataParallelTest {
         }
     }
 
+    /** Trainers of one rank each, which know nothing of each other but for the listener. */
+    @ParameterizedTest
+    @ValueSource(ints = {2, 3})
+    void aListenerMakesGradientsOne(int ranks) throws Exception {
+        Sampler whole = DistributedSampler.builder().setBatchSize(4 * ranks).optSeed(3).build();
+        Outcome expected = reference("adam", whole);
+        List<ProcessGroup> groups = ProcessGroups.local(ranks);
+        try {
+            List<Outcome> outcomes =
+                    ProcessGroups.run(
+                            groups,
+                            group -> {
+                                SequentialBlock block = Training.block();
+                                DefaultTrainingConfig config =
+                                        new DefaultTrainingConfig(Training.loss())
+                                                .optOptimizer(Training.optimizer("adam"))
+                                                .addTrainingListeners(
+                                                        new GradientSynchronizer(
+                                                                group, GradientReduction.MEAN));
+                                Sampler sampler =
+                                        DistributedSampler.builder()
+                                                .setBatchSize(4)
+                                                .optSeed(3)
+                                                .optGroup(group)
+                                                .build();
+                                return Training.fit(
+                                        P2pEngine.NAME,
+                                        config,
+                                        block,
+                                        ITEMS,
+                                        sampler,
+                                        3,
+                                        5 + group.rank(),
+                                        trainer ->
+                                                GradientSynchronizer.broadcastParameters(
+                                                        block, group));
+                            });
+            for (Outcome outcome : outcomes) {
+                for (int i = 0; i < expected.parameters().size(); i++) {
+                    assertArrayEquals(
+                            expected.parameters().get(i), outcome.parameters().get(i), TOLERANCE);
+                }
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
     /** Each process has a loss of its own; their sum is what SUM goes down on. */
     @Test
     void sumIsTheDefault() throws Exception {
