@@ -17,6 +17,7 @@ import org.djlx.samples.plan.PlanCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
 import org.djlx.samples.trace.TraceCommand;
+import org.djlx.samples.train.TrainCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
@@ -38,6 +39,7 @@ import picocli.CommandLine.Spec;
         synopsisSubcommandLabel = "COMMAND",
         subcommands = {
             MlpCommand.class,
+            TrainCommand.class,
             OpCommand.class,
             BenchCommand.class,
             BenchCompareCommand.class,
