@@ -31,22 +31,22 @@ import java.util.Random;
 import org.djlx.nativeops.NoGradient;
 
 /** A DJL program that knows nothing of ranks: a classifier trained by {@code EasyTrain.fit}. */
-final class Training {
+public final class Training {
 
-    static final int FEATURES = 6;
-    static final int CLASSES = 3;
+    public static final int FEATURES = 6;
+    public static final int CLASSES = 3;
 
     /** The losses of all batches, and the parameters at the end. */
-    record Outcome(List<Float> losses, List<float[]> parameters) {}
+    public record Outcome(List<Float> losses, List<float[]> parameters) {}
 
     /** What is run besides, when the trainer is initialised. */
-    interface OnTrainer {
+    public interface OnTrainer {
         void run(Trainer trainer) throws Exception;
     }
 
     private Training() {}
 
-    static Optimizer optimizer(String name) {
+    public static Optimizer optimizer(String name) {
         Tracker rate = Tracker.fixed(0.05f);
         return switch (name) {
             case "sgd" -> Optimizer.sgd().setLearningRateTracker(rate).build();
@@ -57,14 +57,14 @@ final class Training {
         };
     }
 
-    static SequentialBlock block() {
+    public static SequentialBlock block() {
         return new SequentialBlock()
                 .add(Linear.builder().setUnits(8).build())
                 .add(Activation::tanh)
                 .add(Linear.builder().setUnits(CLASSES).build());
     }
 
-    static RandomAccessDataset dataset(NDManager manager, int items, Sampler sampler)
+    public static RandomAccessDataset dataset(NDManager manager, int items, Sampler sampler)
             throws Exception {
         Random random = new Random(11);
         float[] x = new float[items * FEATURES];
@@ -84,11 +84,11 @@ final class Training {
                 .build();
     }
 
-    static Loss loss() {
+    public static Loss loss() {
         return new SoftmaxCrossEntropyLoss();
     }
 
-    static Outcome fit(
+    public static Outcome fit(
             String engine,
             TrainingConfig config,
             SequentialBlock block,

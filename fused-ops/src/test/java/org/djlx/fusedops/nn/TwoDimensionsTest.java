@@ -1,0 +1,113 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+
+import ai.djl.nn.Activation;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.Trainer;
+import ai.djl.training.TrainingConfig;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.DataParallelConfig;
+import org.djlx.collectives.engine.DistributedSampler;
+import org.djlx.collectives.engine.GradientReduction;
+import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.engine.Training;
+import org.djlx.collectives.engine.Training.Outcome;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/**
+ * Four ranks, of which two each share a model and two each have the same part of it: they train as
+ * one device does with the whole model and the whole batches.
+ */
+class TwoDimensionsTest {
+
+    private static final float TOLERANCE = 2e-5f;
+    private static final int BATCH = 8;
+    private static final int ITEMS = 32;
+
+    @ParameterizedTest
+    @CsvSource({"sgd, 2", "adam, 2", "adam, 1", "adam, 4"})
+    @Timeout(120)
+    void trainAsOneDevice(String optimizer, int tensorParallel) throws Exception {
+        TrainingConfig config =
+                new DefaultTrainingConfig(Training.loss())
+                        .optOptimizer(Training.optimizer(optimizer));
+        DistributedSampler whole = DistributedSampler.builder().setBatchSize(BATCH).build();
+        SequentialBlock undivided =
+                new SequentialBlock()
+                        .add(Linear.builder().setUnits(8).build())
+                        .add(Activation::tanh)
+                        .add(Linear.builder().setUnits(Training.CLASSES).build());
+        Outcome expected =
+                Training.fit("PyTorch", config, undivided, ITEMS, whole, 3, 5, trainer -> {});
+        int dataParallel = 4 / tensorParallel;
+        List<ProcessGroup> groups = ProcessGroups.local(4);
+        try {
+            List<List<float[]>> parameters =
+                    ProcessGroups.run(
+                            groups,
+                            group -> {
+                                ProcessGroup tensor =
+                                        group.split(group.rank() / tensorParallel, group.rank());
+                                ProcessGroup data =
+                                        group.split(group.rank() % tensorParallel, group.rank());
+                                return run(optimizer, tensor, data, BATCH / dataParallel);
+                            });
+            for (List<float[]> own : parameters) {
+                assertEquals(expected.parameters().size(), own.size());
+                for (int i = 0; i < own.size(); i++) {
+                    assertArrayEquals(
+                            expected.parameters().get(i), own.get(i), TOLERANCE, "parameter " + i);
+                }
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Trains on one rank, and returns the full parameters. */
+    private static List<float[]> run(
+            String optimizer, ProcessGroup tensor, ProcessGroup data, int batch) throws Exception {
+        DataParallelConfig config =
+                new DataParallelConfig(Training.loss())
+                        .optProcessGroup(data)
+                        .optGradientReduction(GradientReduction.MEAN)
+                        .optBucketBytes(64);
+        config.optOptimizer(Training.optimizer(optimizer));
+        ColumnParallelLinear in =
+                ColumnParallelLinear.builder().setGroup(tensor).setUnits(8).build();
+        RowParallelLinear out =
+                RowParallelLinear.builder().setGroup(tensor).setUnits(Training.CLASSES).build();
+        SequentialBlock block = new SequentialBlock().add(in).add(Activation::tanh).add(out);
+        DistributedSampler sampler =
+                DistributedSampler.builder().setBatchSize(batch).optGroup(data).build();
+        // Replicas have the parameters of the first, and parts those of the first of them.
+        int seed = 5 + data.rank() + 10 * tensor.rank();
+        List<float[]> full = new ArrayList<>();
+        config.addTrainingListeners(
+                new TrainingListenerAdapter() {
+                    @Override
+                    public void onTrainingEnd(Trainer trainer) {
+                        for (ShardedBlock part : List.of(in, out)) {
+                            full.add(part.full("weight", trainer.getManager()).toFloatArray());
+                            full.add(part.full("bias", trainer.getManager()).toFloatArray());
+                        }
+                    }
+                });
+        Training.fit(P2pEngine.NAME, config, block, ITEMS, sampler, 3, seed, trainer -> {});
+        return full;
+    }
+}
