@@ -37,10 +37,13 @@ final class StagedForward {
         boolean cut = false;
         NDList current = data;
         for (int i = 0; i < stages.size(); i++) {
-            List<NDArray> recorded = current.stream().filter(Torch::requiresGradient).toList();
+            Set<Parameter> parameters = complete.get(i);
+            List<NDArray> recorded =
+                    parameters.isEmpty()
+                            ? List.of()
+                            : current.stream().filter(Torch::requiresGradient).toList();
             if (!recorded.isEmpty()) {
                 boolean first = !cut;
-                Set<Parameter> parameters = complete.get(i);
                 Runnable reached = () -> replica.ready(parameters, first);
                 current = cut(scope, current, recorded, reached);
                 if (first) {
