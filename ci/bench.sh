@@ -6,6 +6,8 @@
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
 #     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
+#   ci/bench.sh train [arguments of `samples/run.sh bench-train`]
+#     a data-parallel training step on this host's GPUs, beside one GPU alone and DJL's engine
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -78,6 +80,13 @@ bench_gpu() {
   return "$status"
 }
 
+bench_train() {
+  local -a args=()
+  [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/train.json")
+  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
+  "$root/samples/run.sh" bench-train "${args[@]}" "$@"
+}
+
 case ${1:-} in
   cpu)
     shift
@@ -88,7 +97,11 @@ case ${1:-} in
     shift
     bench_gpu "$@"
     ;;
+  train)
+    shift
+    bench_train "$@"
+    ;;
   *)
-    die "usage: ci/bench.sh cpu|gpu [arguments of samples/run.sh bench-compare or bench-gpu]"
+    die "usage: ci/bench.sh cpu|gpu|train [arguments of samples/run.sh bench-compare, bench-gpu or bench-train]"
     ;;
 esac

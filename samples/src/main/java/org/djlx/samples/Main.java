@@ -9,6 +9,7 @@ import org.djlx.samples.bench.BenchChartCommand;
 import org.djlx.samples.bench.BenchCommand;
 import org.djlx.samples.bench.BenchCompareCommand;
 import org.djlx.samples.bench.GpuBenchCommand;
+import org.djlx.samples.bench.TrainBenchCommand;
 import org.djlx.samples.flight.FlightCommand;
 import org.djlx.samples.launch.LaunchCommand;
 import org.djlx.samples.mlp.MlpCommand;
@@ -50,6 +51,7 @@ import picocli.CommandLine.Spec;
             TopologyCommand.class,
             GpuBenchCommand.class,
             BenchChartCommand.class,
+            TrainBenchCommand.class,
             TraceCommand.class
         })
 public final class Main {
