@@ -39,11 +39,11 @@ public record Machine(
             new Machine(
                     "h200",
                     132,
-                    new Library(5.77, 702, 3480),
-                    new Launch(12.9, List.of(0.72, 0.405, 0.224), 5.95, 0.867, 45, 342),
-                    new Copies(9.62, 389, 4.1, 4070),
-                    new Nccl(List.of(19.7, 25.9, 49.7), List.of(215.0, 297.0, 346.0)),
-                    new Host(20.3, 51.2, 55.8, 5.2, 3.8));
+                    new Library(4.48, 696, 3820),
+                    new Launch(10.7, List.of(0.787, 0.454, 0.271), 3.04, 32.0, 342),
+                    new Copies(9.62, 389, 8.95, 3990),
+                    new Nccl(List.of(18.6, 25.9, 49.7), List.of(215.0, 297.0, 346.0), 6.36, 84.1),
+                    new Host(26.9, 45.8, 58.6, 5.2, 3.8));
 
     /**
      * Matmuls of a library.
@@ -73,18 +73,12 @@ public record Machine(
      *     store
      * @param steps what a tile takes for each 64 columns of A, for each of the {@link
      *     OneLaunch#TILE_COLUMNS}
-     * @param tile what a tile takes besides
      * @param exchange what a tile takes more where it is sent to another rank or added to others'
-     * @param blockRate how fast a block pushes; not fitted, but NCCL's own figure, as no row tells
+     * @param blockRate how fast a block pushes
      * @param linkRate how fast all blocks together do
      */
     public record Launch(
-            double start,
-            List<Double> steps,
-            double tile,
-            double exchange,
-            double blockRate,
-            double linkRate) {}
+            double start, List<Double> steps, double exchange, double blockRate, double linkRate) {}
 
     /**
      * Copies by copy engines, a rank's one after the other.
@@ -103,12 +97,14 @@ public record Machine(
 
     /**
      * NCCL's all-gather and reduce-scatter: a start that grows with the ranks, and bytes into each
-     * GPU at a rate.
+     * GPU at a rate. Few bytes go by another protocol, which was measured of 2 ranks only.
      *
      * @param starts of 2, 4 and 8 ranks
      * @param rates of 2, 4 and 8 ranks
+     * @param fewStart of 2 ranks, for few bytes
+     * @param fewRate of 2 ranks, for few bytes
      */
-    public record Nccl(List<Double> starts, List<Double> rates) {
+    public record Nccl(List<Double> starts, List<Double> rates, double fewStart, double fewRate) {
 
         /** How many ranks are measured at most, which is how many GPUs a host has. */
         static final int MEASURED = 8;
@@ -124,8 +120,10 @@ public record Machine(
             return StrictMath.log(ranks) / StrictMath.log(2);
         }
 
-        double start(int ranks) {
-            return ranks == 1 ? 0 : at(starts, power(ranks));
+        /** What takes the bytes into each GPU, at a rate that may be a network's. */
+        double micros(int ranks, long bytes, double rate) {
+            double micros = at(starts, power(ranks)) + bytes / rate / 1e3;
+            return ranks == 2 ? Math.min(micros, fewStart + bytes / fewRate / 1e3) : micros;
         }
 
         double rate(int ranks) {
@@ -175,13 +173,7 @@ public record Machine(
                 name,
                 count,
                 new Library(library.start, flops, library.memoryRate),
-                new Launch(
-                        launch.start,
-                        steps,
-                        launch.tile,
-                        launch.exchange,
-                        launch.blockRate,
-                        launch.linkRate),
+                new Launch(launch.start, steps, launch.exchange, launch.blockRate, launch.linkRate),
                 copies,
                 nccl,
                 host);

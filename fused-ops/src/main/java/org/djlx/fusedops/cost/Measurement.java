@@ -25,6 +25,8 @@ import java.util.OptionalDouble;
  * @param bytes into each GPU, for a push; otherwise 0
  * @param ranks the number of ranks; 0 for what has none
  * @param path how it was done
+ * @param tile the columns of a tile of one launch, if that is known; otherwise 0
+ * @param pushers how many blocks pushed in one launch; 0 where none did, or the tile is not known
  * @param recorded whether a graph was replayed, or the host's time left out
  * @param micros how long it took, in microseconds
  * @param host how long the call took the thread, in microseconds, if that was measured
@@ -40,13 +42,15 @@ public record Measurement(
         long bytes,
         int ranks,
         String path,
+        int tile,
+        int pushers,
         boolean recorded,
         double micros,
         OptionalDouble host,
         String source) {
 
     private static final String RESOURCE = "measurements.csv";
-    private static final int COLUMNS = 13;
+    private static final int COLUMNS = 15;
 
     /**
      * Reads all rows.
@@ -85,12 +89,14 @@ public record Measurement(
                 number(cells[6]),
                 (int) number(cells[7]),
                 cells[8],
-                cells[9].equals("replay"),
-                Double.parseDouble(cells[10]),
-                cells[11].isEmpty()
+                (int) number(cells[9]),
+                (int) number(cells[10]),
+                cells[11].equals("replay"),
+                Double.parseDouble(cells[12]),
+                cells[13].isEmpty()
                         ? OptionalDouble.empty()
-                        : OptionalDouble.of(Double.parseDouble(cells[11])),
-                cells[12]);
+                        : OptionalDouble.of(Double.parseDouble(cells[13])),
+                cells[14]);
     }
 
     private static long number(String cell) {

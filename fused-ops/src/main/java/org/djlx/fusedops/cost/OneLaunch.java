@@ -113,17 +113,22 @@ public final class OneLaunch {
         Tiling best = null;
         for (int tile = 0; tile < TILE_COLUMNS.size(); tile++) {
             if (!work.isGather()) {
-                best = faster(best, new Tiling(tile, 0, scatter(tile)));
+                best = faster(best, tiling(tile, 0));
                 continue;
             }
             for (int pushers : PUSHERS) {
                 boolean idle = pushers > 1 && (pushers - 1) * PIECE >= work.bytesIn();
                 if (pushers <= machine.multiprocessors() && !idle) {
-                    best = faster(best, new Tiling(tile, pushers, gather(tile, pushers)));
+                    best = faster(best, tiling(tile, pushers));
                 }
             }
         }
         return best;
+    }
+
+    /** The same, divided in a certain way. */
+    Tiling tiling(int tile, int pushers) {
+        return new Tiling(tile, pushers, work.isGather() ? gather(tile, pushers) : scatter(tile));
     }
 
     private static Tiling faster(Tiling best, Tiling next) {
@@ -144,24 +149,28 @@ public final class OneLaunch {
     }
 
     private double tileMicros(int tile) {
-        Machine.Launch launch = machine.launch();
-        return launch.tile() + ceilDiv(work.inner(), STEP) * launch.steps().get(tile);
+        return ceilDiv(work.inner(), STEP) * machine.launch().steps().get(tile);
     }
 
     /** How long it takes until all tiles have been dealt out and computed. */
     private double waves(int tile, double one, int pushers, double push) {
+        // Blocks that push begin later, and so end later; the earlier one of both ends will do.
+        return Math.min(end(tile, one, pushers, push, 0), end(tile, one, pushers, push, push));
+    }
+
+    /** The end of the first wave, of those from a begin on, in which all tiles are done. */
+    private double end(int tile, double one, int pushers, double push, double begin) {
         int blocks = machine.multiprocessors();
         long tiles = work.ranks() * tilesOfPart(tile);
-        // Blocks that push begin later; no peer's tile can begin before its shard is there.
-        long waves = Math.max(1, tiles / blocks - (long) (push / one) - 1);
+        long waves = Math.max(1, (long) (tiles / blocks - begin / one) - 1);
         while (true) {
-            for (double end : new double[] {waves * one, push + waves * one}) {
-                long late = (long) Math.max(0, (end - push) / one + EPSILON);
-                long early = (long) (end / one + EPSILON);
-                if ((blocks - pushers) * early + pushers * late >= tiles
-                        && (work.ranks() == 1 || end + EPSILON >= push + one)) {
-                    return end;
-                }
+            double end = begin + waves * one;
+            long late = (long) Math.max(0, (end - push) / one + EPSILON);
+            long early = (long) (end / one + EPSILON);
+            // No tile of the shard that comes last can begin before it is there.
+            if ((blocks - pushers) * early + pushers * late >= tiles
+                    && (work.ranks() == 1 || blocks * late >= tilesOfPart(tile))) {
+                return end;
             }
             waves++;
         }

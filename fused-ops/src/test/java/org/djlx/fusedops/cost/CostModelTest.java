@@ -14,6 +14,7 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.EnumMap;
 import java.util.EnumSet;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -33,7 +34,6 @@ class CostModelTest {
     private static final List<Measurement> ROWS = Measurement.all();
     private static final MachineFit FIT = new MachineFit(ROWS);
     private static final Machine FITTED = FIT.fit();
-    private static final double WORST_CHOICE = 1.1;
     private static final CostModel H200 = new CostModel(Machine.H200);
 
     private static boolean isPath(Measurement row) {
@@ -62,15 +62,21 @@ class CostModelTest {
                 switch (row.path()) {
                     case "matmul" -> model.matmul(work);
                     case "collective" -> model.collective(work);
-                    default -> model.predict(work, path(row)).micros(row.recorded());
+                    default -> FIT.predict(row).micros(row.recorded());
                 };
         return micros / row.micros();
     }
 
+    /** Whether the host was the slower one, or nearly. */
+    private static boolean isOfHost(Measurement row) {
+        return row.host().orElse(0) >= 0.8 * row.micros();
+    }
+
     /**
      * What is reached, and how far off the worst row is: matmuls of few columns or of very many, of
-     * which the model knows no algorithm; and rows in which the host was the slower one, whose time
-     * depends on how much the JVM has compiled.
+     * which the model knows no algorithm; tiny ones, which a graph starts sooner than a call; and
+     * rows in which the host was the slower one, whose time depends on how much the JVM has
+     * compiled.
      */
     @Test
     void predictsWhatWasMeasured() {
@@ -79,18 +85,19 @@ class CostModelTest {
             if (MachineFit.isOperator(row)
                     && (isPath(row) || row.path().matches("matmul|collective"))) {
                 double error = Math.abs(ratio(row) - 1);
-                boolean ofHost = row.host().orElse(0) >= 0.8 * row.micros();
-                String kind = ofHost ? "host" : row.path();
+                boolean tiny = row.m() * row.n() * row.k() == 32 * 32 * 32;
+                String kind = isOfHost(row) ? "host" : tiny ? "tiny" : row.path();
                 errors.computeIfAbsent(kind, key -> new ArrayList<>()).add(error);
                 System.out.printf(
                         Locale.ROOT,
-                        "%-20s %5d %5d %5d %d ranks %-10s %7.1f us %+4.0f %% %s%n",
+                        "%-20s %5d %5d %5d %d ranks %-10s %-6s %7.1f us %+4.0f %% %s%n",
                         row.operator(),
                         row.m(),
                         row.n(),
                         row.k(),
                         row.ranks(),
                         row.path(),
+                        row.recorded() ? "replay" : "",
                         row.micros(),
                         100 * (ratio(row) - 1),
                         row.source());
@@ -98,13 +105,14 @@ class CostModelTest {
         }
         Map<String, Double> bounds =
                 Map.of(
-                        "one_launch", 0.17,
-                        "scheduled", 0.15,
-                        "whole", 0.20,
-                        "plain", 0.25,
-                        "collective", 0.04,
-                        "matmul", 0.31,
-                        "host", 0.72);
+                        "one_launch", 0.16,
+                        "scheduled", 0.13,
+                        "whole", 0.16,
+                        "plain", 0.52,
+                        "collective", 0.64,
+                        "matmul", 0.38,
+                        "tiny", 0.98,
+                        "host", 0.79);
         assertEquals(bounds.keySet(), errors.keySet());
         errors.forEach(
                 (kind, all) -> {
@@ -113,7 +121,7 @@ class CostModelTest {
                     Collections.sort(all);
                     double median = all.get(all.size() / 2);
                     boolean few = all.size() < 5;
-                    double bound = kind.equals("host") ? 0.25 : 0.07;
+                    double bound = kind.equals("host") ? 0.23 : kind.equals("tiny") ? 0.44 : 0.06;
                     assertTrue(few || median <= bound, kind + " " + median);
                 });
     }
@@ -130,33 +138,39 @@ class CostModelTest {
 
     @Test
     void choosesWhatWasMeasuredToBeFaster() {
-        Map<Case, Map<Path, Double>> cases = new LinkedHashMap<>();
+        Map<Case, Map<Path, Measurement>> cases = new LinkedHashMap<>();
         for (Measurement row : ROWS) {
             if (MachineFit.isOperator(row) && isPath(row) && !row.recorded()) {
                 cases.computeIfAbsent(
                                 new Case(MachineFit.workload(row), run(row)),
                                 key -> new EnumMap<>(Path.class))
-                        .merge(path(row), row.micros(), Math::min);
+                        .merge(path(row), row, (a, b) -> a.micros() < b.micros() ? a : b);
             }
         }
         Set<Path> chosen = new HashSet<>();
+        Map<Boolean, Double> worst = new HashMap<>();
         int choices = 0;
         int fastest = 0;
-        for (Map.Entry<Case, Map<Path, Double>> entry : cases.entrySet()) {
-            Map<Path, Double> measured = entry.getValue();
+        for (Map.Entry<Case, Map<Path, Measurement>> entry : cases.entrySet()) {
+            Map<Path, Measurement> measured = entry.getValue();
             if (measured.size() > 1) {
                 choices++;
                 Choice choice =
                         H200.choose(entry.getKey().work(), work -> measured.keySet(), false);
                 chosen.add(choice.path());
-                double best = Collections.min(measured.values());
-                fastest += measured.get(choice.path()) == best ? 1 : 0;
-                assertTrue(
-                        measured.get(choice.path()) <= WORST_CHOICE * best,
-                        () -> entry + " " + choice);
+                double best =
+                        measured.values().stream()
+                                .mapToDouble(Measurement::micros)
+                                .min()
+                                .orElseThrow();
+                Measurement taken = measured.get(choice.path());
+                fastest += taken.micros() == best ? 1 : 0;
+                worst.merge(isOfHost(taken), taken.micros() / best, Math::max);
             }
         }
-        assertEquals("25 of 30", fastest + " of " + choices, "docs/cost.md says so");
+        assertEquals("70 of 78", fastest + " of " + choices, "docs/cost.md says so");
+        assertTrue(worst.get(false) <= 1.10, worst::toString);
+        assertTrue(worst.get(true) <= 1.45, worst::toString);
         assertTrue(
                 chosen.containsAll(List.of(Path.ONE_LAUNCH, Path.SCHEDULED, Path.WHOLE)),
                 chosen::toString);
@@ -235,6 +249,16 @@ class CostModelTest {
                 assertTrue(H200.predict(work, path).device() > 0.95 * H200.limit(work), path::name);
             }
         }
+    }
+
+    /** The peers' tiles wait for the shard, which two blocks push for longer than the own last. */
+    @Test
+    void aLargeShardIsPushedByAsManyBlocksAsTheLinksTake() {
+        Workload work = bfloat16(FusedOperator.ALL_GATHER_MATMUL, 2, 8192, 14336, 4096);
+        OneLaunch launch = new OneLaunch(Machine.H200, work);
+        assertEquals(8, launch.fastest().pushers());
+        assertTrue(launch.tiling(0, 2).micros() > 1.15 * launch.fastest().micros());
+        assertTrue(launch.tiling(0, 32).micros() >= launch.fastest().micros());
     }
 
     @Test

@@ -9,6 +9,7 @@ import java.math.MathContext;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.OptionalDouble;
 import java.util.TreeMap;
@@ -98,17 +99,19 @@ final class MachineFit {
     /** What was measured by another path beside a row. */
     Measurement beside(Measurement row, String path) {
         return rows.stream()
-                .filter(
-                        other ->
-                                other.path().equals(path)
-                                        && other.source().equals(row.source())
-                                        && other.operator().equals(row.operator())
-                                        && other.ranks() == row.ranks()
-                                        && other.m() == row.m()
-                                        && other.n() == row.n()
-                                        && other.k() == row.k())
+                .filter(other -> other.path().equals(path) && other.recorded() == row.recorded())
+                .filter(other -> isBeside(other, row))
                 .findFirst()
                 .orElse(null);
+    }
+
+    private static boolean isBeside(Measurement one, Measurement other) {
+        return one.source().equals(other.source())
+                && one.operator().equals(other.operator())
+                && one.ranks() == other.ranks()
+                && one.m() == other.m()
+                && one.n() == other.n()
+                && one.k() == other.k();
     }
 
     private void fitLibrary() {
@@ -157,16 +160,16 @@ final class MachineFit {
     private void fitNccl() {
         List<Double> starts = new ArrayList<>();
         List<Double> rates = new ArrayList<>();
+        double[] few = null;
         for (int ranks : new int[] {2, 4, 8}) {
             double[] best =
                     search(
-                            new double[] {20, 300},
+                            ranks == 2 ? new double[] {20, 300, 6, 100} : new double[] {20, 300},
                             x -> {
                                 double sum = 0;
                                 for (Measurement row : rows("plain", "collective")) {
                                     if (row.ranks() == ranks) {
-                                        double bytes = workload(row).bytesIn();
-                                        double micros = x[0] + bytes / x[1] / 1e3;
+                                        double micros = nccl(x, workload(row).bytesIn());
                                         sum += loss(micros + matmulBeside(row), row.micros());
                                     }
                                 }
@@ -174,6 +177,7 @@ final class MachineFit {
                             });
             starts.add(round(best[0]));
             rates.add(round(best[1]));
+            few = few == null ? best : few;
         }
         machine =
                 new Machine(
@@ -182,8 +186,14 @@ final class MachineFit {
                         machine.library(),
                         machine.launch(),
                         machine.copies(),
-                        new Machine.Nccl(starts, rates),
+                        new Machine.Nccl(starts, rates, round(few[2]), round(few[3])),
                         machine.host());
+    }
+
+    /** Starts and rates, with those for few bytes behind if they are fitted. */
+    private static double nccl(double[] x, long bytes) {
+        double micros = x[0] + bytes / x[1] / 1e3;
+        return x.length == 2 ? micros : Math.min(micros, x[2] + bytes / x[3] / 1e3);
     }
 
     private double matmulBeside(Measurement row) {
@@ -226,6 +236,20 @@ final class MachineFit {
                         machine.host());
     }
 
+    /** Predicts a row of a path, by the tiles and pushers that it had if these are known. */
+    Prediction predict(Measurement row) {
+        Path path = Path.valueOf(row.path().toUpperCase(Locale.ROOT));
+        Machine then = machineOf(row);
+        Workload work = workload(row);
+        Prediction prediction = new CostModel(then).predict(work, path);
+        if (row.tile() == 0) {
+            return prediction;
+        }
+        int tile = OneLaunch.TILE_COLUMNS.indexOf(row.tile());
+        double device = new OneLaunch(then, work).tiling(tile, row.pushers()).micros();
+        return new Prediction(path, device, prediction.host());
+    }
+
     private void fitLaunch() {
         double[] link =
                 search(
@@ -239,7 +263,7 @@ final class MachineFit {
                         });
         double[] best =
                 search(
-                        new double[] {15, 0.72, 0.40, 0.27, 3, 4},
+                        new double[] {15, 0.7, 0.4, 0.25, 4, 40},
                         x -> {
                             setLaunch(x, link[1], Function.identity());
                             return lossOf("one_launch");
@@ -261,7 +285,6 @@ final class MachineFit {
                                         rounding.apply(x[3])),
                                 rounding.apply(x[4]),
                                 rounding.apply(x[5]),
-                                machine.launch().blockRate(),
                                 round(linkRate)),
                         machine.copies(),
                         machine.nccl(),
@@ -271,9 +294,7 @@ final class MachineFit {
     private double lossOf(String... paths) {
         double sum = 0;
         for (Measurement row : rows(paths)) {
-            Path path = Path.valueOf(row.path().toUpperCase());
-            double device = new CostModel(machineOf(row)).predict(workload(row), path).device();
-            sum += loss(device, row.micros());
+            sum += loss(predict(row).device(), row.micros());
         }
         return sum;
     }
