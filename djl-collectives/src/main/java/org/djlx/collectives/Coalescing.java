@@ -28,7 +28,9 @@ final class Coalescing {
 
     private Coalescing() {}
 
-    // Infos are what is known of the tensors whose shapes are the same on all ranks.
+    // Infos are what is known of the tensors whose shapes are the same on all ranks. A rank whose
+    // list has other types than another's has more operations or fewer: where the first is found to
+    // differ, those behind it must not be taken for what the others call next.
 
     static Work allReduce(
             ProcessGroup group, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
@@ -47,7 +49,7 @@ final class Coalescing {
                                 bucket.agreed(op, hash),
                                 operation ->
                                         backend.allReduceCoalesced(
-                                                operation,
+                                                operation.behind(works),
                                                 bucket.pick(tensors),
                                                 bucket.pick(infos),
                                                 op)));
@@ -79,7 +81,7 @@ final class Coalescing {
                                 bucket.agreed(null, hash),
                                 operation ->
                                         backend.allGatherCoalesced(
-                                                operation,
+                                                operation.behind(works),
                                                 bucket.pick(outputs),
                                                 bucket.pick(inputs),
                                                 bucket.pick(infos))));
@@ -112,7 +114,7 @@ final class Coalescing {
                                 bucket.agreed(op, hash),
                                 operation ->
                                         backend.reduceScatterCoalesced(
-                                                operation,
+                                                operation.behind(works),
                                                 bucket.pick(outputs),
                                                 bucket.pick(inputs),
                                                 bucket.pick(infos),

@@ -6,6 +6,7 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Set;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
@@ -65,6 +66,7 @@ public final class Operation {
     private OperationTrace trace;
     private Lifeline lifeline; // of the group; null when the operation has ended
     private String algorithm;
+    private Work before; // of the same call; null if there is none, or it has been looked at
 
     /**
      * Creates an operation.
@@ -242,6 +244,25 @@ public final class Operation {
      */
     public String algorithm() {
         return algorithm;
+    }
+
+    /** Says that this is one call with the operations before. */
+    Operation behind(List<Work> works) {
+        before = works.isEmpty() ? null : works.get(works.size() - 1);
+        return this;
+    }
+
+    /**
+     * Returns why the ranks do not run an operation: a call may be several, one behind the other,
+     * and the ranks did not agree on the first. To be called by who executes it, when those before
+     * it have ended and before it begins.
+     *
+     * @return the mismatch; null if there is none
+     */
+    public CollectiveMismatchException mismatchBefore() {
+        Throwable failure = before == null ? null : before.exception().orElse(null);
+        before = null;
+        return failure instanceof CollectiveMismatchException mismatch ? mismatch : null;
     }
 
     /** Says what to refer to until the operation has ended. */

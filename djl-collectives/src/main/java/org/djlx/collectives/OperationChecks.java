@@ -7,6 +7,7 @@ package org.djlx.collectives;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
 import org.djlx.collectives.Operation.Agreed;
@@ -291,6 +292,27 @@ final class OperationChecks {
                             + (place < 0
                                     ? ", which they must not"
                                     : " other than in this rank's own place"));
+        }
+    }
+
+    /** Checks that tensors that are written do not overlap; of strided ones that is not known. */
+    static void apart(OpType type, String role, List<TensorInfo> written) {
+        List<TensorInfo> sorted = new ArrayList<>(written);
+        sorted.removeIf(info -> info.byteSize() == 0 || !info.isContiguous());
+        sorted.sort(Comparator.comparingLong(TensorInfo::address));
+        for (int i = 1; i < sorted.size(); i++) {
+            TensorInfo one = sorted.get(i - 1);
+            TensorInfo next = sorted.get(i);
+            if (one.address() + one.byteSize() > next.address()) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s: two of the %s overlap in memory, of shapes %s and %s, and both"
+                                        + " are written; pass each once",
+                                type,
+                                role,
+                                Arrays.toString(one.sizes()),
+                                Arrays.toString(next.sizes())));
+            }
         }
     }
 }

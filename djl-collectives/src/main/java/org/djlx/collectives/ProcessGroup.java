@@ -805,9 +805,11 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * All-reduces several tensors as one operation for each element type.
      *
-     * @param tensors contributions, replaced by the results; the same shapes on all ranks
+     * @param tensors contributions, replaced by the results; the same shapes on all ranks. They do
+     *     not overlap in memory
      * @param op how to reduce
      * @return the work
+     * @throws IllegalArgumentException as {@link #allReduce}, and if tensors overlap
      * @see #allReduce
      */
     public Work allReduceCoalesced(List<NDArray> tensors, ReduceOp op) {
@@ -819,13 +821,15 @@ public final class ProcessGroup implements AutoCloseable {
             checks.written(OpType.ALL_REDUCE, "tensor", info);
             infos.add(info);
         }
+        OperationChecks.apart(OpType.ALL_REDUCE, "tensors", infos);
         return Coalescing.allReduce(this, List.copyOf(tensors), infos, op);
     }
 
     /**
      * All-gathers several tensors as one operation for each element type.
      *
-     * @param outputs for each input, the tensor into which those of all ranks go
+     * @param outputs for each input, the tensor into which those of all ranks go. None overlaps
+     *     another's input or output in memory; an input may be this rank's part of its own
      * @param inputs this rank's tensors; the same shapes on all ranks
      * @return the work
      * @see #allGatherIntoTensor
@@ -844,10 +848,12 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * Reduce-scatters several tensors as one operation for each element type.
      *
-     * @param outputs where this rank's parts go; the same shapes on all ranks
+     * @param outputs where this rank's parts go; the same shapes on all ranks. None overlaps
+     *     another's input or output in memory
      * @param inputs for each output, the whole tensor
      * @param op how to reduce
      * @return the work
+     * @throws IllegalArgumentException as {@link #reduceScatterTensor}, and if outputs overlap
      * @see #reduceScatterTensor
      */
     public Work reduceScatterCoalesced(List<NDArray> outputs, List<NDArray> inputs, ReduceOp op) {
@@ -858,6 +864,7 @@ public final class ProcessGroup implements AutoCloseable {
         for (int i = 0; i < inputs.size(); i++) {
             infos.add(checkReduceScatter(outputs.get(i), inputs.get(i), op));
         }
+        OperationChecks.apart(type, "outputs", infos);
         return Coalescing.reduceScatter(this, List.copyOf(outputs), List.copyOf(inputs), infos, op);
     }
 

@@ -503,6 +503,10 @@ final class ShmBackend extends Backend {
     }
 
     private void run(Operation operation, Runnable body) {
+        CollectiveMismatchException mismatch = operation.mismatchBefore();
+        if (mismatch != null) {
+            throw mismatch;
+        }
         try {
             operation.started();
             body.run();

@@ -5,17 +5,22 @@
 package org.djlx.collectives.internal.shm;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.Work;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -135,6 +140,64 @@ class ReduceBitsTest {
                     assertArrayEquals(bits(whole), bits(gathered.get(i)), tensor);
                 }
             }
+        }
+    }
+
+    /** Lists with other types are other numbers of operations; the ranks stay in step. */
+    @Test
+    void listsOfOtherTypesLeaveTheGroupUsable() {
+        List<ProcessGroup> groups = ProcessGroups.local(3);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            List<NDArray> list = new ArrayList<>();
+                            list.add(manager.ones(new Shape(5)));
+                            if (group.rank() == 1) {
+                                list.add(manager.ones(new Shape(4), DataType.FLOAT64));
+                                list.add(manager.ones(new Shape(3), DataType.INT32));
+                            }
+                            Work work = group.allReduceCoalesced(list, ReduceOp.SUM);
+                            assertThrows(CollectiveMismatchException.class, work::await);
+                            for (int call = 1; call < 5; call++) {
+                                NDArray tensor = manager.full(new Shape(3), (float) call);
+                                group.allReduce(tensor, ReduceOp.SUM).await();
+                                assertArrayEquals(
+                                        new float[] {3 * call, 3 * call, 3 * call},
+                                        tensor.toFloatArray());
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    void tensorsThatOverlapAreRefused() {
+        ProcessGroup group = ProcessGroups.local(1).get(0);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray whole = manager.ones(new Shape(10));
+            NDArray end = whole.get("4:");
+            NDArray other = manager.ones(new Shape(12));
+            for (List<NDArray> list :
+                    List.of(List.of(whole, other, whole), List.of(end, other, whole))) {
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> group.allReduceCoalesced(list, ReduceOp.SUM));
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () ->
+                                group.reduceScatterCoalesced(
+                                        list,
+                                        list.stream().map(NDArray::duplicate).toList(),
+                                        ReduceOp.SUM));
+            }
+            group.allReduceCoalesced(List.of(end, other, whole.get(":4")), ReduceOp.SUM).await();
+        } finally {
+            group.destroy();
         }
     }
 }
