@@ -150,6 +150,7 @@ final class OpQueue {
 
     /** Runs what has been pending for some time, or sleeps. */
     private void look() {
+        Thread.interrupted(); // Otherwise it would not sleep.
         boolean empty;
         boolean quiet;
         synchronized (pending) {

@@ -44,15 +44,27 @@ class OpQueueTest {
     }
 
     /** Waits until a thread sleeps until it is woken; returns how often it has slept by then. */
-    private static long awaitSleep(Thread thread, long moreThan) {
+    private static long awaitSleep(Thread thread) {
         while (!Thread.currentThread().isInterrupted()) {
             ThreadInfo info = ManagementFactory.getThreadMXBean().getThreadInfo(thread.getId());
-            if (info.getThreadState() == Thread.State.WAITING && info.getWaitedCount() > moreThan) {
+            if (info.getThreadState() == Thread.State.WAITING) {
                 return info.getWaitedCount();
             }
             LockSupport.parkNanos(1_000_000);
         }
         throw new IllegalStateException("it does not sleep");
+    }
+
+    /** Waits until a thread sleeps until it is woken, and nobody wakes it for some time. */
+    private static void awaitLongSleep(Thread thread) {
+        int calm = 0;
+        long before = 0;
+        while (calm < 20) {
+            long count = awaitSleep(thread);
+            calm = count == before ? calm + 1 : 0;
+            before = count;
+            LockSupport.parkNanos(1_000_000);
+        }
     }
 
     private static void awaitLatch(CountDownLatch latch) {
@@ -111,9 +123,9 @@ class OpQueueTest {
                                 operation -> {
                                     // If this thread was late, the queue's runs the operation.
                                     if (Thread.currentThread() != progress) {
-                                        long before = awaitSleep(progress, 0);
+                                        awaitSleep(progress);
                                         next[0] = group.barrier();
-                                        awaitSleep(progress, before);
+                                        awaitLongSleep(progress);
                                     }
                                 });
                 work.await();
