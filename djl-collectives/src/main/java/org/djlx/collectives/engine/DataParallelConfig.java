@@ -19,7 +19,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private static final String PREFIX = "org.djlx.";
     private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
 
-    private Integer ranks = Integer.getInteger(PREFIX + "ranks");
+    private Integer ranks = ranksProperty();
     private GradientReduction reduction = reductionProperty();
     private long bucketBytes = Long.getLong(PREFIX + "bucketBytes", BUCKET_BYTES);
     private String backend = System.getProperty(PREFIX + "backend");
@@ -32,6 +32,16 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      */
     public DataParallelConfig(Loss loss) {
         super(loss);
+    }
+
+    private static Integer ranksProperty() {
+        String value = System.getProperty(PREFIX + "ranks");
+        try {
+            return value == null ? null : Integer.valueOf(value.trim());
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    "the system property " + PREFIX + "ranks is not a number: " + value, e);
+        }
     }
 
     private static GradientReduction reductionProperty() {

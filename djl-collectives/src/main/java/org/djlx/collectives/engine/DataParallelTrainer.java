@@ -17,6 +17,7 @@ import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
@@ -41,7 +42,7 @@ final class DataParallelTrainer extends Trainer {
     private final RankWorkers workers;
     private boolean loaded;
     private boolean stepped;
-    private boolean failed;
+    private volatile Throwable failure; // why ranks cannot go on together, or null
     private boolean closed;
 
     /** Creates a trainer, and the group of its ranks. */
@@ -58,7 +59,6 @@ final class DataParallelTrainer extends Trainer {
             return trainer;
         } finally {
             if (!done) {
-                trainer.failed = true;
                 trainer.close();
             }
         }
@@ -144,9 +144,24 @@ final class DataParallelTrainer extends Trainer {
     }
 
     /** Ends the operations of ranks that wait for one that failed. */
-    private void abandon() {
-        failed = true;
+    private void abandon(Throwable cause) {
+        failure = cause;
         ownGroups.forEach(ProcessGroup::destroy);
+    }
+
+    private void requireUsable(String call) {
+        if (closed) {
+            throw new IllegalStateException(call + ": the trainer is closed");
+        }
+        if (failure != null) {
+            throw new IllegalStateException(
+                    call
+                            + ": the ranks of this trainer cannot go on together, as one has"
+                            + " failed; its parameters may differ between ranks; make a new trainer"
+                            + " of the model: "
+                            + failure,
+                    failure);
+        }
     }
 
     @Override
@@ -181,7 +196,6 @@ final class DataParallelTrainer extends Trainer {
     }
 
     private void eachRank(OfReplica body) {
-        boolean done = false;
         try {
             workers.run(
                     replicas.size(),
@@ -189,9 +203,9 @@ final class DataParallelTrainer extends Trainer {
                         body.run(replicas.get(rank));
                         return null;
                     });
-            done = true;
-        } finally {
-            failed |= !done;
+        } catch (RuntimeException | Error e) {
+            failure = failure == null ? e : failure;
+            throw e;
         }
     }
 
@@ -206,6 +220,7 @@ final class DataParallelTrainer extends Trainer {
 
     @Override
     public GradientCollector newGradientCollector() {
+        requireUsable("newGradientCollector");
         closePasses();
         return GradientScope.open(() -> replicas.forEach(Replica::zeroGradients));
     }
@@ -217,6 +232,7 @@ final class DataParallelTrainer extends Trainer {
 
     @Override
     public NDList forward(NDList data, NDList labels) {
+        requireUsable("forward");
         long begin = System.nanoTime();
         load();
         replicas.forEach(Replica::followFreezing);
@@ -235,6 +251,7 @@ final class DataParallelTrainer extends Trainer {
 
     @Override
     public NDList evaluate(NDList input) {
+        requireUsable("evaluate");
         load();
         Block block = getModel().getBlock();
         return forward(
@@ -270,11 +287,23 @@ final class DataParallelTrainer extends Trainer {
 
     @Override
     public void step() {
+        requireUsable("step");
         long begin = System.nanoTime();
         closePasses();
         load();
         boolean check = !stepped;
-        eachRank(replica -> replica.step(optimizer, check));
+        AtomicBoolean different = new AtomicBoolean(!check);
+        eachRank(
+                replica -> {
+                    if (replica.step(optimizer, check)) {
+                        different.set(true);
+                    }
+                });
+        if (!different.get()) {
+            throw new IllegalStateException(
+                    "step: all gradients are zero; call collector.backward() on the loss, within"
+                            + " trainer.newGradientCollector(), before trainer.step()");
+        }
         stepped = true;
         addMetric("step", begin);
     }
@@ -287,7 +316,7 @@ final class DataParallelTrainer extends Trainer {
         closed = true;
         closePasses();
         try {
-            if (loaded && !failed) {
+            if (loaded && failure == null) {
                 if (replicas.get(0).group() != null) {
                     eachRank(replica -> replica.verify("after training", true));
                 }

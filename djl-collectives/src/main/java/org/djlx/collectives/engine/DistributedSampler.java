@@ -68,6 +68,16 @@ public final class DistributedSampler implements Sampler {
         epoch++;
         int step = batchSize * worldSize;
         int count = pad ? (order.size() + step - 1) / step : order.size() / step;
+        if (count == 0) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "a dataset of %d items has no batch of %d for each of %d processes;"
+                                    + " make batches smaller%s",
+                            order.size(),
+                            batchSize,
+                            worldSize,
+                            pad ? "" : ", or fill them up with optPad(true)"));
+        }
         List<List<Long>> batches = new ArrayList<>();
         for (int i = 0; i < count; i++) {
             List<Long> batch = new ArrayList<>();

@@ -11,6 +11,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.function.Consumer;
 import java.util.function.IntFunction;
 import org.djlx.collectives.CollectiveException;
 
@@ -18,14 +19,14 @@ import org.djlx.collectives.CollectiveException;
 final class RankWorkers implements AutoCloseable {
 
     private final List<ExecutorService> threads = new ArrayList<>();
-    private final Runnable onFailure;
+    private final Consumer<Throwable> onFailure;
 
     /**
      * Starts the threads.
      *
      * @param onFailure lets the others know that a rank has failed, so that none waits for it
      */
-    RankWorkers(int ranks, Runnable onFailure) {
+    RankWorkers(int ranks, Consumer<Throwable> onFailure) {
         this.onFailure = onFailure;
         for (int rank = 0; ranks > 1 && rank < ranks; rank++) {
             String name = "trainer-rank-" + rank;
@@ -39,8 +40,20 @@ final class RankWorkers implements AutoCloseable {
         }
     }
 
-    /** Runs code on the first ranks' threads, and waits for all; throws what the first threw. */
+    /**
+     * Runs code on the first ranks' threads, and waits for all; throws what the first threw. The
+     * ranks may wait for each other: if one fails, the others are told.
+     */
     <T> List<T> run(int ranks, IntFunction<T> body) {
+        return run(ranks, body, onFailure);
+    }
+
+    /** As {@link #run}, for code in which no rank waits for another. */
+    <T> List<T> runApart(int ranks, IntFunction<T> body) {
+        return run(ranks, body, cause -> {});
+    }
+
+    private <T> List<T> run(int ranks, IntFunction<T> body, Consumer<Throwable> onFailure) {
         if (threads.isEmpty()) {
             return Collections.singletonList(body.apply(0));
         }
@@ -56,7 +69,14 @@ final class RankWorkers implements AutoCloseable {
                                         try {
                                             return body.apply(rank);
                                         } catch (RuntimeException | Error e) {
-                                            failed(first, failed, rank, e);
+                                            synchronized (first) {
+                                                if (first[0] != null) {
+                                                    throw e;
+                                                }
+                                                first[0] = e;
+                                                failed[0] = rank;
+                                            }
+                                            onFailure.accept(e);
                                             throw e;
                                         }
                                     }));
@@ -72,7 +92,7 @@ final class RankWorkers implements AutoCloseable {
                     break; // It is in first, or came of that.
                 } catch (InterruptedException e) {
                     interrupted = true;
-                    onFailure.run(); // What waits for other ranks ends.
+                    onFailure.accept(e); // What waits for other ranks ends.
                 }
             }
         }
@@ -86,17 +106,6 @@ final class RankWorkers implements AutoCloseable {
             }
         }
         return results;
-    }
-
-    private void failed(Throwable[] first, int[] failed, int rank, Throwable cause) {
-        synchronized (first) {
-            if (first[0] != null) {
-                return;
-            }
-            first[0] = cause;
-            failed[0] = rank;
-        }
-        onFailure.run();
     }
 
     @Override

@@ -220,9 +220,10 @@ final class Replica implements AutoCloseable {
     /**
      * Adds the gradients of all ranks up and updates the parameters.
      *
-     * @param check whether to check that there is a gradient other than zero
+     * @param check whether to look for a gradient other than zero
+     * @return whether there is one
      */
-    void step(Optimizer optimizer, boolean check) {
+    boolean step(Optimizer optimizer, boolean check) {
         Map<NDArray, String> ids = new IdentityHashMap<>();
         parameters.forEach(own -> ids.put(own.array, own.id));
         boolean[] different = {!check};
@@ -236,11 +237,7 @@ final class Replica implements AutoCloseable {
                                     // Most of DJL's optimizers have done so.
                                     JniUtils.zeroGrad((PtNDArray) array);
                                 }));
-        if (!different[0]) {
-            throw new IllegalStateException(
-                    "step: all gradients are zero; call collector.backward() on the loss, within"
-                            + " trainer.newGradientCollector(), before trainer.step()");
-        }
+        return different[0];
     }
 
     private static boolean isDifferentFromZero(NDArray gradient) {

@@ -78,7 +78,7 @@ final class SplitForward implements AutoCloseable {
         boolean kept = false;
         try {
             NoGradient.run(() -> pass.split(devices, data, labels));
-            workers.run(
+            workers.runApart(
                     pass.parts.size(),
                     rank -> {
                         Part part = pass.parts.get(rank);

@@ -28,6 +28,7 @@ import ai.djl.training.dataset.BatchSampler;
 import ai.djl.training.dataset.Sampler;
 import ai.djl.training.dataset.SequenceSampler;
 import ai.djl.training.initializer.Initializer;
+import ai.djl.training.optimizer.Optimizer;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -39,6 +40,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.Training.Outcome;
 import org.djlx.nativeops.NoGradient;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -410,11 +412,18 @@ class DataParallelTest {
         for (int ranks : new int[] {1, 2}) {
             try (Model model = Model.newInstance("none", P2pEngine.NAME)) {
                 model.setBlock(Training.block());
+                Trainer closed;
                 try (Trainer trainer = model.newTrainer(config("sgd").optRanks(ranks))) {
                     trainer.initialize(new Shape(1, Training.FEATURES));
-                    RuntimeException e = assertThrows(RuntimeException.class, trainer::step);
-                    assertTrue(e.getMessage().contains("all gradients are zero"), e.getMessage());
+                    for (int i = 0; i < 2; i++) { // It can be mended.
+                        RuntimeException e = assertThrows(RuntimeException.class, trainer::step);
+                        String message = e.getMessage();
+                        assertTrue(message.contains("all gradients are zero"), message);
+                    }
+                    closed = trainer;
                 }
+                RuntimeException e = assertThrows(RuntimeException.class, closed::step);
+                assertTrue(e.getMessage().contains("is closed"), e.getMessage());
             }
         }
     }
@@ -446,6 +455,52 @@ class DataParallelTest {
                 }
                 assertTrue(e.getMessage().startsWith("rank 1 of the trainer"), e.getMessage());
                 assertTrue(e.getMessage().contains("a part of three"), e.getMessage());
+                // No rank waited for another: the trainer goes on.
+                NDArray fewer = trainer.getManager().ones(new Shape(4, Training.FEATURES));
+                assertEquals(4, trainer.evaluate(new NDList(fewer)).head().getShape().get(0));
+            }
+        }
+    }
+
+    private static final class Failing extends Optimizer {
+
+        private static final class Builder extends OptimizerBuilder<Builder> {
+            @Override
+            protected Builder self() {
+                return this;
+            }
+        }
+
+        Failing() {
+            super(new Builder());
+        }
+
+        @Override
+        public void update(String id, NDArray weight, NDArray gradient) {
+            throw new IllegalStateException("no update today");
+        }
+    }
+
+    /** Ranks whose updates failed may differ: whatever is called then says why. */
+    @Test
+    void aTrainerWhoseRanksFailedIsRefused() throws Exception {
+        try (Model model = Model.newInstance("failed", P2pEngine.NAME)) {
+            model.setBlock(Training.block());
+            DataParallelConfig config = config("sgd").optRanks(2);
+            config.optOptimizer(new Failing());
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, Training.FEATURES));
+                NDArray x = trainer.getManager().ones(new Shape(4, Training.FEATURES));
+                assertThrows(CollectiveException.class, trainer::step);
+                for (Executable call :
+                        List.<Executable>of(
+                                trainer::step,
+                                () -> trainer.forward(new NDList(x)),
+                                () -> trainer.evaluate(new NDList(x)),
+                                trainer::newGradientCollector)) {
+                    String message = assertThrows(IllegalStateException.class, call).getMessage();
+                    assertTrue(message.contains("no update today"), message);
+                }
             }
         }
     }

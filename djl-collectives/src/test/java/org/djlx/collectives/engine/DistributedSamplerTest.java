@@ -80,5 +80,7 @@ class DistributedSamplerTest {
     void wrongNumbersAreRefused() {
         assertThrows(IllegalArgumentException.class, () -> DistributedSampler.builder().build());
         assertThrows(IllegalArgumentException.class, () -> sampler(0).build());
+        DistributedSampler large = sampler(ITEMS + 1).build(); // Nothing would be trained.
+        assertThrows(IllegalArgumentException.class, () -> epoch(large));
     }
 }
