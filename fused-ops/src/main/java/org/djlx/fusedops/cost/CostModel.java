@@ -189,7 +189,10 @@ public final class CostModel {
     public static Workload agreed(Workload work) {
         requireNotNull("an operator", work);
         long usual = work.isGather() ? USUAL_COLUMNS : USUAL_INNER;
-        return work.withOwn(Math.max(1, usual / work.ranks()));
+        // A rank's part has whole units, as real ones mostly have: otherwise 3 ranks could never
+        // have one launch.
+        long unit = OneLaunch.UNIT;
+        return work.withOwn((usual / work.ranks() + unit - 1) / unit * unit);
     }
 
     /** All parts are read, and the sum is written. */

@@ -326,4 +326,19 @@ class CostModelTest {
                 IllegalArgumentException.class,
                 () -> H200.choose(work, each -> EnumSet.noneOf(Path.class), false));
     }
+
+    /** What ranks do not know of each other does not keep any number of them from one launch. */
+    @Test
+    void everyNumberOfRanksMayHaveOneLaunch() {
+        CostModel model = new CostModel(Machine.H200);
+        for (int ranks = 2; ranks <= 8; ranks++) {
+            for (FusedOperator operator : FusedOperator.values()) {
+                Workload work =
+                        new Workload(
+                                operator, ScalarType.BFLOAT16, ranks, 1024, List.of(4096L), 4096);
+                Set<Path> possible = model.possible(CostModel.agreed(work));
+                assertTrue(possible.contains(Path.ONE_LAUNCH), operator + ", " + ranks + " ranks");
+            }
+        }
+    }
 }
