@@ -5,6 +5,8 @@
 package org.djlx.samples;
 
 import java.io.PrintWriter;
+import java.nio.file.FileSystemException;
+import java.nio.file.NoSuchFileException;
 import org.djlx.samples.bench.BenchChartCommand;
 import org.djlx.samples.bench.BenchCommand;
 import org.djlx.samples.bench.BenchCompareCommand;
@@ -136,12 +138,23 @@ public final class Main {
         return command.getCommandSpec().exitCodeOnInvalidInput();
     }
 
+    private static String text(Exception e) {
+        if (e instanceof FileSystemException file && file.getReason() == null) {
+            String reason =
+                    e instanceof NoSuchFileException
+                            ? "no such file or folder"
+                            : e.getClass().getSimpleName();
+            return file.getFile() + ": " + reason;
+        }
+        return e.getMessage() == null ? e.toString() : e.getMessage();
+    }
+
     private int failure(Exception e, CommandLine command) {
         PrintWriter err = command.getErr();
         if (verbose) {
             e.printStackTrace(err);
         } else {
-            err.println("error: " + (e.getMessage() == null ? e : e.getMessage()));
+            err.println("error: " + text(e));
             err.println("(--verbose shows the stack trace)");
         }
         return command.getCommandSpec().exitCodeOnExecutionException();

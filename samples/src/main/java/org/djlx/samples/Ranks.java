@@ -83,11 +83,10 @@ public final class Ranks {
             Ranks ranks = new Ranks(false, environment("WORLD_SIZE"), environment("RANK"));
             if (requested != null && requested != ranks.worldSize) {
                 throw new IllegalArgumentException(
-                        "--ranks is "
-                                + requested
-                                + ", but the job has "
-                                + ranks.worldSize
-                                + " ranks");
+                        requested
+                                + " ranks are asked for, but the job that this process is part of"
+                                + " has "
+                                + ranks.worldSize);
             }
             return ranks;
         }

@@ -73,10 +73,17 @@ public final class BenchChartCommand implements Callable<Integer> {
         } catch (RuntimeException e) {
             throw new IllegalArgumentException(results + " is no report of bench-gpu", e);
         }
+        if (rows.stream().anyMatch(BenchChartCommand::isNoCase)) {
+            throw new IllegalArgumentException(results + " has rows of no operation or no size");
+        }
         if (rows.stream().anyMatch(row -> row.columns() == null || row.replay() == null)) {
             throw new IllegalArgumentException(
                     results + " has rows without replayed figures; measure again");
         }
         return rows;
+    }
+
+    private static boolean isNoCase(GpuBenchRow row) {
+        return row == null || row.operation() == null || row.bytes() == null && row.mnk() == null;
     }
 }

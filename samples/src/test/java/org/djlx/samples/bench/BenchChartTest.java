@@ -149,11 +149,20 @@ class BenchChartTest {
                         "{",
                         "{\"rows\": 1}",
                         "{\"rows\": [{\"bytes\": 1}]}",
+                        "{\"rows\": [null, {}]}",
+                        "{\"rows\": [{\"operation\": \"allReduce\", \"columns\": {}, \"replay\":"
+                                + " {}}]}",
                         "{\"rows\": []}")) {
             Files.writeString(results, wrong);
             assertEquals(1, run(results), wrong);
             assertTrue(err.toString().contains("gpu.json"), err::toString);
             err.getBuffer().setLength(0);
         }
+    }
+
+    @Test
+    void aFileThatIsNotThereIsSaid() {
+        assertEquals(1, run(dir.resolve("none.json")));
+        assertTrue(err.toString().contains("none.json: no such file or folder"), err::toString);
     }
 }
