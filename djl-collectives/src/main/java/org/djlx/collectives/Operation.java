@@ -66,7 +66,7 @@ public final class Operation {
     private OperationTrace trace;
     private Lifeline lifeline; // of the group; null when the operation has ended
     private String algorithm;
-    private Work before; // of the same call; null if there is none, or it has been looked at
+    private Work before; // of the same call; null if there is none, or this one has ended
 
     /**
      * Creates an operation.
@@ -261,7 +261,6 @@ public final class Operation {
      */
     public CollectiveMismatchException mismatchBefore() {
         Throwable failure = before == null ? null : before.exception().orElse(null);
-        before = null;
         return failure instanceof CollectiveMismatchException mismatch ? mismatch : null;
     }
 
@@ -308,6 +307,7 @@ public final class Operation {
      */
     public void ended(Throwable failure) {
         lifeline = null;
+        before = null;
         String record = trace.ended(failure);
         if (record != null && failure instanceof CollectiveException exception) {
             exception.setFlightRecord(record);
