@@ -1,7 +1,8 @@
 // All-reduce between the GPUs of a host that can write into each other's memory.
 //
 // Every rank has a region of memory that all can write, or for the mesh, those that are linked to it. It begins with the
-// block below; behind it lie two halves of data, used in turn by one launch after the other, and two more for one-shot:
+// control block of one_shot.cuh; behind it lie two halves of data, used in turn by one launch after the other, and two more for
+// one-shot:
 //
 //   one-shot   slots of the other ranks, in their order         a slot holds a whole tensor, or what is not there yet
 //   two-shot   slot of rank 0 | slot of rank 1 | … | result    a slot holds a part, the result all parts
@@ -20,50 +21,7 @@
 //
 // Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
 // the host who was missing and ends; what it has written into the tensor is worthless.
-#include "element.cuh"
-#include "signal.cuh"
-
-const int MAX_RANKS = 8;
-const int MAX_BLOCKS = 64;
-const int PHASES = 2;
-
-// At the beginning of a rank's region. The flags are raised by others.
-struct Control {
-  u32 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
-  u32 epoch;      // launches that have ended
-  u32 ended;      // blocks of this launch that have ended
-};
-
-struct Peers {
-  char* region[MAX_RANKS];  // of each rank, as this GPU addresses it; null if it is not linked
-};
-
-struct Launch {
-  Peers peers;
-  Status* status;
-  u64 timeout;     // ns
-  u64 begin;       // of the halves, from the beginning of a region
-  u64 half_bytes;
-  u64 slot_bytes;
-  u64 rank;
-  u64 ranks;
-};
-
-__device__ Control* control(const Launch& launch, u32 rank) { return (Control*)launch.peers.region[rank]; }
-
-// This launch's half of a rank's data.
-__device__ char* half_of(const Launch& launch, u32 rank, u32 epoch) {
-  return launch.peers.region[rank] + launch.begin + (epoch & 1) * launch.half_bytes;
-}
-
-__device__ uint4* slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
-  return (uint4*)(half_of(launch, rank, epoch) + source * launch.slot_bytes);
-}
-
-// In one-shot, where a rank has no slot for itself.
-__device__ uint4* slot_of_other(const Launch& launch, u32 rank, u32 epoch, u32 source) {
-  return slot(launch, rank, epoch, source < rank ? source : source - 1);
-}
+#include "one_shot.cuh"
 
 // Tells the ranks in `mask` that this block has written what they wait for, and waits until they have told this one.
 // Returns false, to all threads of the block, if one did not.
@@ -77,64 +35,6 @@ __device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
     good = wait(&control(launch, launch.rank)->flags[phase][blockIdx.x][peer], epoch, launch.status, launch.timeout, peer);
   }
   return __syncthreads_and(good);
-}
-
-// Epochs are not 0, which words have that nobody has raised; halves are used in turn when they begin anew, too.
-__device__ u32 begin_epoch(const Launch& launch) {
-  u32 epoch = *(volatile u32*)&control(launch, launch.rank)->epoch + 1;
-  return epoch == 0 ? 2 : epoch;
-}
-
-// The last block to end counts the launch, for the next one: all have read the epoch. There is nothing to fence, and a fence
-// would wait for what is on its way to the peers, which takes as long as the rest of a small all-reduce.
-__device__ void end_epoch(const Launch& launch, u32 epoch) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    Control* own = control(launch, launch.rank);
-    if (gridDim.x == 1 || atomicAdd(&own->ended, 1) == gridDim.x - 1) {
-      own->ended = 0;
-      *(volatile u32*)&own->epoch = epoch;
-    }
-  }
-}
-
-__device__ __forceinline__ void put(uint4* to, const uint4& value) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-}
-
-__device__ __forceinline__ uint4 get(const uint4* from) {
-  uint4 value;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from)
-               : "memory");
-  return value;
-}
-
-// A word that is not there yet: a NaN that nobody sends.
-const u32 ABSENT = 0xffffffff;
-
-// Another NaN instead; sums have one NaN only.
-__device__ __forceinline__ u32 present(u32 word) { return word == ABSENT ? 0x7fffffff : word; }
-
-__device__ __forceinline__ bool is_present(const uint4& value) {
-  return value.x != ABSENT && value.y != ABSENT && value.z != ABSENT && value.w != ABSENT;
-}
-
-// Waits until a peer has put its data, and returns it; returns false if it does not come.
-__device__ __forceinline__ bool await_data(const Launch& launch, const uint4* from, u32 peer, uint4& value) {
-  if (is_present(value)) return true;
-  u64 begin = now();
-  for (u32 i = 1; !is_present(value); i++) {
-    value = get(from);
-    if (i % 1024 == 0 && (launch.status->stop != 0 || now() - begin > launch.timeout)) {
-      launch.status->missing = 1 + peer;
-      __threadfence_system();
-      return false;
-    }
-  }
-  return true;
 }
 
 // Every rank sends everything to all; all sum. There is no barrier and no flag: the data alone tells that it has arrived, as
