@@ -271,6 +271,16 @@ public abstract class P2pBuffers {
     }
 
     /**
+     * Returns what kernels need to exchange data as one-shot all-reduces do, within an operation
+     * that need not ask for an {@linkplain #epoch epoch}: launches are counted on the device.
+     *
+     * @return the slots; empty, on all ranks alike, where the ranks have no such all-reduces
+     */
+    public Optional<OneShotSlots> oneShotSlots() {
+        return Optional.empty();
+    }
+
+    /**
      * Raises this rank's signal word on a rank.
      *
      * @param rank the rank that waits for it

@@ -15,6 +15,7 @@
  *   P2pBuffers, P2pAllocator    memory into which other ranks write
  *   P2pStream                   a stream that writes there, for operators of your own
  *   KernelSignals               where kernels of your own raise and await signals themselves
+ *   OneShotSlots                where they exchange data as one-shot all-reduces do
  *   CollectiveException and its kin, StoreTimeoutException
  *                               what goes wrong
  *   Backend, BackendFactory, Backends, BackendOptions, Support, GroupContext, Operation, Reductions

@@ -9,16 +9,20 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
 import java.util.function.BiConsumer;
+import java.util.stream.IntStream;
 import org.djlx.collectives.KernelSignals;
+import org.djlx.collectives.OneShotSlots;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
+import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Words;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -40,6 +44,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final int rank;
     private final KernelSignals kernelSignals; // null if kernels have none
     private final KernelSignals recordedSignals; // and for operations that are recorded
+    private final OneShotSlots oneShotSlots; // null if there are none
     private int recordedFlags; // how many flags what is recorded raises
     private boolean recorded; // whether some operation ever was
     private int epoch;
@@ -47,6 +52,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private Operation numbered; // the last operation that has an epoch
     private CudaStream running; // the current stream, of the operation that is enqueued, or null
     private Runnable capturedBarrier; // what a barrier is in a graph; null if none is recorded
+    private Runnable opening; // what goes before the operation's use of signals; null if nothing
     private volatile boolean destroyed;
 
     CudaP2pBuffers(
@@ -68,6 +74,8 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.waits = waits;
         kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks, false);
         recordedSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks, true);
+        boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
+        oneShotSlots = kernelBlocks == 0 || !linked ? null : oneShotSlots(kernelBlocks);
     }
 
     private KernelSignals kernelSignals(int blocks, boolean recorded) {
@@ -88,6 +96,23 @@ final class CudaP2pBuffers extends P2pBuffers {
                 flags,
                 RegionLayout.FLAGS,
                 region.address(rank) + layout.counters());
+    }
+
+    private OneShotSlots oneShotSlots(int blocks) {
+        RegionLayout layout = region.layout();
+        return new OneShotSlots(
+                blocks,
+                waits.status(),
+                IntStream.range(0, region.ranks()).mapToLong(region::address).toArray(),
+                layout.begin(Algorithm.ONE_SHOT),
+                layout.half(Algorithm.ONE_SHOT),
+                layout.slot(Algorithm.ONE_SHOT));
+    }
+
+    @Override
+    public Optional<OneShotSlots> oneShotSlots() {
+        requireUsable();
+        return Optional.ofNullable(oneShotSlots);
     }
 
     @Override
@@ -116,6 +141,7 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     @Override
     public int epoch(Operation operation) {
+        open();
         if (isCapturing()) {
             return 1;
         }
@@ -136,35 +162,29 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     /**
-     * Enqueues an operation.
+     * Enqueues an operation. If one was ever recorded, which is so on all ranks, graphs may have
+     * been replayed before this one: then it begins with a barrier, unless it uses no signals.
      *
      * @param stream the current stream
+     * @param barriers enqueues barriers
      * @param body the operation
      */
-    void enqueue(CudaStream stream, Runnable body) {
+    void enqueue(CudaStream stream, BiConsumer<Words, Words> barriers, Runnable body) {
         running = stream;
+        opening = recorded ? () -> barriers.accept(Words.NONE, Words.NONE) : null;
         try {
             body.run();
         } finally {
+            opening = null;
             running = null;
         }
     }
 
     /**
-     * Tells whether an operation was ever recorded. Then each that runs at once begins with a
-     * barrier, as graphs may have been replayed before it. The same on all ranks: these record the
-     * same operations.
-     *
-     * @return whether one was
-     */
-    boolean hasRecorded() {
-        return recorded;
-    }
-
-    /**
      * Records an operation. What a graph replays has the same numbers each time: its signals are on
      * channels of their own and raised to 1. A barrier before it keeps it apart from everything
-     * else that uses the buffers, and lowers what the operation before has left raised.
+     * else that uses the buffers, and lowers what the operation before has left raised; unless it
+     * uses no signals.
      *
      * @param stream the stream that is recorded
      * @param barriers enqueues barriers that can be replayed
@@ -178,24 +198,39 @@ final class CudaP2pBuffers extends P2pBuffers {
         long flags = own + layout.flags(true, ranks);
         long all = RegionLayout.flagBytes(1);
         capturedBarrier = () -> barriers.accept(Words.NONE, Words.NONE);
-        recorded = true;
+        opening =
+                () -> {
+                    recorded = true;
+                    long end = own + layout.signal(RegionLayout.ROWS, 0);
+                    barriers.accept(
+                            new Words(signals, 1, 0, end - signals),
+                            new Words(flags, ranks, all, LOWERED));
+                };
         recordedFlags = 0;
         try {
-            barriers.accept(
-                    new Words(signals, 1, 0, layout.signal(RegionLayout.ROWS, 0) + own - signals),
-                    new Words(flags, ranks, all, LOWERED));
             body.run();
             long more = (long) recordedFlags * Integer.BYTES - LOWERED;
             for (int source = 0; source < ranks && more > 0; source++) {
                 stream.memsetAsync(flags + source * all + LOWERED, (byte) 0, more);
             }
         } finally {
+            opening = null;
             capturedBarrier = null;
+        }
+    }
+
+    /** Begins the use of signals and halves in the operation that is enqueued. */
+    private void open() {
+        Runnable first = opening;
+        opening = null;
+        if (first != null) {
+            first.run();
         }
     }
 
     /** Where the signals of a channel are. */
     private int row(int channel) {
+        open();
         return isCapturing() ? RegionLayout.CAPTURED + channel : channel;
     }
 
@@ -220,6 +255,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     /** Where a part of a rank's buffer or heap is. */
     long place(int peer, long offset, long byteSize) {
         requireUsable();
+        open();
         checkRange(peer, offset, byteSize);
         return region.address(peer) + region.layout().buffer() + offset;
     }
@@ -289,6 +325,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     public void intraNodeBarrier(Operation operation) {
         requireUsable();
         Required.argument("intraNodeBarrier: operation", operation);
+        open();
         if (isCapturing()) {
             capturedBarrier.run();
             return;

@@ -12,6 +12,7 @@ import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
+import java.util.function.BiConsumer;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
@@ -329,18 +330,13 @@ final class P2p {
                 operation,
                 (stream, captured) -> {
                     Duration timeout = operation.timeout();
+                    BiConsumer<Words, Words> barriers =
+                            (signals, flags) -> kernels.barrier(stream, timeout, signals, flags);
                     if (captured) {
-                        buffers.capture(
-                                stream,
-                                (signals, flags) ->
-                                        kernels.barrier(stream, timeout, signals, flags),
-                                body);
-                        return;
+                        buffers.capture(stream, barriers, body);
+                    } else {
+                        buffers.enqueue(stream, barriers, body);
                     }
-                    if (buffers.hasRecorded()) {
-                        kernels.barrier(stream, timeout, Words.NONE, Words.NONE);
-                    }
-                    buffers.enqueue(stream, body);
                 });
     }
 

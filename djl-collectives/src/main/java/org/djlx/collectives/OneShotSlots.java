@@ -1,0 +1,33 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+/**
+ * Where a kernel of a GPU exchanges data with those of other ranks as one-shot all-reduces do,
+ * within an operation that has {@link P2pBuffers}. Ranks that have this have GPUs of the same
+ * architecture.
+ *
+ * <p>The slots are those of the group's own all-reduces, which follow on such a kernel and go
+ * before it, also in graphs: {@code one_shot.cuh} says how launches take turns. A kernel sends
+ * something to every other rank, waits for what they send, leaves the slots as it has found them,
+ * and counts its launch. Nothing else keeps it apart from other launches, so it costs no barrier in
+ * a graph.
+ *
+ * <pre>
+ *   what rank r sends to rank q lies there, in a launch whose number is e, at
+ *       regions[q] + begin + e % 2 * half + (r &lt; q ? r : r - 1) * slot
+ * </pre>
+ *
+ * @param blocks how many blocks that take up a multiprocessor each a rank may launch so that those
+ *     of all ranks run at once; the same on all ranks
+ * @param status the address of two words in memory of the host, as of {@link KernelSignals#status}
+ * @param regions where each rank's memory for all-reduces begins, as this GPU addresses it: with a
+ *     count of launches
+ * @param begin where the first half of the slots begins, in bytes from there
+ * @param half the size of each half, in bytes
+ * @param slot the size of a slot, in bytes
+ */
+public record OneShotSlots(
+        int blocks, long status, long[] regions, long begin, long half, long slot) {}
