@@ -42,11 +42,11 @@ import org.djlx.nativeops.GpuTopology;
  * before anything that it is given later, for another group as well: ranks that share several
  * groups call operators in one order, or on a stream for each group; otherwise GPUs wait for each
  * other until the timeout. Streams do not help operators that are one launch, as fused ones are on
- * Hopper GPUs, nor one-shot all-reduces from some 256 KiB on: such a kernel waits for those of the
- * other ranks on all multiprocessors, and what another group has launched on its GPU gets none
- * until then. Ranks call those of all groups in one order. CUDA maps the streams of a process to 8
- * hardware queues of a GPU, in which one waits for another; with more streams than that, set {@code
- * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
+ * Hopper GPUs, nor all-reduces of P2P kernels from some 256 KiB on: such a kernel waits for those
+ * of the other ranks on all multiprocessors, and what another group has launched on its GPU gets
+ * none until then. Ranks call those of all groups in one order. CUDA maps the streams of a process
+ * to 8 hardware queues of a GPU, in which one waits for another; with more streams than that, set
+ * {@code CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
  *
  * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
  * org.djlx.nativeops.CudaGraph#capture}; what NCCL runs, messages included, then throws. All ranks
@@ -65,7 +65,7 @@ public final class CudaP2pOptions extends BackendOptions {
 
     // Two ranks send no more by one-shot than by anything else. More do: so much, to all together.
     private static final long ONE_SHOT_BYTES = 64 << 20;
-    private static final long ONE_SHOT_BYTES_TO_ALL = 2 << 20;
+    private static final long ONE_SHOT_BYTES_TO_ALL = 768 << 10;
     private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
 
     private final long bufferSize;
@@ -186,7 +186,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private NcclOptions ncclOptions = NcclOptions.builder().build();
         private Duration timeout; // null: that of NCCL's options
         private Long oneShotBytes;
-        private long twoShotBytes = 10 << 20;
+        private long twoShotBytes = 64 << 20;
         private GpuTopology.Kind topology;
         private boolean sharedGpus;
 
@@ -246,8 +246,8 @@ public final class CudaP2pOptions extends BackendOptions {
          * Where these are to go on with something else, as with the backward pass behind gradients,
          * a smaller size leaves large ones to NCCL, which takes a few.
          *
-         * @param bytes the size in bytes; unless set, 64 MiB for two ranks, otherwise 2 MiB divided
-         *     by the number of other ranks
+         * @param bytes the size in bytes; unless set, 64 MiB for two ranks, otherwise 768 KiB
+         *     divided by the number of other ranks
          * @return this builder
          */
         public Builder optOneShotBytes(long bytes) {
@@ -258,7 +258,7 @@ public final class CudaP2pOptions extends BackendOptions {
         /**
          * Sets up to which size an all-reduce is two-shot, if it is too large for one-shot.
          *
-         * @param bytes the size in bytes; 10 MiB unless set
+         * @param bytes the size in bytes; 64 MiB unless set
          * @return this builder
          */
         public Builder optTwoShotBytes(long bytes) {

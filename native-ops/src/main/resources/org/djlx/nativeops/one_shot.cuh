@@ -87,6 +87,10 @@ const u32 ABSENT = 0xffffffff;
 // Another NaN instead; sums have one NaN only.
 __device__ __forceinline__ u32 present(u32 word) { return word == ABSENT ? 0x7fffffff : word; }
 
+__device__ __forceinline__ uint4 present(const uint4& value) {
+  return make_uint4(present(value.x), present(value.y), present(value.z), present(value.w));
+}
+
 __device__ __forceinline__ bool is_present(const uint4& value) {
   return value.x != ABSENT && value.y != ABSENT && value.z != ABSENT && value.w != ABSENT;
 }
@@ -105,3 +109,52 @@ __device__ __forceinline__ bool await_data(const Launch& launch, const uint4* fr
   }
   return true;
 }
+
+#ifdef RANKS  // by kernels that are compiled for a number of ranks
+
+// The rank that is some steps behind this one, in a ring: so that not all send to the same one first.
+__device__ __forceinline__ u32 other(const Launch& launch, u32 step) {
+  u32 peer = launch.rank + step;
+  return peer < RANKS ? peer : peer - RANKS;
+}
+
+// Reads what all others put at `i` of their slots, as far as it is there.
+__device__ __forceinline__ void get_all(const Launch& launch, u32 epoch, u64 i, uint4 (&arrived)[RANKS]) {
+#pragma unroll
+  for (u32 peer = 0; peer < RANKS; peer++) {
+    if (peer != launch.rank) arrived[peer] = get(slot_of_other(launch, launch.rank, epoch, peer) + i);
+  }
+}
+
+// Waits until a peer has put its data at `i` of its slot, returns it, and leaves the slot as it was; returns false if it does
+// not come.
+__device__ __forceinline__ bool take(const Launch& launch, u32 epoch, u64 i, u32 peer, uint4& value) {
+  uint4* from = slot_of_other(launch, launch.rank, epoch, peer) + i;
+  bool good = await_data(launch, from, peer, value);
+  *from = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
+  return good;
+}
+
+// Sums a pack of this rank's with those of all others at `i`, in rank order. Returns false if one did not come.
+template <typename T>
+__device__ __forceinline__ bool take_sum(const Launch& launch, u32 epoch, u64 i, const uint4& own, Sum<T>& sum) {
+  uint4 arrived[RANKS];
+  get_all(launch, epoch, i, arrived);
+  bool good = true;
+#pragma unroll
+  for (u32 peer = 0; peer < RANKS; peer++) {
+    uint4 part = own;
+    if (peer != launch.rank) {
+      good = good && take(launch, epoch, i, peer, arrived[peer]);
+      part = arrived[peer];
+    }
+    if (peer == 0) {
+      sum.set(part);
+    } else {
+      sum.add(part);
+    }
+  }
+  return good;
+}
+
+#endif

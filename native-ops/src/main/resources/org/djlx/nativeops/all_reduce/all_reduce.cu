@@ -2,25 +2,31 @@
 //
 // Every rank has a region of memory that all can write, or for the mesh, those that are linked to it. It begins with the
 // control block of one_shot.cuh; behind it lie two halves of data, used in turn by one launch after the other, and two more for
-// one-shot:
+// the mesh:
 //
 //   one-shot   slots of the other ranks, in their order         a slot holds a whole tensor, or what is not there yet
-//   two-shot   slot of rank 0 | slot of rank 1 | … | result    a slot holds a part, the result all parts
+//   two-shot   the same slots                                   a slot holds a part, and from its middle on the sum of another
 //   mesh       slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor
 //
-// Data is pushed. In one-shot, whoever reads it sees whether it has arrived. Otherwise a block writes its packs into the slots
-// of the peers, then raises its flag on them; it waits for the flags of the same block on the peers, which have written the
-// same packs, and needs no other block. Flags are epochs, which only grow, and the epoch is counted in memory, so that a
-// launch can be replayed by a graph.
+// Data is pushed. In one-shot and two-shot, whoever reads it sees whether it has arrived. In the mesh a block writes its packs
+// into the slots of the peers, then raises its flag on them; it waits for the flags of the same block on the peers, which have
+// written the same packs, and needs no other block. Flags are epochs, which only grow, and the epoch is counted in memory, so
+// that a launch can be replayed by a graph.
 //
-// A half is free when it is written again: its last readers were the kernels of two launches before; a peer's flag of
-// the launch between was raised after that peer's kernel before had ended.
+// A half is free when it is written again: its last readers were the kernels of two launches before; what a peer sent in the
+// launch between, data or a flag, it sent after its kernel before had ended.
 //
-// All ranks launch with the same count and, but for one-shot, the same blocks and threads. Sums are in float32 and in rank
-// order (mesh: each four ranks, then the two sums), so that all ranks get the same bits.
+// All ranks launch with the same count, and in the mesh with the same blocks and threads. Sums are in float32 and in rank order
+// (mesh: each four ranks, then the two sums), so that all ranks get the same bits.
+//
+// Compiled with
+//   RANKS   how many there are, 2 to 8
 //
 // Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
 // the host who was missing and ends; what it has written into the tensor is worthless.
+#ifndef RANKS
+#define RANKS 2
+#endif
 #include "one_shot.cuh"
 
 // Tells the ranks in `mask` that this block has written what they wait for, and waits until they have told this one.
@@ -29,7 +35,7 @@ __device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
   __syncthreads();  // all threads' writes come before the flags
   bool good = true;
   u32 peer = threadIdx.x;
-  if (peer < launch.ranks && (mask >> peer & 1)) {
+  if (peer < RANKS && (mask >> peer & 1)) {
     __threadfence_system();
     raise(&control(launch, peer)->flags[phase][blockIdx.x][launch.rank], epoch);
     good = wait(&control(launch, launch.rank)->flags[phase][blockIdx.x][peer], epoch, launch.status, launch.timeout, peer);
@@ -41,20 +47,17 @@ __device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
 // until then there is something that nobody sends, and who has read a pack puts that back. (Lamport's idea; TensorRT-LLM and
 // FlashInfer use -0 so.) A thread sends its next pack, and reads the one behind that from the tensor, before it waits for what
 // the peers sent of this one: neither the links nor the memory are idle meanwhile.
-template <typename T, u32 RANKS>
+template <typename T>
 __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
-  u32 ranks = RANKS == 0 ? launch.ranks : RANKS;
   u32 epoch = begin_epoch(launch);
   u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   u64 stride = (u64)gridDim.x * blockDim.x;
   auto load = [&](u64 i) { return i < packs ? load_pack<T>(tensor, count, i) : make_uint4(0, 0, 0, 0); };
   auto send = [&](u64 i, const uint4& pack) {
     if (i >= packs) return;
-    uint4 value = make_uint4(present(pack.x), present(pack.y), present(pack.z), present(pack.w));
-    for (u32 step = 1; step < ranks; step++) {
-      u32 peer = launch.rank + step;
-      peer -= peer < ranks ? 0 : ranks;
-      put(slot_of_other(launch, peer, epoch, launch.rank) + i, value);
+    for (u32 step = 1; step < RANKS; step++) {
+      u32 peer = other(launch, step);
+      put(slot_of_other(launch, peer, epoch, launch.rank) + i, present(pack));
     }
   };
   u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
@@ -64,28 +67,8 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
   for (bool good = true; i < packs && good; i += stride) {
     send(i + stride, next);
     uint4 after = load(i + 2 * stride);
-    uint4 arrived[RANKS == 0 ? MAX_RANKS : RANKS];
-#pragma unroll
-    for (u32 peer = 0; peer < (RANKS == 0 ? MAX_RANKS : RANKS); peer++) {
-      if (peer < ranks && peer != launch.rank) arrived[peer] = get(slot_of_other(launch, launch.rank, epoch, peer) + i);
-    }
     Sum<T> sum;
-#pragma unroll
-    for (u32 peer = 0; peer < (RANKS == 0 ? MAX_RANKS : RANKS); peer++) {
-      if (peer >= ranks) break;
-      uint4 part = own;
-      if (peer != launch.rank) {
-        uint4* from = slot_of_other(launch, launch.rank, epoch, peer) + i;
-        good = good && await_data(launch, from, peer, arrived[peer]);
-        part = arrived[peer];
-        *from = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
-      }
-      if (peer == 0) {
-        sum.set(part);
-      } else {
-        sum.add(part);
-      }
-    }
+    good = take_sum<T>(launch, epoch, i, own, sum);
     store_pack<T>(tensor, count, i, sum.result(divisor));
     own = next;
     next = after;
@@ -93,46 +76,59 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
   end_epoch(launch, epoch);
 }
 
-// Every rank sends part p to rank p, which sums it and sends the result to all.
+// Every rank sends part p to rank p, which sums it and sends the sum to all. As in one-shot, the data tells of itself; the
+// second half of a slot has sums. A thread sends its next packs before it sums the present ones, and takes the sums of those
+// before after that, so that neither way to the peers and back is waited for while there is something else to do.
+//
+// It may wait for a thread of a peer, which may wait for another, but each for an earlier pack: the first ones wait for nobody.
 template <typename T>
-__device__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
+__device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   u32 epoch = begin_epoch(launch);
   u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
-  u64 part = (packs + launch.ranks - 1) / launch.ranks;
-  u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  u64 part = (packs + RANKS - 1) / RANKS;
+  u64 sums = launch.slot_bytes / (2 * sizeof(uint4));
   u64 stride = (u64)gridDim.x * blockDim.x;
-  u32 all = (1u << launch.ranks) - 1;
-  for (u64 i = first; i < part; i += stride) {
-    for (u32 step = 0; step < launch.ranks; step++) {
-      u32 peer = (launch.rank + step) % launch.ranks;
+  auto send = [&](u64 i) {
+    if (i >= part) return;
+#pragma unroll
+    for (u32 step = 1; step < RANKS; step++) {
+      u32 peer = other(launch, step);
       u64 source = peer * part + i;
-      if (source < packs) slot(launch, peer, epoch, launch.rank)[i] = load_pack<T>(tensor, count, source);
+      if (source < packs) put(slot_of_other(launch, peer, epoch, launch.rank) + i, present(load_pack<T>(tensor, count, source)));
     }
-  }
-  bool good = exchange(launch, 0, all, epoch);
-  u64 result = launch.ranks;  // the slot behind those of the ranks
-  if (good) {
-    u64 begin = launch.rank * part;
-    for (u64 i = first; i < part && begin + i < packs; i += stride) {
-      Sum<T> sum;
-      sum.set(slot(launch, launch.rank, epoch, 0)[i]);
-      for (u32 rank = 1; rank < launch.ranks; rank++) sum.add(slot(launch, launch.rank, epoch, rank)[i]);
-      uint4 value = sum.result(divisor);
-      for (u32 step = 1; step < launch.ranks; step++) {
-        u32 peer = (launch.rank + step) % launch.ranks;
-        slot(launch, peer, epoch, result)[begin + i] = value;
-      }
-      store_pack<T>(tensor, count, begin + i, value);
+  };
+  auto add = [&](u64 i) {
+    u64 place = launch.rank * part + i;
+    if (place >= packs) return true;
+    Sum<T> sum;
+    bool good = take_sum<T>(launch, epoch, i, load_pack<T>(tensor, count, place), sum);
+    uint4 value = sum.result(divisor);
+    for (u32 step = 1; step < RANKS; step++) {
+      put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + sums + i, value);
     }
-    good = exchange(launch, 1, all, epoch);
-  }
-  if (good) {
-    for (u64 i = first; i < part; i += stride) {
-      for (u32 step = 1; step < launch.ranks; step++) {
-        u64 place = (launch.rank + step) % launch.ranks * part + i;
-        if (place < packs) store_pack<T>(tensor, count, place, slot(launch, launch.rank, epoch, result)[place]);
-      }
+    store_pack<T>(tensor, count, place, value);
+    return good;
+  };
+  auto take_sums = [&](u64 i) {
+    uint4 arrived[RANKS];
+    get_all(launch, epoch, sums + i, arrived);
+    bool good = true;
+#pragma unroll
+    for (u32 peer = 0; peer < RANKS; peer++) {
+      u64 place = peer * part + i;
+      if (peer == launch.rank || place >= packs) continue;
+      good = good && take(launch, epoch, sums + i, peer, arrived[peer]);
+      store_pack<T>(tensor, count, place, arrived[peer]);
     }
+    return good;
+  };
+  u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+  send(first);
+  bool good = true;
+  for (u64 i = first; i < part && good; i += stride) {
+    send(i + stride);
+    good = add(i) && (i == first || take_sums(i - stride));
+    if (good && i + stride >= part) good = take_sums(i);
   }
   end_epoch(launch, epoch);
 }
@@ -151,7 +147,7 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   u64 stride = (u64)gridDim.x * blockDim.x;
   for (u64 i = first; i < packs; i += stride) {
     uint4 value = load_pack<T>(tensor, count, i);
-    for (u32 peer = 0; peer < launch.ranks; peer++)
+    for (u32 peer = 0; peer < RANKS; peer++)
       if (four >> peer & 1) slot(launch, peer, epoch, launch.rank)[i] = value;
   }
   bool good = exchange(launch, 0, four, epoch);
@@ -162,7 +158,7 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
     for (u64 i = first; i < packs; i += stride) {
       Sum<T> sum;
       bool begun = false;
-      for (u32 rank = 0; rank < launch.ranks; rank++) {
+      for (u32 rank = 0; rank < RANKS; rank++) {
         if (!(four >> rank & 1)) continue;
         uint4 value = slot(launch, launch.rank, epoch, rank)[i];
         if (begun) {
@@ -176,7 +172,7 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
         uint4 floats = make_uint4(__float_as_uint(sum.values[4 * k]), __float_as_uint(sum.values[4 * k + 1]),
                                   __float_as_uint(sum.values[4 * k + 2]), __float_as_uint(sum.values[4 * k + 3]));
         slot(launch, relay, epoch, relayed_there)[words * i + k] = floats;
-        slot(launch, launch.rank, epoch, launch.ranks)[words * i + k] = floats;
+        slot(launch, launch.rank, epoch, RANKS)[words * i + k] = floats;
       }
     }
     good = exchange(launch, 1, 1u << relay, epoch);
@@ -186,7 +182,7 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
     for (u64 i = first; i < packs; i += stride) {
       Sum<T> total;
       for (int k = 0; k < words; k++) {
-        uint4 own = slot(launch, launch.rank, epoch, launch.ranks)[words * i + k];
+        uint4 own = slot(launch, launch.rank, epoch, RANKS)[words * i + k];
         uint4 other = slot(launch, launch.rank, epoch, relayed)[words * i + k];
         uint4 a = lower ? own : other;
         uint4 b = lower ? other : own;
@@ -201,22 +197,18 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
-#define ALL_REDUCE(name, T)                                                                           \
-  extern "C" __global__ void __launch_bounds__(512)                                                   \
-      one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
-    if (launch.ranks == 2) {                                                                           \
-      one_shot<T, 2>(tensor, count, launch, divisor);                                                  \
-    } else {                                                                                          \
-      one_shot<T, 0>(tensor, count, launch, divisor);                                                  \
-    }                                                                                                 \
-  }                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(512)                                                   \
-      two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                     \
-    two_shot<T>(tensor, count, launch, divisor);                                                      \
-  }                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(512)                                                   \
-      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) {    \
-    mesh<T>(tensor, count, launch, four, relay, divisor);                                             \
+#define ALL_REDUCE(name, T)                                                                                           \
+  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+      one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {             \
+    one_shot<T>(tensor, count, launch, divisor);                                                                                           \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(256)                                                                   \
+      two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {             \
+    two_shot<T>(tensor, count, launch, divisor);                                                                                           \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(512)                                                                   \
+      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \
+    mesh<T>(tensor, count, launch, four, relay, divisor);                                                             \
   }
 
 ALL_REDUCE(float32, Float32)
@@ -244,6 +236,6 @@ extern "C" __global__ void barrier(const __grid_constant__ Launch launch, const 
   u32 epoch = begin_epoch(launch);
   signals.clear();
   flags.clear();
-  exchange(launch, 0, (1u << launch.ranks) - 1, epoch);
+  exchange(launch, 0, (1u << RANKS) - 1, epoch);
   end_epoch(launch, epoch);
 }

@@ -157,10 +157,8 @@ final class GpuBenchJob {
         CudaP2pOptions.Builder options =
                 CudaP2pOptions.builder().optBufferSize(2L << 30).optTimeout(TIMEOUT);
         if (shared) {
-            // NCCL cannot take over the large sizes, and NVML knows no link of a GPU with itself.
-            options.optSharedGpus(true)
-                    .optTwoShotBytes(64 << 20)
-                    .optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
+            // NVML knows no link of a GPU with itself.
+            options.optSharedGpus(true).optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
         }
         return options.build();
     }

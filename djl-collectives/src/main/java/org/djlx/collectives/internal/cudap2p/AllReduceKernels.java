@@ -10,6 +10,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
@@ -49,9 +50,9 @@ final class AllReduceKernels implements AutoCloseable {
         }
     }
 
-    private static final int THREADS = 512;
-    private static final int MAX_BLOCKS = 64; // each has flags
-    private static final int ONE_SHOT_THREADS = 256;
+    private static final int MESH_THREADS = 512;
+    private static final int MESH_BLOCKS = 64; // each has flags
+    private static final int THREADS = 256;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
@@ -74,13 +75,12 @@ final class AllReduceKernels implements AutoCloseable {
     private final Map<Algorithm, Map<ScalarType, CudaKernel>> kernels =
             new EnumMap<>(Algorithm.class);
     private final WaitStatus status;
-    private final long oneShotSlot;
     private final KernelArguments arguments = new KernelArguments();
     private final Map<Algorithm, KernelStruct> launches = new EnumMap<>(Algorithm.class);
     private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
-    private int oneShotBlocks; // that run at once; guarded by this
+    private int blocks; // that run at once; guarded by this
     private boolean ended; // guarded by this
 
     AllReduceKernels(
@@ -88,11 +88,11 @@ final class AllReduceKernels implements AutoCloseable {
         this.region = region;
         this.status = status;
         this.rank = region.rank();
-        this.oneShotSlot = region.layout().slot(Algorithm.ONE_SHOT);
         module =
                 compiler.load(
                         device,
-                        KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"));
+                        KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"),
+                        "-DRANKS=" + region.ranks());
         for (Algorithm algorithm : Algorithm.values()) {
             Map<ScalarType, CudaKernel> ofType = new EnumMap<>(ScalarType.class);
             // A GPU from before bfloat16 has no kernels for that.
@@ -103,7 +103,7 @@ final class AllReduceKernels implements AutoCloseable {
             kernels.put(algorithm, ofType);
             launches.put(algorithm, launch(algorithm));
         }
-        oneShotBlocks = oneShotBlocks(device);
+        blocks = blocks(device);
         P2pLinks links = region.links();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
         barrier = mesh ? null : module.kernel("barrier");
@@ -112,10 +112,11 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /** Blocks wait for those of other ranks: all must run at once. */
-    private int oneShotBlocks(CudaDevice device) {
+    private int blocks(CudaDevice device) {
         int each =
-                kernels.get(Algorithm.ONE_SHOT).values().stream()
-                        .mapToInt(kernel -> kernel.maxBlocksPerMultiprocessor(ONE_SHOT_THREADS, 0))
+                Stream.of(Algorithm.ONE_SHOT, Algorithm.TWO_SHOT)
+                        .flatMap(algorithm -> kernels.get(algorithm).values().stream())
+                        .mapToInt(kernel -> kernel.maxBlocksPerMultiprocessor(THREADS, 0))
                         .min()
                         .orElse(1);
         return each * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
@@ -155,17 +156,17 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
-     * Limits one-shot all-reduces where ranks share this GPU: each waits for the others, and as
-     * many blocks as one may have would leave no room to them. Ranks may have different limits.
+     * Limits all-reduces where ranks share this GPU: each waits for the others, and as many blocks
+     * as one may have would leave no room to them. Ranks may have different limits.
      *
-     * @param blocks of each rank, so that those of all run at once
+     * @param most of each rank, so that those of all run at once
      */
-    synchronized void shareGpu(int blocks) {
-        oneShotBlocks = Math.max(1, Math.min(oneShotBlocks, blocks));
+    synchronized void shareGpu(int most) {
+        blocks = Math.max(1, Math.min(blocks, most));
     }
 
     /**
-     * Enqueues an all-reduce in place; by several launches if it is larger than a slot of one-shot.
+     * Enqueues an all-reduce in place; by several launches if it is larger than slots are.
      *
      * @param stream where
      * @param algorithm how
@@ -189,7 +190,7 @@ final class AllReduceKernels implements AutoCloseable {
         KernelStruct launch = launches.get(algorithm).put(TIMEOUT, timeout.toNanos());
         CudaKernel kernel = kernels.get(algorithm).get(type);
         long itemSize = type.itemSize();
-        long most = algorithm == Algorithm.ONE_SHOT ? oneShotSlot / itemSize : count;
+        long most = region.layout().most(algorithm) / itemSize;
         long done = 0;
         do {
             long part = Math.min(most, count - done);
@@ -203,14 +204,13 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     private LaunchSize size(Algorithm algorithm, long byteSize) {
-        if (algorithm == Algorithm.ONE_SHOT) {
-            long blocks = ceilDiv(byteSize, 16 * ONE_SHOT_THREADS);
-            return LaunchSize.of((int) Math.min(oneShotBlocks, blocks), ONE_SHOT_THREADS);
-        }
         long packs = ceilDiv(byteSize, 16);
+        if (algorithm == Algorithm.MESH) {
+            long wanted = Math.max(1, ceilDiv(packs, MESH_THREADS));
+            return LaunchSize.of((int) Math.min(MESH_BLOCKS, wanted), MESH_THREADS);
+        }
         long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;
-        long blocks = Math.max(1, Math.min(MAX_BLOCKS, ceilDiv(work, THREADS)));
-        return LaunchSize.of((int) blocks, THREADS);
+        return LaunchSize.of((int) Math.min(blocks, ceilDiv(work, THREADS)), THREADS);
     }
 
     private static long ceilDiv(long a, long b) {
@@ -255,7 +255,7 @@ final class AllReduceKernels implements AutoCloseable {
         }
         KernelStruct launch = launches.get(Algorithm.ONE_SHOT).put(TIMEOUT, timeout.toNanos());
         arguments.clear().add(launch).addStruct(signals.members()).addStruct(flags.members());
-        barrier.launch(stream, LaunchSize.of(1, THREADS), arguments);
+        barrier.launch(stream, LaunchSize.of(1, MESH_THREADS), arguments);
     }
 
     /** From now on nothing is launched. */

@@ -13,8 +13,8 @@ import org.djlx.nativeops.GpuTopology;
  * How a rank's region of GPU memory is divided, the same on all ranks. Offsets are in bytes.
  *
  * <pre>
- *   all-reduce   control block, then two halves, then two more for one-shot, where there is not
- *                zero but what nobody sends; see all_reduce.cu
+ *   all-reduce   control block, then two halves for the mesh, then two for one-shot and two-shot,
+ *                where there is not zero but what nobody sends; see all_reduce.cu
  *   signals      a word for each channel and each rank that raises it, 64 bytes apart
  *   probe        a word for each rank, written when the group is created
  *   counters     zeros, for kernels that leave them so
@@ -44,18 +44,19 @@ final class RegionLayout {
      */
     static final int FLAGS = 65536;
 
-    /** Each byte of a one-shot half whose data is not there yet. */
+    /** Each byte of a one-shot half whose data is not there yet; of two-shot as well. */
     static final byte ABSENT = (byte) 0xff;
 
     private static final long PAGE = 4096;
 
-    /** The most that is one launch; what is larger is several. */
-    private static final long MAX_ONE_SHOT = 32 << 20;
+    // What does not fit into a slot is several launches. Each costs some 2 us more.
+    private static final long MAX_SLOT = 32 << 20;
+    private static final long MAX_HALF = 48 << 20;
 
-    private final long oneShotSlot;
+    private final int worldSize;
+    private final long slot;
     private final long meshSlot;
-    private final long twoShotSlot;
-    private final long half;
+    private final long meshHalf;
     private final long oneShot;
     private final long oneShotHalf;
     private final long signals;
@@ -66,19 +67,22 @@ final class RegionLayout {
     private final long heapSize;
 
     RegionLayout(CudaP2pOptions options, P2pLinks links) {
-        int worldSize = links.ranks();
-        long oneShotBytes = options.oneShotBytes(worldSize);
-        boolean twoShot = options.twoShotBytes() > oneShotBytes;
-        oneShotSlot = align(Math.min(oneShotBytes, MAX_ONE_SHOT));
-        twoShotSlot =
-                twoShot ? align((options.twoShotBytes() + worldSize - 1) / worldSize + 16) : 0;
-        meshSlot = 2 * align(oneShotBytes); // of float32 where elements have half that size
-        // Two-shot has slots of a part, and the result of all parts behind them; the mesh, a slot
-        // for each rank and one more.
+        worldSize = links.ranks();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
-        half = mesh ? (worldSize + 1) * meshSlot : 2 * worldSize * twoShotSlot;
-        oneShot = CONTROL + 2 * half;
-        oneShotHalf = mesh ? 0 : (worldSize - 1) * oneShotSlot;
+        long oneShotBytes = options.oneShotBytes(worldSize);
+        // Two-shot needs room for a part and for the sum of one.
+        long partBytes =
+                options.twoShotBytes() > oneShotBytes
+                        ? align((options.twoShotBytes() + worldSize - 1) / worldSize)
+                        : 0;
+        long wanted = Math.max(oneShotBytes, 2 * partBytes);
+        int others = Math.max(1, worldSize - 1);
+        slot = align(Math.min(wanted, Math.min(MAX_SLOT, MAX_HALF / others)));
+        // Of float32 where elements have half that size; a slot for each rank, and one more.
+        meshSlot = 2 * align(oneShotBytes);
+        meshHalf = mesh ? (worldSize + 1) * meshSlot : 0;
+        oneShot = CONTROL + 2 * meshHalf;
+        oneShotHalf = mesh ? 0 : (worldSize - 1) * slot;
         signals = oneShot + 2 * oneShotHalf;
         counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row is for probes
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
@@ -97,20 +101,25 @@ final class RegionLayout {
 
     /** Where the halves of an algorithm begin. */
     long begin(Algorithm algorithm) {
-        return algorithm == Algorithm.ONE_SHOT ? oneShot : CONTROL;
+        return algorithm == Algorithm.MESH ? CONTROL : oneShot;
     }
 
     /** The size of a half. */
     long half(Algorithm algorithm) {
-        return algorithm == Algorithm.ONE_SHOT ? oneShotHalf : half;
+        return algorithm == Algorithm.MESH ? meshHalf : oneShotHalf;
     }
 
     /** The size of a slot in it. */
     long slot(Algorithm algorithm) {
+        return algorithm == Algorithm.MESH ? meshSlot : slot;
+    }
+
+    /** The most bytes of a tensor that are one launch. */
+    long most(Algorithm algorithm) {
         return switch (algorithm) {
-            case ONE_SHOT -> oneShotSlot;
-            case TWO_SHOT -> twoShotSlot;
-            case MESH -> meshSlot;
+            case ONE_SHOT -> slot;
+            case TWO_SHOT -> slot / 2 * worldSize;
+            case MESH -> Long.MAX_VALUE;
         };
     }
 

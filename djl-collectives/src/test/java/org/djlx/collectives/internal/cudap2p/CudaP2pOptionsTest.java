@@ -52,15 +52,15 @@ class CudaP2pOptionsTest {
         for (int ranks = 1; ranks <= RegionLayout.MAX_RANKS; ranks++) {
             P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
             RegionLayout layout = new RegionLayout(options, links);
-            assertEquals(32 << 20, layout.slot(Algorithm.ONE_SHOT)); // Larger ones are several.
-            assertTrue(ranks * layout.slot(Algorithm.TWO_SHOT) >= most);
-            assertEquals(
-                    (ranks - 1) * layout.slot(Algorithm.ONE_SHOT), layout.half(Algorithm.ONE_SHOT));
-            long twoShotEnd =
-                    layout.begin(Algorithm.TWO_SHOT) + 2 * layout.half(Algorithm.TWO_SHOT);
-            assertTrue(
-                    layout.half(Algorithm.TWO_SHOT) >= 2 * ranks * layout.slot(Algorithm.TWO_SHOT));
-            assertTrue(layout.begin(Algorithm.ONE_SHOT) >= twoShotEnd);
+            long slot = layout.slot(Algorithm.ONE_SHOT); // What is larger is several launches.
+            assertTrue(slot > 6 << 20 && slot <= 32 << 20, () -> slot + " bytes");
+            assertEquals((ranks - 1) * slot, layout.half(Algorithm.ONE_SHOT));
+            for (Algorithm algorithm : List.of(Algorithm.ONE_SHOT, Algorithm.TWO_SHOT)) {
+                assertEquals(slot, layout.slot(algorithm));
+                assertEquals(layout.begin(Algorithm.MESH), layout.begin(algorithm));
+            }
+            // A part, and behind it the sum of one.
+            assertEquals(slot / 2 * ranks, layout.most(Algorithm.TWO_SHOT));
             long oneShotEnd =
                     layout.begin(Algorithm.ONE_SHOT) + 2 * layout.half(Algorithm.ONE_SHOT);
             assertTrue(layout.signal(0, 0) >= oneShotEnd);
@@ -101,14 +101,15 @@ class CudaP2pOptionsTest {
         CudaP2pOptions options = CudaP2pOptions.builder().build();
         RegionLayout usual = new RegionLayout(options, links);
         assertEquals(64 << 20, options.oneShotBytes(2));
-        assertEquals(0, usual.half(Algorithm.TWO_SHOT));
         assertEquals(32 << 20, usual.half(Algorithm.ONE_SHOT));
+        assertEquals(0, usual.half(Algorithm.MESH));
         RegionLayout none =
                 new RegionLayout(
                         CudaP2pOptions.builder().optOneShotBytes(0).optTwoShotBytes(0).build(),
                         links);
         assertEquals(0, none.half(Algorithm.ONE_SHOT));
-        assertEquals(0, none.half(Algorithm.TWO_SHOT));
-        assertEquals((2 << 20) / 7, options.oneShotBytes(8));
+        assertEquals((768 << 10) / 7, options.oneShotBytes(8));
+        P2pLinks four = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, 4);
+        assertEquals(48 << 20, new RegionLayout(options, four).half(Algorithm.TWO_SHOT));
     }
 }

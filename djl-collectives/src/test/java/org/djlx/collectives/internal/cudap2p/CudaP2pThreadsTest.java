@@ -50,6 +50,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestFactory;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** All-reduce between GPUs, on all GPUs of the machine, with ranks that are threads. */
 @Tag("gpu")
@@ -286,7 +288,7 @@ class CudaP2pThreadsTest {
     @Test
     void randomSizesOneAfterTheOther() {
         run(
-                P2pRanks.options().optTwoShotBytes(16 << 20),
+                P2pRanks.options(),
                 (group, manager) -> {
                     Random random = new Random(3);
                     for (int i = 0; i < 200; i++) {
@@ -710,15 +712,16 @@ class CudaP2pThreadsTest {
         }
     }
 
-    /** By default two ranks reduce what is larger than a slot by several launches. */
-    @Test
-    void graphsOfSeveralLaunches() {
+    /** What is larger than slots are is several launches; for two ranks one-shot, by default. */
+    @ParameterizedTest
+    @ValueSource(longs = {0, 64 << 20})
+    void graphsOfSeveralLaunches(long oneShotBytes) {
         run(
-                P2pRanks.options().optOneShotBytes(64 << 20),
+                P2pRanks.options().optOneShotBytes(oneShotBytes),
                 (group, manager) ->
                         Replays.check(
                                 group,
-                                new Shape(9_000_001),
+                                new Shape(16_000_001),
                                 input -> {
                                     group.allReduce(input, ReduceOp.SUM).blockCurrentStream();
                                     return Torch.alias(manager, input);
@@ -727,10 +730,11 @@ class CudaP2pThreadsTest {
     }
 
     /** A NaN with the bits of what is not there yet arrives, and whatever it is added to is one. */
-    @Test
-    void theNanThatNobodySends() {
+    @ParameterizedTest
+    @ValueSource(longs = {0, 1 << 20})
+    void theNanThatNobodySends(long oneShotBytes) {
         run(
-                P2pRanks.options(),
+                P2pRanks.options().optOneShotBytes(oneShotBytes),
                 (group, manager) -> {
                     for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
                         NDArray tensor = Torch.empty(manager, new Shape(4000), type);
