@@ -4,7 +4,7 @@
  */
 package org.djlx.fusedops;
 
-/** Why a fused operator took the plain path: the collective, and the matmul before or after it. */
+/** Why a fused operator took the plain path: the collective, and what is before or after it. */
 public enum FallbackReason {
     /**
      * The group's backend has no P2P buffers, or no means to use them here: its GPUs do not all
@@ -13,7 +13,10 @@ public enum FallbackReason {
     NO_P2P_BUFFERS,
     /** A is gathered along its last dimension, over which the matmul sums. */
     GATHER_ALONG_LAST_DIMENSION,
-    /** What the ranks send does not fit into half of a P2P buffer. */
+    /**
+     * What the ranks send does not fit into half of a P2P buffer; or, of an all-reduce + RMSNorm,
+     * is too much for one launch.
+     */
     BUFFER_TOO_SMALL,
     /** On GPUs the {@linkplain org.djlx.fusedops.cost.CostModel cost model} says it is faster. */
     PLAIN_IS_FASTER,

@@ -18,7 +18,8 @@ import org.djlx.nativeops.TensorInfo;
 /**
  * Tensor-parallel matmuls fused with the collective before or after them; the counterparts of
  * PyTorch's {@code torch.ops.symm_mem.fused_all_gather_matmul} and {@code
- * fused_matmul_reduce_scatter}.
+ * fused_matmul_reduce_scatter}. And {@link #allReduceRmsNorm}, of which the following does not
+ * speak.
  *
  * <p>An MLP, with tokens divided among the ranks, W1 split by columns and W2 by rows:
  *
@@ -198,6 +199,45 @@ public final class FusedOps {
         }
         complete(group, issued.work(), () -> issued.result().close());
         return issued.result();
+    }
+
+    /**
+     * Adds the sum of all ranks' partials to a residual and normalises its rows: what stands
+     * between the layers of a model that is divided among ranks, twice in each. The operator of
+     * that name of TensorRT-LLM and FlashInfer.
+     *
+     * <pre>{@code
+     * sum      = partials of all ranks, as allReduce gives them: in rank order, rounded once
+     * residual = residual + sum
+     * norm     = residual / sqrt(mean(residual²) + epsilon) * weight
+     * }</pre>
+     *
+     * <p>Each line is computed in float32 and rounded once to the element type. So the new residual
+     * has the same bits on the CPU, on GPUs and as an all-reduce and an addition would give them;
+     * the norm, which is that of the rounded residual, the same on GPUs of one architecture, and
+     * elsewhere the same up to the order in which squares are added. Ranks get the same bits if
+     * they have the same residual, weight and epsilon, which is not checked.
+     *
+     * <p>On GPUs that write into each other's memory it is one launch of a kernel as long as it is
+     * small: up to 2 MiB, but no more than a one-shot all-reduce (see {@link
+     * org.djlx.collectives.CudaP2pOptions#oneShotBytes(int)}), with rows of up to 47 KiB. Otherwise
+     * it is the group's all-reduce and one launch, on the CPU the all-reduce and libtorch; if NCCL
+     * reduces, in its order and roundings. It can be recorded into a CUDA graph in all cases.
+     *
+     * <p>It has no gradient: an input that requires one, with gradients on, is refused.
+     *
+     * @param partial this rank's part of the sum, of shape (…, hidden), in float32, float16 or
+     *     bfloat16; the same shape and type on all ranks
+     * @param residual of the same shape and type
+     * @param weight of shape (hidden) and the same type
+     * @param epsilon what is added to the mean of squares, at least 0
+     * @param group the group
+     * @return new arrays in the manager of the partial; no input is changed
+     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     */
+    public static NormedResidual allReduceRmsNorm(
+            NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
+        return new AllReduceRmsNorm(partial, residual, weight, epsilon, group).run();
     }
 
     /**

@@ -25,6 +25,9 @@ final class OperandChecks {
                     ScalarType.FLOAT16,
                     ScalarType.BFLOAT16);
 
+    private static final Set<ScalarType> NORMED =
+            EnumSet.of(ScalarType.FLOAT32, ScalarType.FLOAT16, ScalarType.BFLOAT16);
+
     private final String operator;
     private GradientScope recording;
 
@@ -88,6 +91,43 @@ final class OperandChecks {
             throw wrong(
                     "%s has shape %s, but its first size must be %d, the last of A",
                     role, shape, inner);
+        }
+    }
+
+    /** Checks what is normalised along its last dimension and returns its element type. */
+    ScalarType checkRows(String role, NDArray array, TensorInfo info, Device device) {
+        if (!NORMED.contains(info.type())) {
+            throw wrong("%s is %s, but must be one of %s", role, info.type(), NORMED);
+        }
+        int dimensions = info.sizes().length;
+        if (dimensions == 0 || info.sizes()[dimensions - 1] == 0) {
+            throw wrong("%s has shape %s, but must have rows", role, array.getShape());
+        }
+        if (!array.getDevice().equals(device)) {
+            throw wrong("%s is on %s, but the group works on %s", role, array.getDevice(), device);
+        }
+        return info.type();
+    }
+
+    /** Checks an operand whose shape, type and device the partial decides. */
+    void checkLike(
+            String role,
+            NDArray array,
+            TensorInfo info,
+            Shape shape,
+            NDArray partial,
+            ScalarType type) {
+        if (info.type() != type) {
+            throw wrong("%s is %s, but partial is %s", role, info.type(), type);
+        }
+        if (!array.getShape().equals(shape)) {
+            throw wrong(
+                    "%s has shape %s, but must have %s, as partial has %s",
+                    role, array.getShape(), shape, partial.getShape());
+        }
+        if (!array.getDevice().equals(partial.getDevice())) {
+            throw wrong(
+                    "%s is on %s, but partial on %s", role, array.getDevice(), partial.getDevice());
         }
     }
 

@@ -50,7 +50,8 @@ public final class UsageCounter implements AutoCloseable {
 
     /**
      * Returns which paths matmuls fused with a collective took, and why. The calls of {@link
-     * LowContention}, which multiplies nothing, are not among them.
+     * LowContention} and of {@link FusedOps#allReduceRmsNorm}, which multiply no matrices, are not
+     * among them.
      *
      * @return the number of calls by path and reason
      */

@@ -3,8 +3,9 @@
  * users call.
  *
  * <pre>
- * + FusedOps                 all-gather + matmul, matmul + reduce-scatter
- * + GatheredMatmul           what the former returns
+ * + FusedOps                 all-gather + matmul, matmul + reduce-scatter, all-reduce + RMSNorm
+ * + GatheredMatmul           what the first of them returns
+ * + NormedResidual           what the last of them returns
  * + LowContention            all-gather and reduce-scatter by copy engines
  * + UsageCounter             how many calls took which path
  * + FallbackReason           why one took the plain path
@@ -14,6 +15,7 @@
  *   FusedPlan                all about a call that does not change from one to the next
  *   AllGatherMatmulPlan      that of all-gather + matmul
  *   MatmulReduceScatterPlan  that of matmul + reduce-scatter
+ *   AllReduceRmsNorm         a call of all-reduce + RMSNorm
  *   FusedGradients           the operators where gradients are recorded
  *   OperandChecks            checks of arguments
  *   OperationScope           what lives until an operation has ended

@@ -55,6 +55,10 @@ class FusedNullArgumentsTest {
                             .sample(ReduceOp.class, () -> ReduceOp.SUM)
                             .sample(UsageCounter.class, () -> counter)
                             .sample(Object.class, Object::new)
+                            .sample(float.class, () -> 1f)
+                            .sample(
+                                    NormedResidual.class,
+                                    () -> new NormedResidual(array.get(), array.get()))
                             .sample(
                                     GatheredMatmul.class,
                                     () -> new GatheredMatmul(array.get(), List.of(array.get())));

@@ -56,6 +56,7 @@ class SteadyStateTest {
         final NDArray part;
         final NDArray stridedWhole;
         final NDArray stridedPart;
+        final NDArray weight;
 
         Operands(NDManager manager) {
             a = manager.ones(new Shape(4, 8));
@@ -68,6 +69,7 @@ class SteadyStateTest {
             part = manager.ones(new Shape(4, 8));
             stridedWhole = manager.ones(new Shape(8, 2 * 4)).transpose();
             stridedPart = manager.ones(new Shape(8, 4)).transpose();
+            weight = manager.ones(new Shape(8));
         }
 
         void call(ProcessGroup group) {
@@ -79,6 +81,11 @@ class SteadyStateTest {
             }
             FusedOps.matmulReduceScatter(front, strided, ReduceOp.SUM, 1, group).close();
             FusedOps.matmulReduceScatter(a, strided, ReduceOp.SUM, 1, group).close();
+            if (group.device().isGpu()) { // DJL makes an array of each scalar for libtorch.
+                NormedResidual normed = FusedOps.allReduceRmsNorm(a, a, weight, 1e-5f, group);
+                normed.residual().close();
+                normed.norm().close();
+            }
             LowContention.allGather(group, whole, part).await();
             LowContention.allGather(group, stridedWhole, stridedPart).await();
             LowContention.reduceScatter(group, part, whole, ReduceOp.SUM).await();

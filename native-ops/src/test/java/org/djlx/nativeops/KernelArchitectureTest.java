@@ -67,6 +67,9 @@ class KernelArchitectureTest {
         assertEquals(
                 names(List.of("reduce"), types),
                 kernels(compiler, architecture, "reduce/reduce.cu"));
+        assertEquals(
+                names(List.of("all_reduce_rms_norm", "add_rms_norm"), types),
+                kernels(compiler, architecture, "all_reduce_rms_norm/all_reduce_rms_norm.cu"));
     }
 
     private static Set<String> names(List<String> kernels, List<String> types) {

@@ -52,6 +52,7 @@ public final class Compute implements AutoCloseable {
         private final CublasLt cublas; // null if it is not here
         private final RankOrderReducer reducer;
         private final PersistentMatmul persistent; // null if this GPU has none
+        private RmsNormKernels rmsNorm; // once it is needed
         private CudaStream stream; // the current one, of the operation under way
 
         Gpu(Device device) {
@@ -75,6 +76,9 @@ public final class Compute implements AutoCloseable {
             if (persistent != null) {
                 persistent.close();
             }
+            if (rmsNorm != null) {
+                rmsNorm.close();
+            }
             reducer.close();
             streams.close();
             cuda.close();
@@ -88,6 +92,22 @@ public final class Compute implements AutoCloseable {
      */
     public Optional<PersistentMatmul> persistent() {
         return Optional.ofNullable(gpu == null ? null : gpu.persistent);
+    }
+
+    /**
+     * Returns what adds and normalises rows.
+     *
+     * @return the kernels; empty on the CPU
+     */
+    public synchronized Optional<RmsNormKernels> rmsNorm() {
+        if (gpu == null) {
+            return Optional.empty();
+        }
+        if (gpu.rmsNorm == null) {
+            KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+            gpu.rmsNorm = new RmsNormKernels(gpu.cuda, gpu.streams, compiler);
+        }
+        return Optional.of(gpu.rmsNorm);
     }
 
     /**

@@ -5,6 +5,7 @@
  * <pre>
  *   Schedule          who sends what to whom, when, and computes meanwhile; on any backend's streams
  *   PersistentMatmul  whole operators as one launch each, on Hopper GPUs
+ *   RmsNormKernels    all-reduce, residual and RMSNorm as one launch
  *   Slots             where in the P2P buffers that goes
  *   Compute           prepares products and reductions for a group's device
  *   Product           a product of matrices, prepared

@@ -1,0 +1,186 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.Optional;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.RmsNormKernels;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/**
+ * A call of {@link FusedOps#allReduceRmsNorm}: one launch of a kernel, or an all-reduce and a
+ * kernel, or an all-reduce and libtorch, all to the same bits but for the order in which squares
+ * are added.
+ */
+final class AllReduceRmsNorm {
+
+    static final OpType TYPE = new OpType("allReduceRmsNorm");
+
+    private final ProcessGroup group;
+    private final GroupPlans plans;
+    private final NDArray partial;
+    private final NDArray residual;
+    private final NDArray weight;
+    private final float epsilon;
+    private final ScalarType type;
+    private final Shape shape;
+    private final long hidden;
+    private final long rows;
+    private final RmsNormKernels kernels; // null if there are none
+
+    AllReduceRmsNorm(
+            NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks(TYPE.toString());
+        checks.checkNotNull("the group", group);
+        TensorInfo info = checks.operand("partial", partial);
+        TensorInfo residualInfo = checks.operand("residual", residual);
+        TensorInfo weightInfo = checks.operand("weight", weight);
+        if (checks.recording() != null) {
+            throw checks.wrong(
+                    "it has no gradient, which an input requires: call"
+                            + " DifferentiableCollectives.allReduce, and add and normalise behind");
+        }
+        type = checks.checkRows("partial", partial, info, group.device());
+        shape = new Shape(info.sizes());
+        hidden = shape.getLastDimension();
+        rows = shape.size() / hidden;
+        checks.checkLike("residual", residual, residualInfo, shape, partial, type);
+        checks.checkLike("weight", weight, weightInfo, new Shape(hidden), partial, type);
+        if (!(epsilon >= 0 && epsilon < Float.POSITIVE_INFINITY)) {
+            throw checks.wrong("epsilon is %s, but must be a finite number from 0 on", epsilon);
+        }
+        this.group = group;
+        this.partial = partial;
+        this.residual = residual;
+        this.weight = weight;
+        this.epsilon = epsilon;
+        plans = GroupPlans.of(group);
+        kernels = kernels().orElse(null);
+    }
+
+    private Optional<RmsNormKernels> kernels() {
+        return rows > 0 && group.device().isGpu() && NativeLibrary.NVRTC.isAvailable()
+                ? plans.compute().rmsNorm().filter(norm -> norm.isSupported(type, hidden))
+                : Optional.empty();
+    }
+
+    /** Why it is more than one launch; the same on all ranks. */
+    private FallbackReason fallbackReason() {
+        if (FusedOps.isForced(Path.PLAIN)) {
+            return FallbackReason.FORCED;
+        }
+        Optional<P2pBuffers> buffers = group.p2pBuffers();
+        if (kernels == null || buffers.flatMap(P2pBuffers::oneShotSlots).isEmpty()) {
+            return FallbackReason.NO_P2P_BUFFERS;
+        }
+        return kernels.exchanges(buffers.get(), type, rows, hidden)
+                ? null
+                : FallbackReason.BUFFER_TOO_SMALL;
+    }
+
+    NormedResidual run() {
+        FallbackReason reason = fallbackReason();
+        UsageCounter.count(reason);
+        OperationScope scope = plans.scope();
+        NDArray sum = Torch.empty(partial.getManager(), shape, type);
+        NDArray norm = null;
+        boolean done = false;
+        try {
+            norm = Torch.empty(partial.getManager(), shape, type);
+            if (reason == null) {
+                oneLaunch(scope, sum, norm);
+            } else {
+                plain(scope, sum, norm);
+            }
+            done = true;
+            return new NormedResidual(sum, norm);
+        } finally {
+            scope.close();
+            if (!done) {
+                sum.close();
+                if (norm != null) {
+                    norm.close();
+                }
+            }
+        }
+    }
+
+    private void oneLaunch(OperationScope scope, NDArray sum, NDArray norm) {
+        NDArray[] used = {
+            sum,
+            norm,
+            scope.contiguous(partial, type),
+            scope.contiguous(residual, type),
+            scope.contiguous(weight, type)
+        };
+        RmsNormKernels.Rows of = of(used);
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        Agreed agreed = new Agreed(type, shape.getShape(), ReduceOp.SUM, 0);
+        Work work;
+        synchronized (plans) {
+            work =
+                    group.execute(
+                            TYPE,
+                            agreed,
+                            operation -> kernels.exchange(operation, buffers, of, epsilon, used));
+        }
+        FusedOps.complete(group, work);
+    }
+
+    private RmsNormKernels.Rows of(NDArray... used) {
+        return new RmsNormKernels.Rows(
+                Torch.dataPointer(used[0]),
+                Torch.dataPointer(used[1]),
+                Torch.dataPointer(used[2]),
+                Torch.dataPointer(used[3]),
+                Torch.dataPointer(used[4]),
+                type,
+                rows,
+                hidden);
+    }
+
+    private void plain(OperationScope scope, NDArray sum, NDArray norm) {
+        NoGradient.run(() -> Torch.copy(sum, partial));
+        FusedOps.complete(group, group.allReduce(sum, ReduceOp.SUM));
+        if (rows == 0) {
+            return;
+        }
+        if (kernels == null) {
+            NoGradient.run(() -> byLibtorch(scope, sum, norm));
+            return;
+        }
+        NDArray[] used = {
+            sum, norm, sum, scope.contiguous(residual, type), scope.contiguous(weight, type)
+        };
+        synchronized (plans) {
+            kernels.add(of(used), epsilon, used);
+        }
+    }
+
+    /** In float32, rounded where the kernel rounds. */
+    private void byLibtorch(OperationScope scope, NDArray sum, NDArray norm) {
+        NDArray wide = scope.add(Torch.cast(residual, ScalarType.FLOAT32));
+        wide.addi(scope.add(Torch.cast(sum, ScalarType.FLOAT32)));
+        Torch.copy(sum, wide);
+        Torch.copy(wide, sum);
+        int[] last = {shape.dimension() - 1};
+        NDArray mean = scope.add(scope.add(wide.square()).mean(last, true));
+        wide.muli(scope.add(mean.addi(epsilon).sqrt()).powi(-1));
+        wide.muli(scope.add(Torch.cast(weight, ScalarType.FLOAT32)));
+        Torch.copy(norm, wide);
+    }
+}

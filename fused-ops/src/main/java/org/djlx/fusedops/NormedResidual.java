@@ -1,0 +1,37 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+
+/** What {@link FusedOps#allReduceRmsNorm} returns: both of the shape and type of its inputs. */
+public final class NormedResidual {
+
+    private final NDArray residual;
+    private final NDArray norm;
+
+    NormedResidual(NDArray residual, NDArray norm) {
+        this.residual = residual;
+        this.norm = norm;
+    }
+
+    /**
+     * Returns the residual for the next layer.
+     *
+     * @return the old one with the sum of all ranks' partials
+     */
+    public NDArray residual() {
+        return residual;
+    }
+
+    /**
+     * Returns the residual divided by the root mean square of its rows, times the weight.
+     *
+     * @return the array
+     */
+    public NDArray norm() {
+        return norm;
+    }
+}

@@ -1,0 +1,195 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import ai.djl.ndarray.NDArray;
+import java.util.EnumMap;
+import java.util.Map;
+import org.djlx.collectives.OneShotSlots;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.P2pStream;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaKernel;
+import org.djlx.nativeops.CudaModule;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.KernelArguments;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.LaunchSize;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * The kernels of {@code all_reduce_rms_norm.cu} on one rank's GPU: an all-reduce, a residual and
+ * RMSNorm in one launch, and the latter two alone. For one thread at a time.
+ */
+public final class RmsNormKernels implements AutoCloseable {
+
+    /**
+     * The most that ranks exchange in one launch, in bytes: 64 rows of 8192 elements in float32.
+     * What is larger is better reduced by blocks that send on while they wait.
+     */
+    private static final long MOST_EXCHANGED = 2 << 20;
+
+    private static final int MAX_THREADS = 512;
+    private static final int WARP = 32;
+    private static final int PACK = 16; // bytes
+    private static final int MAX_ROW = 47 << 10; // a block has 48 KiB of shared memory on any GPU
+    private static final int MAX_RANKS = 8;
+    private static final int TIMEOUT = MAX_RANKS + 1; // in struct Launch of one_shot.cuh
+    private static final Map<ScalarType, String> TYPES =
+            Map.of(
+                    ScalarType.FLOAT32, "float32",
+                    ScalarType.FLOAT16, "float16",
+                    ScalarType.BFLOAT16, "bfloat16");
+
+    private final CurrentStreams streams;
+    private final CudaModule module;
+    private final Map<ScalarType, CudaKernel> exchanging = new EnumMap<>(ScalarType.class);
+    private final Map<ScalarType, CudaKernel> adding = new EnumMap<>(ScalarType.class);
+    private final KernelArguments arguments = new KernelArguments();
+
+    RmsNormKernels(CudaDevice device, CurrentStreams streams, KernelCompiler compiler) {
+        this.streams = streams;
+        module =
+                compiler.load(
+                        device,
+                        KernelSource.ofResource(
+                                NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu"));
+        // A GPU from before bfloat16 has no kernels for that.
+        TYPES.forEach(
+                (type, name) -> {
+                    find("all_reduce_rms_norm_" + name, type, exchanging);
+                    find("add_rms_norm_" + name, type, adding);
+                });
+    }
+
+    private void find(String name, ScalarType type, Map<ScalarType, CudaKernel> kernels) {
+        module.findKernel(name).ifPresent(kernel -> kernels.put(type, kernel));
+    }
+
+    /**
+     * The arrays of a call, by address: contiguous, of as many rows, the weight of one.
+     *
+     * @param newResidual where the new residual goes; may be where the partial is
+     * @param norm where the norm goes
+     * @param partial what is added to the residual, of this rank
+     * @param residual the residual
+     * @param weight the weight
+     * @param type the element type of all
+     * @param rows how many rows, at least 1
+     * @param hidden the elements of a row, at least 1
+     */
+    public record Rows(
+            long newResidual,
+            long norm,
+            long partial,
+            long residual,
+            long weight,
+            ScalarType type,
+            long rows,
+            long hidden) {
+
+        private long[] members() {
+            return new long[] {newResidual, norm, partial, residual, weight, rows, hidden};
+        }
+    }
+
+    private static long rowBytes(ScalarType type, long hidden) {
+        return (hidden * type.itemSize() + PACK - 1) / PACK * PACK;
+    }
+
+    /**
+     * Tells whether there is a kernel for rows of some length.
+     *
+     * @param type their type
+     * @param hidden their length
+     * @return whether there is; the same on GPUs of the same architecture
+     */
+    public boolean isSupported(ScalarType type, long hidden) {
+        return adding.containsKey(type) && hidden <= MAX_ROW / type.itemSize();
+    }
+
+    /**
+     * Tells whether rows that are {@link #isSupported} are exchanged in one launch.
+     *
+     * @param buffers the group's
+     * @param type the type of the rows
+     * @param rows how many rows
+     * @param hidden their length
+     * @return whether they are; the same on all ranks
+     */
+    public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
+        long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
+        return rows <= Math.min(most, MOST_EXCHANGED) / rowBytes(type, hidden);
+    }
+
+    /**
+     * Enqueues all of the operator on the current stream, within the operation.
+     *
+     * @param operation the operation under way
+     * @param buffers the group's, in which the rows are {@linkplain #exchanges exchanged}
+     * @param of the arrays
+     * @param epsilon what is added to the mean square
+     * @param used all arrays, kept for replays
+     */
+    public void exchange(
+            Operation operation, P2pBuffers buffers, Rows of, float epsilon, NDArray... used) {
+        operation.setAlgorithm("one_shot");
+        OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
+        int blocks = (int) Math.min(slots.blocks(), of.rows());
+        arguments.clear().addStruct(of.members()).add(epsilon);
+        arguments.addStruct(launch(operation, buffers, slots));
+        try (P2pStream current = buffers.currentStream(operation)) {
+            CudaKernel kernel = exchanging.get(of.type());
+            kernel.launch(streams.get(), size(blocks, of), arguments);
+            current.keepAlive(used);
+        }
+    }
+
+    /** struct Launch. */
+    private static long[] launch(Operation operation, P2pBuffers buffers, OneShotSlots slots) {
+        long[] launch = new long[TIMEOUT + 6];
+        System.arraycopy(slots.regions(), 0, launch, 0, slots.regions().length);
+        launch[MAX_RANKS] = slots.status();
+        launch[TIMEOUT] = operation.timeout().toNanos();
+        launch[TIMEOUT + 1] = slots.begin();
+        launch[TIMEOUT + 2] = slots.half();
+        launch[TIMEOUT + 3] = slots.slot();
+        launch[TIMEOUT + 4] = buffers.rank();
+        launch[TIMEOUT + 5] = buffers.worldSize();
+        return launch;
+    }
+
+    /**
+     * Enqueues on the current stream what follows on the all-reduce: the partial is the sum of all.
+     *
+     * @param of the arrays
+     * @param epsilon what is added to the mean square
+     * @param used all arrays, kept for replays
+     */
+    public void add(Rows of, float epsilon, NDArray... used) {
+        CudaStream stream = streams.get();
+        int blocks = (int) Math.min(Integer.MAX_VALUE, of.rows());
+        arguments.clear().addStruct(of.members()).add(epsilon);
+        adding.get(of.type()).launch(stream, size(blocks, of), arguments);
+        if (stream.isCapturing()) {
+            stream.keepAlive(used);
+        }
+    }
+
+    private static LaunchSize size(int blocks, Rows of) {
+        int rowBytes = (int) rowBytes(of.type(), of.hidden());
+        int threads = Math.min(MAX_THREADS, (rowBytes / PACK + WARP - 1) / WARP * WARP);
+        return LaunchSize.of(blocks, threads).withShared(rowBytes);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+    }
+}

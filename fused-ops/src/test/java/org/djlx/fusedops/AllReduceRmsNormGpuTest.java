@@ -1,0 +1,348 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CountDownLatch;
+import java.util.function.Consumer;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankProcesses;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.collectives.internal.cudap2p.Replays;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaGraph;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** All-reduce + RMSNorm on all GPUs of the machine, with ranks that are threads. */
+@Tag("gpu")
+@Timeout(300)
+class AllReduceRmsNormGpuTest {
+
+    private int worldSize;
+
+    @BeforeEach
+    void requireGpus() {
+        worldSize = P2pRanks.require();
+    }
+
+    /** With one-shot all-reduces up to 1 MiB, two-shot ones up to 10. */
+    static CudaP2pOptions options() {
+        return P2pRanks.options().optBufferSize(8 << 20).build();
+    }
+
+    private void run(CudaP2pOptions options, Consumer<ProcessGroup> body) {
+        LocalRanks.run(
+                ProcessGroups.local("cuda_p2p", worldSize, options),
+                group -> P2pRanks.run(group, () -> body.accept(group)));
+    }
+
+    /** Checks how many calls of each rank were one launch, and how many were not. */
+    private void expect(long oneLaunches, long others, Consumer<ProcessGroup> body) {
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            run(options(), body);
+            assertEquals(oneLaunches * worldSize, usage.pipelined());
+            assertEquals(others * worldSize, usage.fallbacks());
+        }
+    }
+
+    /** All that is one launch: what decoding has, ends of packs, one element, other strides. */
+    static List<NormCase> small() {
+        List<NormCase> cases = new ArrayList<>(NormCase.grid());
+        cases.removeIf(one -> one.shape().size() == 0);
+        for (ScalarType type : NormCase.TYPES) {
+            cases.add(new NormCase(type, new Shape(1, 4096), false, 1e-5f, 20));
+            cases.add(new NormCase(type, new Shape(64, 2048), false, 1e-5f, 21));
+            cases.add(new NormCase(type, new Shape(32, 8192), false, 1e-5f, 22));
+            cases.add(new NormCase(type, new Shape(3, 12_032), false, 1e-5f, 23));
+            cases.add(new NormCase(type, new Shape(200, 100), true, 1e-5f, 24));
+            cases.add(new NormCase(type, new Shape(3000, 8), false, 1e-5f, 25));
+        }
+        return cases;
+    }
+
+    @Test
+    void oneLaunch() {
+        List<NormCase> small = small();
+        expect(3L * small.size(), 0, group -> small.forEach(one -> one.check(group, 3)));
+    }
+
+    /** Two-shot and a launch; rows that are too long for a block; nothing. NCCL has other bits. */
+    @Test
+    void otherSizes() {
+        List<NormCase> cases = new ArrayList<>();
+        for (ScalarType type : NormCase.TYPES) {
+            cases.add(new NormCase(type, new Shape(300, 4096), false, 1e-5f, 30));
+            cases.add(new NormCase(type, new Shape(301, 4095), true, 1e-5f, 31));
+            cases.add(new NormCase(type, new Shape(2, 30_000), false, 1e-5f, 32));
+        }
+        expect(0, 2L * cases.size(), group -> cases.forEach(one -> one.check(group, 2)));
+    }
+
+    @Test
+    void noRows() {
+        P2pRanks.requireNccl();
+        NormCase none = new NormCase(ScalarType.BFLOAT16, new Shape(0, 64), false, 1e-5f, 33);
+        expect(0, 1, group -> none.check(group, 1));
+    }
+
+    @Test
+    void randomShapes() {
+        List<NormCase> cases = AllReduceRmsNormTest.randomCases(5, 150, 40, 3000);
+        run(options(), group -> cases.forEach(one -> one.check(group, 2)));
+    }
+
+    @Test
+    void inProcesses() throws InterruptedException {
+        try (RankProcesses ranks =
+                new RankProcesses(worldSize, rank -> P2pRanks.environment(), NormRankMain.class)) {
+            ranks.awaitSuccess();
+        }
+    }
+
+    /** All in the same slots: one-shot and two-shot all-reduces, and what has signals. */
+    @Test
+    void amongOtherOperations() {
+        NormCase norm = new NormCase(ScalarType.BFLOAT16, new Shape(8, 4096), false, 1e-5f, 40);
+        FusedCase gather =
+                new FusedCase(ScalarType.BFLOAT16, new Shape(64, 128), List.of(72), 0, false, 41);
+        run(
+                options(),
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        for (int i = 0; i < 30; i++) {
+                            norm.check(group, 1 + i % 3);
+                            int count = i % 2 == 0 ? 5000 : 600_000;
+                            NDArray sum = manager.ones(new Shape(count));
+                            group.allReduce(sum, ReduceOp.SUM).await();
+                            assertEquals((double) worldSize * count, sum.sum().getFloat());
+                            gather.checkAllGatherMatmul(group, 1);
+                        }
+                    }
+                });
+    }
+
+    /**
+     * Replayed with other inputs each time, 1,000 times, some of them beside calls that are not
+     * recorded. Partials have the value {@code v + r} on rank r, so that the sum of all is known.
+     */
+    @Test
+    void graphs() {
+        run(
+                options(),
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        for (Shape shape : List.of(new Shape(1, 4096), new Shape(48, 1000))) {
+                            NDArray residual = manager.full(shape, 3);
+                            NDArray weight = manager.full(new Shape(shape.get(1)), 2);
+                            Replays.check(
+                                    group,
+                                    shape,
+                                    partial -> {
+                                        NormedResidual result =
+                                                FusedOps.allReduceRmsNorm(
+                                                        partial, residual, weight, 500, group);
+                                        result.norm().close();
+                                        return result.residual();
+                                    },
+                                    (value, ranks) -> sum(value, ranks));
+                            Replays.check(
+                                    group,
+                                    shape,
+                                    partial -> {
+                                        NormedResidual result =
+                                                FusedOps.allReduceRmsNorm(
+                                                        partial, residual, weight, 500, group);
+                                        result.residual().close();
+                                        return result.norm();
+                                    },
+                                    (value, ranks) -> {
+                                        double sum = sum(value, ranks);
+                                        return 2 * sum / Math.sqrt(sum * sum + 500);
+                                    });
+                        }
+                    }
+                });
+    }
+
+    private static double sum(int value, int ranks) {
+        return 3 + ranks * value + ranks * (ranks - 1) / 2.0;
+    }
+
+    /** As in decoding: each call's residual and norm go into the next one, all in one graph. */
+    @Test
+    void layersInOneGraph() {
+        int layers = 20;
+        run(
+                options(),
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+                            CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream stream = CudaStream.create(device)) {
+                        Shape shape = new Shape(4, 2048);
+                        NDArray start =
+                                TestArrays.random(
+                                        manager, ScalarType.BFLOAT16, shape, 50 + group.rank());
+                        NDArray residual =
+                                TestArrays.random(manager, ScalarType.BFLOAT16, shape, 49);
+                        NDArray weight =
+                                TestArrays.random(
+                                        manager, ScalarType.BFLOAT16, new Shape(2048), 48);
+                        device.synchronize();
+                        CudaStreamGuard guard =
+                                Torch.cudaStreamGuard(group.device(), stream.handle());
+                        try {
+                            double[] once = null;
+                            for (int i = 0; i < 3; i++) {
+                                once =
+                                        TestArrays.values(
+                                                layers(layers, start, residual, weight, group));
+                            }
+                            NDArray[] result = new NDArray[1];
+                            try (CudaGraph graph =
+                                    CudaGraph.capture(
+                                            stream,
+                                            () ->
+                                                    result[0] =
+                                                            layers(
+                                                                    layers, start, residual, weight,
+                                                                    group))) {
+                                for (int i = 0; i < 50; i++) {
+                                    graph.launch(stream);
+                                    assertArrayEquals(once, TestArrays.values(result[0]));
+                                }
+                                stream.synchronize();
+                            }
+                        } finally {
+                            guard.close();
+                        }
+                    }
+                });
+    }
+
+    private static NDArray layers(
+            int count, NDArray start, NDArray residual, NDArray weight, ProcessGroup group) {
+        NormedResidual layer = FusedOps.allReduceRmsNorm(start, residual, weight, 1e-5f, group);
+        for (int i = 1; i < count; i++) {
+            layer = FusedOps.allReduceRmsNorm(layer.norm(), layer.residual(), weight, 1e-5f, group);
+        }
+        return layer.norm();
+    }
+
+    /** If the ranks agree before anything is sent, the group goes on. */
+    @Test
+    void callsThatDifferLeaveAVerifiedGroupUsable() {
+        NormCase after = NormCase.grid().get(0);
+        run(
+                P2pRanks.verifiedOptions().optBufferSize(8 << 20).build(),
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray weight = manager.ones(new Shape(64));
+                        for (int i = 0; i < 5; i++) {
+                            int rows = group.rank() == i % worldSize ? 3 : 2;
+                            NDArray a = manager.ones(new Shape(rows, 64));
+                            String message =
+                                    assertThrows(
+                                                    CollectiveMismatchException.class,
+                                                    () ->
+                                                            FusedOps.allReduceRmsNorm(
+                                                                    a, a, weight, 0, group))
+                                            .getMessage();
+                            assertTrue(message.contains("(2, 64)"), message);
+                            assertTrue(message.contains("(3, 64)"), message);
+                            after.check(group, 1);
+                        }
+                    }
+                });
+    }
+
+    /** Otherwise the calls are compared behind, and the group breaks; also with an all-reduce. */
+    @Test
+    void callsThatDifferBreakTheGroupOnAllRanks() {
+        for (boolean other : new boolean[] {false, true}) {
+            run(
+                    options(),
+                    group -> {
+                        try (NDManager manager =
+                                NDManager.newBaseManager(group.device(), "PyTorch")) {
+                            boolean odd = group.rank() == worldSize - 1;
+                            NDArray a = manager.ones(new Shape(odd ? 3 : 2, 64));
+                            NDArray weight = manager.ones(new Shape(64));
+                            String message =
+                                    assertThrows(
+                                                    CollectiveException.class,
+                                                    () -> differ(group, a, weight, odd && other))
+                                            .getMessage();
+                            assertTrue(
+                                    message.contains("allReduceRmsNorm(float32, (2, 64)"), message);
+                            assertTrue(message.contains("(3, 64)"), message);
+                        }
+                    });
+        }
+    }
+
+    private static void differ(ProcessGroup group, NDArray a, NDArray weight, boolean reduces) {
+        for (int i = 0; i < 1_000_000; i++) {
+            if (reduces) {
+                group.allReduce(a, ReduceOp.SUM).await();
+            } else {
+                NormedResidual result = FusedOps.allReduceRmsNorm(a, a, weight, 0, group);
+                TestArrays.values(result.norm());
+                result.residual().close();
+                result.norm().close();
+            }
+        }
+    }
+
+    /** What its launch waits for in vain ends at the timeout, and that breaks the group. */
+    @Test
+    void aRankThatDoesNotCallIsNamed() {
+        CountDownLatch failed = new CountDownLatch(1);
+        run(
+                options(),
+                group -> {
+                    if (group.rank() > 0) {
+                        Replays.await(failed);
+                        return;
+                    }
+                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(2));
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray a = manager.ones(new Shape(2, 64));
+                        NDArray weight = manager.ones(new Shape(64));
+                        String message =
+                                assertThrows(
+                                                CollectiveException.class,
+                                                () -> differ(hasty, a, weight, false))
+                                        .getMessage();
+                        assertTrue(message.contains("allReduceRmsNorm"), message);
+                        assertTrue(message.contains("did not arrive"), message);
+                    } finally {
+                        failed.countDown();
+                    }
+                });
+    }
+}

@@ -1,0 +1,148 @@
+// All-reduce, addition of a residual and RMSNorm in one launch, for the few rows that decoding has; and the latter two alone,
+// behind an all-reduce of many rows.
+//
+//   sum      = partials of all ranks, in rank order in float32, rounded to the element type
+//   residual = residual + sum, in float32, rounded
+//   norm     = residual / sqrt(mean(residual^2) + epsilon) * weight, in float32, rounded
+//
+// So the residual has the bits that an all-reduce and an addition would give. Squares are added in an order that depends on the
+// length of a row alone: ranks with the same residual get the same bits.
+//
+// A block has a row at a time, and keeps its new residual in shared memory, of the size of a row in whole packs. Ranks exchange
+// rows as a one-shot all-reduce does (all_reduce.cu), in the same slots and epochs: a rank pushes its row to all others, and who
+// reads it sees whether it has arrived. A row takes whole packs in a slot. While it is on its way, the residual and the weight
+// are read. No block waits for another of its rank.
+//
+// Nothing waits for ever: see signal.cuh. When a wait has ended in vain, results are worthless.
+#include "one_shot.cuh"
+
+const int MAX_THREADS = 512;
+const int WARP = 32;
+
+// Arrays of `rows` times `hidden` elements, the weight of one row; the new residual may be where the partial is.
+template <typename T>
+struct Rows {
+  typename T::Bits* new_residual;
+  typename T::Bits* norm;
+  const typename T::Bits* partial;
+  const typename T::Bits* residual;
+  const typename T::Bits* weight;
+  u64 rows;
+  u64 hidden;
+};
+
+// The sum over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
+// barrier but one. Sets `good` to false on all threads if it is on one.
+__device__ __forceinline__ float sum_of_block(float value, float* sums, bool& good) {
+#pragma unroll
+  for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  u32 lane = threadIdx.x % WARP;
+  if (lane == 0) sums[threadIdx.x / WARP] = value;
+  good = __syncthreads_and(good);
+  value = lane < blockDim.x / WARP ? sums[lane] : 0;
+#pragma unroll
+  for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+// RANKS is 1 if there is nothing to exchange, and 0 if the compiler does not know it.
+template <typename T, u32 RANKS>
+__device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, const Launch& launch) {
+  const u32 MOST = RANKS == 0 ? MAX_RANKS : RANKS;
+  extern __shared__ uint4 values[];
+  __shared__ float sums[2][MAX_THREADS / WARP];
+  u32 ranks = RANKS == 0 ? launch.ranks : RANKS;
+  u32 epoch = RANKS == 1 ? 0 : begin_epoch(launch);
+  u32 packs = (of.hidden + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  bool good = true;
+  u32 turn = 0;
+  for (u64 row = blockIdx.x; row < of.rows && good; row += gridDim.x, turn ^= 1) {
+    u64 begin = row * of.hidden;
+    auto load = [&](const typename T::Bits* array, u32 i) {
+      return i < packs ? load_pack<T>(array, of.hidden, i) : make_uint4(0, 0, 0, 0);
+    };
+    auto send = [&](u32 i, const uint4& pack) {
+      uint4 sent = make_uint4(present(pack.x), present(pack.y), present(pack.z), present(pack.w));
+      for (u32 step = 1; step < ranks; step++) {
+        u32 peer = launch.rank + step;
+        peer -= peer < ranks ? 0 : ranks;
+        put(slot_of_other(launch, peer, epoch, launch.rank) + row * packs + i, sent);
+      }
+    };
+    uint4 own = load(of.partial + begin, threadIdx.x);
+    if (RANKS != 1) {
+      if (threadIdx.x < packs) send(threadIdx.x, own);
+      for (u32 i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x) send(i, load(of.partial + begin, i));
+    }
+    uint4 residual = load(of.residual + begin, threadIdx.x);
+    uint4 weight = load(of.weight, threadIdx.x);
+    float squares = 0;
+    for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+      uint4 arrived[MOST];
+#pragma unroll
+      for (u32 peer = 0; peer < MOST; peer++) {
+        if (peer < ranks && peer != launch.rank) {
+          arrived[peer] = get(slot_of_other(launch, launch.rank, epoch, peer) + row * packs + i);
+        }
+      }
+      Sum<T> sum;
+#pragma unroll
+      for (u32 peer = 0; peer < MOST; peer++) {
+        if (peer >= ranks) break;
+        uint4 part = own;
+        if (peer != launch.rank) {
+          uint4* from = slot_of_other(launch, launch.rank, epoch, peer) + row * packs + i;
+          good = good && await_data(launch, from, peer, arrived[peer]);
+          part = arrived[peer];
+          *from = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
+        }
+        if (peer == 0) {
+          sum.set(part);
+        } else {
+          sum.add(part);
+        }
+      }
+      uint4 total = sum.result(1);
+      sum.set(residual);
+      sum.add(total);
+      values[i] = sum.result(1);
+      store_pack<T>(of.new_residual + begin, of.hidden, i, values[i]);
+      sum.set(values[i]);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) squares += sum.values[k] * sum.values[k];
+      own = load(of.partial + begin, i + blockDim.x);
+      residual = load(of.residual + begin, i + blockDim.x);
+    }
+    float scale = 1 / sqrtf(sum_of_block(squares, sums[turn], good) / of.hidden + epsilon);
+    for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+      Sum<T> norm, factors;
+      norm.set(values[i]);
+      factors.set(weight);
+      weight = load(of.weight, i + blockDim.x);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) norm.values[k] = norm.values[k] * scale * factors.values[k];
+      store_pack<T>(of.norm + begin, of.hidden, i, norm.result(1));
+    }
+  }
+  if (RANKS != 1) end_epoch(launch, epoch);
+}
+
+#define RMS_NORM(name, T)                                                                                           \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS) all_reduce_rms_norm_##name(                             \
+      const __grid_constant__ Rows<T> of, float epsilon, const __grid_constant__ Launch launch) {                   \
+    if (launch.ranks == 2) {                                                                                        \
+      normalize<T, 2>(of, epsilon, launch);                                                                         \
+    } else {                                                                                                        \
+      normalize<T, 0>(of, epsilon, launch);                                                                         \
+    }                                                                                                               \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                         \
+      add_rms_norm_##name(const __grid_constant__ Rows<T> of, float epsilon) {                                      \
+    normalize<T, 1>(of, epsilon, Launch{});                                                                         \
+  }
+
+RMS_NORM(float32, Float32)
+RMS_NORM(float16, Float16)
+#ifdef HAS_BFLOAT16
+RMS_NORM(bfloat16, Bfloat16)
+#endif
