@@ -4,6 +4,8 @@
  */
 package org.djlx.collectives;
 
+import java.time.Duration;
+
 /**
  * Where a kernel of a GPU exchanges data with those of other ranks as one-shot all-reduces do,
  * within an operation that has {@link P2pBuffers}. Ranks that have this have GPUs of the same
@@ -30,4 +32,26 @@ package org.djlx.collectives;
  * @param slot the size of a slot, in bytes
  */
 public record OneShotSlots(
-        int blocks, long status, long[] regions, long begin, long half, long slot) {}
+        int blocks, long status, long[] regions, long begin, long half, long slot) {
+
+    private static final int MAX_RANKS = 8;
+
+    /**
+     * Returns what a kernel is told of them, the struct Launch of {@code one_shot.cuh}.
+     *
+     * @param rank this rank
+     * @param timeout how long the kernel waits for other ranks
+     * @return the words of the struct
+     */
+    public long[] launch(int rank, Duration timeout) {
+        long[] launch = new long[MAX_RANKS + 6];
+        System.arraycopy(regions, 0, launch, 0, regions.length);
+        launch[MAX_RANKS] = status;
+        launch[MAX_RANKS + 1] = timeout.toNanos();
+        launch[MAX_RANKS + 2] = begin;
+        launch[MAX_RANKS + 3] = half;
+        launch[MAX_RANKS + 4] = slot;
+        launch[MAX_RANKS + 5] = rank;
+        return launch;
+    }
+}

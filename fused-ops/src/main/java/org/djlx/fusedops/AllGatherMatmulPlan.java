@@ -22,6 +22,7 @@ import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Exchange;
 import org.djlx.fusedops.internal.PersistentMatmul;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.Schedule;
@@ -67,6 +68,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private long[] outBytes; // of a shard's rows
     private Product[] products;
     private PersistentMatmul.Gather persistent; // null if it is more than one launch
+    private Exchange exchange; // what gathers before one matmul; null if a schedule does
 
     AllGatherMatmulPlan(
             ProcessGroup group,
@@ -119,13 +121,17 @@ final class AllGatherMatmulPlan implements FusedPlan {
     }
 
     /**
-     * The paths that push. Ranks may differ in whether it is one launch: all ways push the same and
-     * signal alike.
+     * The paths that push. Ranks may differ in whether it is one launch or scheduled: both push the
+     * same and signal alike.
      */
     private Set<Path> possible(ProcessGroup group, Workload work) {
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
         Set<Path> possible = EnumSet.of(Path.SCHEDULED);
-        if (Schedule.isWhole(work.partBytes())) {
+        boolean whole =
+                group.device().isGpu()
+                        ? compute.exchange(buffers, work.type(), work.partBytes()).isPresent()
+                        : Schedule.isWhole(work.partBytes());
+        if (whole) {
             possible.add(Path.WHOLE);
         }
         if (compute.persistent().filter(launch -> launch.gathers(buffers, work)).isPresent()) {
@@ -168,7 +174,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
         if (choice.path() == Path.ONE_LAUNCH) {
             preparePersistent(compute.persistent().orElseThrow(), infos, work, bs);
         } else {
-            prepareSchedule(rows, inner, bs);
+            prepareSchedule(infos[0].address(), rows, inner, bs);
         }
     }
 
@@ -188,8 +194,14 @@ final class AllGatherMatmulPlan implements FusedPlan {
         persistent = oneLaunch.gather(slots, work, layouts);
     }
 
-    private void prepareSchedule(long rows, long inner, MatrixLayout[] layouts) {
-        long rowsAtOnce = choice.path() == Path.WHOLE ? worldSize * rows : rows;
+    private void prepareSchedule(long shardAddress, long rows, long inner, MatrixLayout[] layouts) {
+        long rowsAtOnce = rows;
+        if (choice.path() == Path.WHOLE) {
+            P2pBuffers buffers = slots.buffers();
+            exchange = compute.exchange(buffers, type, shardBytes).orElse(null);
+            direct &= exchange == null || Exchange.isUsable(shardAddress);
+            rowsAtOnce = worldSize * rows;
+        }
         directB = new boolean[layouts.length];
         outBytes = new long[layouts.length];
         products = new Product[layouts.length];
@@ -236,11 +248,14 @@ final class AllGatherMatmulPlan implements FusedPlan {
                 used[2 * i] = b;
                 used[2 * i + 1] = out;
             }
-            NDArray gathered = returnGathered ? Torch.empty(manager, frontShape, type) : shard;
-            long whole = returnGathered ? Torch.dataPointer(gathered) : 0;
+            NDArray gathered = shard;
             if (returnGathered) {
+                gathered = Torch.empty(manager, frontShape, type);
                 made.add(gathered);
+            } else if (exchange != null) {
+                gathered = scope.empty(frontShape, type);
             }
+            long whole = gathered == shard ? 0 : Torch.dataPointer(gathered);
             used[used.length - 2] = shard;
             used[used.length - 1] = gathered;
             scope.hold(used);
@@ -255,6 +270,18 @@ final class AllGatherMatmulPlan implements FusedPlan {
                                     return;
                                 }
                                 compute.begin();
+                                if (exchange != null) {
+                                    operation.setAlgorithm("gathered");
+                                    exchange.gather(
+                                            operation,
+                                            slots.buffers(),
+                                            shardAddress,
+                                            shardBytes,
+                                            whole,
+                                            used);
+                                    multiply(outs, whole, right, 0);
+                                    return;
+                                }
                                 if (choice.path() == Path.WHOLE) {
                                     schedule.gatherThenConsume(
                                             operation,

@@ -26,19 +26,21 @@ final class GroupPlans implements AutoCloseable {
     static final int MAX_PLANS = 128;
 
     private final Device device;
+    private final int worldSize;
     private final NDManager manager; // of what operations make; each closes its own arrays
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
     private Compute compute; // once it is needed
     private Schedule schedule; // once it is needed
 
-    private GroupPlans(Device device) {
+    private GroupPlans(Device device, int worldSize) {
         this.device = device;
+        this.worldSize = worldSize;
         this.manager = NDManager.newBaseManager(device, "PyTorch");
     }
 
     static GroupPlans of(ProcessGroup group) {
         Device device = group.device();
-        return group.attachment(GroupPlans.class, () -> new GroupPlans(device));
+        return group.attachment(GroupPlans.class, () -> new GroupPlans(device, group.worldSize()));
     }
 
     /**
@@ -78,7 +80,7 @@ final class GroupPlans implements AutoCloseable {
 
     synchronized Compute compute() {
         if (compute == null) {
-            compute = new Compute(device, manager);
+            compute = new Compute(device, worldSize, manager);
         }
         return compute;
     }

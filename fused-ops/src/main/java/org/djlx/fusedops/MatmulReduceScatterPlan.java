@@ -20,6 +20,7 @@ import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Exchange;
 import org.djlx.fusedops.internal.PersistentMatmul;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.fusedops.internal.Schedule;
@@ -66,6 +67,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     private PersistentMatmul.Scatter persistent; // null if it is more than one launch
     private Product multiply;
     private Compute.Reduction reduction;
+    private Exchange exchange; // what scatters behind one matmul; null if a schedule does
 
     MatmulReduceScatterPlan(
             ProcessGroup group,
@@ -124,7 +126,11 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     private Set<Path> possible(ProcessGroup group, Workload work) {
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
         Set<Path> possible = EnumSet.of(Path.SCHEDULED);
-        if (!columns && Schedule.isWhole(work.partBytes())) {
+        boolean whole =
+                group.device().isGpu()
+                        ? compute.exchange(buffers, work.type(), work.partBytes()).isPresent()
+                        : Schedule.isWhole(work.partBytes());
+        if (!columns && whole) {
             possible.add(Path.WHOLE);
         }
         if (!columns
@@ -178,7 +184,11 @@ final class MatmulReduceScatterPlan implements FusedPlan {
             preparePersistent(compute.persistent().orElseThrow(), infos, work, left, right);
             return;
         }
-        long rowsAtOnce = choice.path() == Path.WHOLE ? rows : partRows;
+        long rowsAtOnce = partRows;
+        if (choice.path() == Path.WHOLE) {
+            exchange = compute.exchange(slots.buffers(), type, partBytes).orElse(null);
+            rowsAtOnce = rows;
+        }
         stagingShape = new Shape(rowsAtOnce * partColumns);
         multiply =
                 compute.product(
@@ -187,7 +197,10 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                         new MatrixLayout(rowsAtOnce, inner, left.rowStride(), left.columnStride()),
                         new MatrixLayout(
                                 inner, partColumns, right.rowStride(), right.columnStride()));
-        reduction = compute.reduction(type, partRows * partColumns, worldSize, op == ReduceOp.AVG);
+        if (exchange == null) {
+            long count = partRows * partColumns;
+            reduction = compute.reduction(type, count, worldSize, op == ReduceOp.AVG);
+        }
     }
 
     private void preparePersistent(
@@ -252,6 +265,20 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                                     return;
                                 }
                                 compute.begin();
+                                if (exchange != null) {
+                                    operation.setAlgorithm("scattered");
+                                    multiply.run(staging[1], leftAddress, rightAddress);
+                                    exchange.scatter(
+                                            operation,
+                                            slots.buffers(),
+                                            type,
+                                            staging[1],
+                                            partBytes,
+                                            resultAddress,
+                                            op == ReduceOp.AVG,
+                                            used);
+                                    return;
+                                }
                                 Schedule.SlotReducer reducer =
                                         (first, distance) ->
                                                 reduction.run(resultAddress, first, distance);

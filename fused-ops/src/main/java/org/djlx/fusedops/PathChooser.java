@@ -66,16 +66,19 @@ final class PathChooser {
         }
         int processors = multiprocessors();
         // Another rank may take the path that is forced and is not possible here.
-        boolean mayBePlain =
-                processors > MAX_SHARED && Stream.of(Path.values()).noneMatch(FusedOps::isForced);
+        boolean mayBeAny = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
+        boolean mayBePlain = mayBeAny && processors > MAX_SHARED;
         Machine machine =
                 processors == 0 ? Machine.H200 : Machine.H200.withMultiprocessors(processors);
         return new CostModel(machine)
-                .choose(work, each -> withPlain(possible.apply(each), mayBePlain), recorded);
+                .choose(work, each -> paths(possible.apply(each), mayBeAny, mayBePlain), recorded);
     }
 
-    private static Set<Path> withPlain(Set<Path> possible, boolean mayBePlain) {
+    private static Set<Path> paths(Set<Path> possible, boolean mayBeWhole, boolean mayBePlain) {
         Set<Path> all = EnumSet.copyOf(possible);
+        if (!mayBeWhole) {
+            all.remove(Path.WHOLE);
+        }
         if (mayBePlain) {
             all.add(Path.PLAIN);
         }

@@ -157,8 +157,8 @@ class AllReduceRmsNormGpuTest {
                 group -> {
                     try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
                         for (Shape shape : List.of(new Shape(1, 4096), new Shape(48, 1000))) {
-                            NDArray residual = manager.full(shape, 3);
-                            NDArray weight = manager.full(new Shape(shape.get(1)), 2);
+                            NDArray residual = manager.full(shape, 3f);
+                            NDArray weight = manager.full(new Shape(shape.get(1)), 2f);
                             Replays.check(
                                     group,
                                     shape,

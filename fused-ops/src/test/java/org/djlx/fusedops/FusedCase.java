@@ -18,6 +18,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -101,6 +102,17 @@ record FusedCase(
         return plain && group.device().isGpu() && type.itemSize() == Short.BYTES ? 1 : 0;
     }
 
+    /**
+     * NCCL, which may be the fastest path unless another is forced, rounds sums from rank to rank.
+     */
+    private static int roundedHops(ProcessGroup group) {
+        boolean nccl =
+                group.device().isGpu()
+                        && Stream.of(Path.ONE_LAUNCH, Path.WHOLE, Path.SCHEDULED)
+                                .noneMatch(FusedOps::isForced);
+        return nccl ? group.worldSize() - 2 : 0;
+    }
+
     /** All ranks multiply the same A with the same Bs. */
     private void assertSameOnAllRanks(ProcessGroup group, NDManager manager, NDArray output) {
         if (group.device().isGpu()) {
@@ -146,7 +158,8 @@ record FusedCase(
             double[] first = null;
             for (int time = 0; time < times; time++) {
                 NDArray result = FusedOps.matmulReduceScatter(a, b, op, dim, group);
-                assertClose(expected, bound, result, inner * group.worldSize(), 1);
+                assertClose(
+                        expected, bound, result, inner * group.worldSize(), 1 + roundedHops(group));
                 double[] values = TestArrays.values(result);
                 first = first == null ? values : first;
                 assertArrayEquals(first, values, "from run to run");

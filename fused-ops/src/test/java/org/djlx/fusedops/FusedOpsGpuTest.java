@@ -244,11 +244,11 @@ class FusedOpsGpuTest {
         run(
                 64 << 20,
                 group -> {
-                    for (int i = 0; i < 10; i++) {
+                    for (int i = 0; i < 20; i++) {
                         both.accept(group);
                         await(turn); // What is in force counts for all ranks.
                         forced(
-                                Path.SCHEDULED,
+                                i % 2 == 0 ? Path.SCHEDULED : Path.WHOLE,
                                 () -> {
                                     await(turn);
                                     both.accept(group);

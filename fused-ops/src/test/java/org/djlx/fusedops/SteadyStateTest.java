@@ -22,6 +22,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.fusedops.cost.Path;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -125,18 +126,15 @@ class SteadyStateTest {
                         }
                     };
             try (UsageCounter counter = FusedOps.countUsage()) {
-                checkWarm(groups, round);
+                for (Path path : List.of(Path.SCHEDULED, Path.WHOLE)) {
+                    checkWarm(path, groups, round);
+                }
                 assertEquals(0, counter.fallbacks());
             }
             if (groups.get(0).device().isGpu() && P2pRanks.isShared()) {
                 return; // NCCL needs a GPU for each rank.
             }
-            FusedOps.Scope forced = FusedOps.forceFallback(); // In force on all ranks.
-            try {
-                checkWarm(groups, round);
-            } finally {
-                forced.close();
-            }
+            checkWarm(Path.PLAIN, groups, round);
         } finally {
             groups.forEach(ProcessGroup::destroy);
             for (NDManager manager : managers) {
@@ -147,13 +145,20 @@ class SteadyStateTest {
         }
     }
 
-    private static void checkWarm(List<ProcessGroup> groups, Consumer<ProcessGroup> round) {
-        runAll(groups, round); // Which also makes the plans.
-        Map<String, Long> made = null;
-        for (int attempt = 0; made == null && attempt < 10; attempt++) {
-            made = madeBy(() -> runAll(groups, round));
+    /** By a path, where it is possible. */
+    private static void checkWarm(
+            Path path, List<ProcessGroup> groups, Consumer<ProcessGroup> round) {
+        FusedOps.Scope forced = FusedOps.force(path); // On all ranks.
+        try {
+            runAll(groups, round); // Which also makes the plans.
+            Map<String, Long> made = null;
+            for (int attempt = 0; made == null && attempt < 10; attempt++) {
+                made = madeBy(() -> runAll(groups, round));
+            }
+            assertEquals(Map.of(), made, path.toString());
+        } finally {
+            forced.close();
         }
-        assertEquals(Map.of(), made);
     }
 
     private static void runAll(List<ProcessGroup> groups, Consumer<ProcessGroup> round) {

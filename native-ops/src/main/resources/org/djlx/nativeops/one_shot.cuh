@@ -29,7 +29,6 @@ struct Launch {
   u64 half_bytes;
   u64 slot_bytes;
   u64 rank;
-  u64 ranks;
 };
 
 __device__ Control* control(const Launch& launch, u32 rank) { return (Control*)launch.peers.region[rank]; }

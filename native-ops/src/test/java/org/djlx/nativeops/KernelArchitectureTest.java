@@ -67,6 +67,9 @@ class KernelArchitectureTest {
         assertEquals(
                 names(List.of("reduce"), types),
                 kernels(compiler, architecture, "reduce/reduce.cu"));
+        Set<String> exchange = names(List.of("scatter"), types);
+        exchange.add("gather");
+        assertEquals(exchange, kernels(compiler, architecture, "scatter_gather/scatter_gather.cu"));
         assertEquals(
                 names(List.of("all_reduce_rms_norm", "add_rms_norm"), types),
                 kernels(compiler, architecture, "all_reduce_rms_norm/all_reduce_rms_norm.cu"));

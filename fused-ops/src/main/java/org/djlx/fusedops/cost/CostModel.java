@@ -11,6 +11,7 @@ import java.util.Locale;
 import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Collectors;
+import org.djlx.nativeops.ScalarType;
 
 /**
  * What a fused operator takes by each path, and which one is taken: a pure function of the sizes
@@ -19,7 +20,7 @@ import java.util.stream.Collectors;
  *
  * <pre>
  *   one launch   {@link OneLaunch}
- *   whole        all copies and one matmul, one after the other, then the reduction
+ *   whole        an exchange by kernels, and one matmul before or behind it
  *   scheduled    all-gather: the own shard's matmul, then each other's when its copy has arrived;
  *                reduce-scatter: a part's matmul while the one before is copied, then the reduction
  *   plain        the matmul, and NCCL's collective
@@ -40,8 +41,12 @@ public final class CostModel {
      */
     static final double HANDICAP = 0.03;
 
+    // Ways in which ranks may multiply the same shards.
+    private static final Set<Path> PUSHING = EnumSet.of(Path.ONE_LAUNCH, Path.SCHEDULED);
+
     private static final int FLAGS = 1 << 16; // of each rank
     private static final int ALIGNMENT = 256; // of what lies in P2P buffers, in bytes
+    private static final int PACK = 16; // bytes that are exchanged at once
 
     private final Machine machine;
     private final Network network;
@@ -153,7 +158,7 @@ public final class CostModel {
                 double matmuls = Math.max(peers - 1, 0) * host.matmul();
                 yield new Prediction(path, scheduled(work), host.scheduled() + further + matmuls);
             }
-            case WHOLE -> new Prediction(path, whole(work), host.scheduled() + further);
+            case WHOLE -> new Prediction(path, matmul(work) + exchange(work), host.whole());
             case PLAIN -> new Prediction(path, matmul(work) + collective(work), host.plain());
         };
     }
@@ -172,10 +177,9 @@ public final class CostModel {
         return copies.schedule() + Math.max(computed, sent) + reduction(work);
     }
 
-    private double whole(Workload work) {
-        Machine.Copies copies = machine.copies();
-        double sent = copies.micros(work.ranks() - 1, work.partBytes());
-        return copies.schedule() + sent + matmul(work) + reduction(work);
+    private double exchange(Workload work) {
+        Machine.Exchange exchange = machine.exchange();
+        return exchange.start() + work.bytesIn() / exchange.rate() / 1e3;
     }
 
     /**
@@ -217,7 +221,7 @@ public final class CostModel {
             return possible;
         }
         possible.add(Path.SCHEDULED);
-        if (work.partBytes() % ALIGNMENT == 0) {
+        if (work.type() != ScalarType.FLOAT64 && work.partBytes() % PACK == 0) {
             possible.add(Path.WHOLE);
         }
         if (new OneLaunch(machine, work).isPossible(FLAGS)) {
@@ -242,8 +246,9 @@ public final class CostModel {
      * named later in {@link Path}. No graph can hold what NCCL runs.
      *
      * <p>All ranks choose alike where they must: {@linkplain #agreed by the sizes that all know}.
-     * Only when these do not ask for NCCL, a rank chooses by its own columns of B in which way it
-     * multiplies the shards of an all-gather + matmul, which all ranks push alike.
+     * Only when these ask neither for NCCL nor for an exchange as a whole, a rank chooses by its
+     * own columns of B in which way it multiplies the shards of an all-gather + matmul, which all
+     * ranks push alike.
      *
      * @param work the operator, as a rank has it
      * @param possible the paths that are possible for an operator of certain sizes
@@ -254,20 +259,21 @@ public final class CostModel {
     public Choice choose(Workload work, Function<Workload, Set<Path>> possible, boolean recorded) {
         requireNotNull("possible paths", possible);
         Workload agreed = agreed(work);
-        Choice choice = fastest(agreed, possible.apply(agreed), recorded, true);
-        return work.isGather() && choice.path() != Path.PLAIN
-                ? fastest(work, possible.apply(work), recorded, false)
-                : choice;
+        Choice choice = fastest(agreed, possible.apply(agreed), recorded);
+        if (!work.isGather() || !PUSHING.contains(choice.path())) {
+            return choice;
+        }
+        Set<Path> own = EnumSet.copyOf(PUSHING);
+        own.retainAll(possible.apply(work));
+        return fastest(work, own, recorded);
     }
 
-    private Choice fastest(
-            Workload work, Set<Path> possible, boolean recorded, boolean mayBePlain) {
+    private Choice fastest(Workload work, Set<Path> possible, boolean recorded) {
         List<Prediction> predictions =
                 possible.stream().sorted().map(path -> predict(work, path)).toList();
         boolean others = possible.stream().anyMatch(path -> path != Path.PLAIN);
         Path path =
                 predictions.stream()
-                        .filter(each -> each.path() != Path.PLAIN || !others || mayBePlain)
                         .filter(each -> each.path() != Path.PLAIN || !others || !recorded)
                         .min(Comparator.comparingDouble(each -> handicapped(each, recorded)))
                         .orElseThrow(

@@ -20,6 +20,7 @@ import org.djlx.nativeops.ScalarType;
  * @param library matmuls of a library
  * @param launch operators of one launch
  * @param copies copies from GPU to GPU by copy engines
+ * @param exchange all-gather and reduce-scatter by kernels
  * @param nccl NCCL's all-gather and reduce-scatter
  * @param host what calls take the host
  */
@@ -29,6 +30,7 @@ public record Machine(
         Library library,
         Launch launch,
         Copies copies,
+        Exchange exchange,
         Nccl nccl,
         Host host) {
 
@@ -42,8 +44,9 @@ public record Machine(
                     new Library(4.48, 696, 3820),
                     new Launch(10.7, List.of(0.787, 0.454, 0.271), 3.04, 32.0, 342),
                     new Copies(9.62, 389, 8.95, 3990),
+                    new Exchange(3.0, 340),
                     new Nccl(List.of(18.6, 25.9, 49.7), List.of(215.0, 297.0, 346.0), 6.36, 84.1),
-                    new Host(26.9, 45.8, 58.6, 5.2, 3.8));
+                    new Host(26.9, 45.8, 30.0, 58.6, 5.2, 3.8));
 
     /**
      * Matmuls of a library.
@@ -96,6 +99,14 @@ public record Machine(
     }
 
     /**
+     * All-gather and reduce-scatter by kernels, in which data tells that it has arrived.
+     *
+     * @param start what each takes besides
+     * @param rate how fast the bytes into each GPU arrive
+     */
+    public record Exchange(double start, double rate) {}
+
+    /**
      * NCCL's all-gather and reduce-scatter: a start that grows with the ranks, and bytes into each
      * GPU at a rate. Few bytes go by another protocol, which was measured of 2 ranks only.
      *
@@ -136,11 +147,18 @@ public record Machine(
      *
      * @param launch an operator of one launch, whatever the ranks
      * @param plain a collective of NCCL and a matmul, whatever the ranks
+     * @param whole an exchange and a matmul, whatever the ranks
      * @param scheduled a schedule of 2 ranks
      * @param peer what each further rank adds to a schedule: a copy, a signal and a wait
      * @param matmul what each further matmul adds
      */
-    public record Host(double launch, double plain, double scheduled, double peer, double matmul) {}
+    public record Host(
+            double launch,
+            double plain,
+            double whole,
+            double scheduled,
+            double peer,
+            double matmul) {}
 
     /**
      * Returns how many GPUs of this kind a host has at most.
@@ -175,6 +193,7 @@ public record Machine(
                 new Library(library.start, flops, library.memoryRate),
                 new Launch(launch.start, steps, launch.exchange, launch.blockRate, launch.linkRate),
                 copies,
+                exchange,
                 nccl,
                 host);
     }

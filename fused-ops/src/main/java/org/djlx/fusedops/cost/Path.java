@@ -10,7 +10,7 @@ import java.util.Locale;
 public enum Path {
     /** One kernel pushes, waits and multiplies, where GPUs and shapes allow it. */
     ONE_LAUNCH,
-    /** Copies from GPU to GPU, and one matmul after or before them. */
+    /** All data from GPU to GPU by one kernel, and one matmul after or before it. */
     WHOLE,
     /** Matmuls of parts and copies beside them, which a schedule orders. */
     SCHEDULED,

@@ -7,6 +7,7 @@ package org.djlx.fusedops.internal;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.Optional;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.nativeops.CublasLt;
 import org.djlx.nativeops.CublasLtMatmul;
 import org.djlx.nativeops.CudaDevice;
@@ -31,15 +32,18 @@ public final class Compute implements AutoCloseable {
 
     private final Libtorch libtorch;
     private final Gpu gpu; // null on the CPU
+    private final int worldSize;
 
     /**
      * Prepares what computes.
      *
      * @param device the group's device
+     * @param worldSize how many ranks the group has
      * @param manager the manager of arrays for libtorch, on that device; each is closed when it has
      *     been used
      */
-    public Compute(Device device, NDManager manager) {
+    public Compute(Device device, int worldSize, NDManager manager) {
+        this.worldSize = worldSize;
         libtorch = new Libtorch(device, manager);
         gpu = device.isGpu() ? new Gpu(device) : null;
     }
@@ -53,6 +57,7 @@ public final class Compute implements AutoCloseable {
         private final RankOrderReducer reducer;
         private final PersistentMatmul persistent; // null if this GPU has none
         private RmsNormKernels rmsNorm; // once it is needed
+        private Exchange exchange; // once it is needed
         private CudaStream stream; // the current one, of the operation under way
 
         Gpu(Device device) {
@@ -78,6 +83,9 @@ public final class Compute implements AutoCloseable {
             }
             if (rmsNorm != null) {
                 rmsNorm.close();
+            }
+            if (exchange != null) {
+                exchange.close();
             }
             reducer.close();
             streams.close();
@@ -105,9 +113,29 @@ public final class Compute implements AutoCloseable {
         }
         if (gpu.rmsNorm == null) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-            gpu.rmsNorm = new RmsNormKernels(gpu.cuda, gpu.streams, compiler);
+            gpu.rmsNorm = new RmsNormKernels(gpu.cuda, gpu.streams, compiler, worldSize);
         }
         return Optional.of(gpu.rmsNorm);
+    }
+
+    /**
+     * Returns what gathers and scatters by kernels.
+     *
+     * @param buffers the group's
+     * @param type the element type
+     * @param byteSize the size of a shard or a part
+     * @return the kernels; empty, on all ranks alike, on the CPU and where they cannot
+     */
+    public synchronized Optional<Exchange> exchange(
+            P2pBuffers buffers, ScalarType type, long byteSize) {
+        if (gpu == null || buffers.oneShotSlots().isEmpty()) {
+            return Optional.empty();
+        }
+        if (gpu.exchange == null) {
+            KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+            gpu.exchange = new Exchange(gpu.cuda, gpu.streams, compiler, worldSize);
+        }
+        return Optional.of(gpu.exchange).filter(all -> all.isPossible(buffers, type, byteSize));
     }
 
     /**

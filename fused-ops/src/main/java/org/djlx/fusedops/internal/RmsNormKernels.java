@@ -39,8 +39,6 @@ public final class RmsNormKernels implements AutoCloseable {
     private static final int WARP = 32;
     private static final int PACK = 16; // bytes
     private static final int MAX_ROW = 47 << 10; // a block has 48 KiB of shared memory on any GPU
-    private static final int MAX_RANKS = 8;
-    private static final int TIMEOUT = MAX_RANKS + 1; // in struct Launch of one_shot.cuh
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
@@ -53,13 +51,15 @@ public final class RmsNormKernels implements AutoCloseable {
     private final Map<ScalarType, CudaKernel> adding = new EnumMap<>(ScalarType.class);
     private final KernelArguments arguments = new KernelArguments();
 
-    RmsNormKernels(CudaDevice device, CurrentStreams streams, KernelCompiler compiler) {
+    RmsNormKernels(
+            CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
         module =
                 compiler.load(
                         device,
                         KernelSource.ofResource(
-                                NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu"));
+                                NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu"),
+                        "-DRANKS=" + worldSize);
         // A GPU from before bfloat16 has no kernels for that.
         TYPES.forEach(
                 (type, name) -> {
@@ -143,26 +143,12 @@ public final class RmsNormKernels implements AutoCloseable {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         int blocks = (int) Math.min(slots.blocks(), of.rows());
         arguments.clear().addStruct(of.members()).add(epsilon);
-        arguments.addStruct(launch(operation, buffers, slots));
+        arguments.addStruct(slots.launch(buffers.rank(), operation.timeout()));
         try (P2pStream current = buffers.currentStream(operation)) {
             CudaKernel kernel = exchanging.get(of.type());
             kernel.launch(streams.get(), size(blocks, of), arguments);
             current.keepAlive(used);
         }
-    }
-
-    /** struct Launch. */
-    private static long[] launch(Operation operation, P2pBuffers buffers, OneShotSlots slots) {
-        long[] launch = new long[TIMEOUT + 6];
-        System.arraycopy(slots.regions(), 0, launch, 0, slots.regions().length);
-        launch[MAX_RANKS] = slots.status();
-        launch[TIMEOUT] = operation.timeout().toNanos();
-        launch[TIMEOUT + 1] = slots.begin();
-        launch[TIMEOUT + 2] = slots.half();
-        launch[TIMEOUT + 3] = slots.slot();
-        launch[TIMEOUT + 4] = buffers.rank();
-        launch[TIMEOUT + 5] = buffers.worldSize();
-        return launch;
     }
 
     /**

@@ -48,6 +48,7 @@ final class MachineFit {
         fitCopies();
         fitLaunch();
         fitSchedule();
+        fitExchange();
         fitHost();
         return machine;
     }
@@ -186,6 +187,7 @@ final class MachineFit {
                         machine.library(),
                         machine.launch(),
                         machine.copies(),
+                        machine.exchange(),
                         new Machine.Nccl(starts, rates, round(few[2]), round(few[3])),
                         machine.host());
     }
@@ -232,6 +234,7 @@ final class MachineFit {
                         machine.launch(),
                         new Machine.Copies(
                                 round(start), round(rate), round(schedule), round(reduction)),
+                        machine.exchange(),
                         machine.nccl(),
                         machine.host());
     }
@@ -287,6 +290,7 @@ final class MachineFit {
                                 rounding.apply(x[5]),
                                 round(linkRate)),
                         machine.copies(),
+                        machine.exchange(),
                         machine.nccl(),
                         machine.host());
     }
@@ -313,9 +317,10 @@ final class MachineFit {
                                             machine.library(),
                                             machine.launch(),
                                             new Machine.Copies(start, rate, x[0], x[1]),
+                                            machine.exchange(),
                                             machine.nccl(),
                                             machine.host());
-                            double sum = lossOf("scheduled", "whole");
+                            double sum = lossOf("scheduled");
                             for (Measurement row : rows("reduction")) {
                                 double bytes = (row.ranks() + 1.0) * workload(row).partBytes();
                                 double reduction = machine.library().start() + bytes / x[1] / 1e3;
@@ -324,6 +329,30 @@ final class MachineFit {
                             return sum;
                         });
         setCopies(start, rate, best[0], best[1]);
+    }
+
+    private void fitExchange() {
+        double[] best =
+                search(
+                        new double[] {3, 300},
+                        x -> {
+                            setExchange(x[0], x[1]);
+                            return lossOf("whole");
+                        });
+        setExchange(round(best[0]), round(best[1]));
+    }
+
+    private void setExchange(double start, double rate) {
+        machine =
+                new Machine(
+                        machine.name(),
+                        machine.multiprocessors(),
+                        machine.library(),
+                        machine.launch(),
+                        machine.copies(),
+                        new Machine.Exchange(start, rate),
+                        machine.nccl(),
+                        machine.host());
     }
 
     private void fitHost() {
@@ -341,11 +370,13 @@ final class MachineFit {
                         machine.library(),
                         machine.launch(),
                         machine.copies(),
+                        machine.exchange(),
                         machine.nccl(),
                         new Machine.Host(
                                 round(plain * hostRatio("one_launch")),
                                 round(plain),
-                                round(plain * hostRatio("scheduled", "whole")),
+                                round(plain * hostRatio("whole")),
+                                round(plain * hostRatio("scheduled")),
                                 round(call("copy") + call("signal") + call("wait")),
                                 round(call("launch"))));
     }
@@ -378,6 +409,7 @@ final class MachineFit {
                 library,
                 machine.launch(),
                 machine.copies(),
+                machine.exchange(),
                 machine.nccl(),
                 machine.host());
     }

@@ -14,6 +14,12 @@
 // are read. No block waits for another of its rank.
 //
 // Nothing waits for ever: see signal.cuh. When a wait has ended in vain, results are worthless.
+//
+// Compiled with
+//   RANKS   how many there are, 2 to 8
+#ifndef RANKS
+#define RANKS 2
+#endif
 #include "one_shot.cuh"
 
 const int MAX_THREADS = 512;
@@ -45,14 +51,11 @@ __device__ __forceinline__ float sum_of_block(float value, float* sums, bool& go
   return value;
 }
 
-// RANKS is 1 if there is nothing to exchange, and 0 if the compiler does not know it.
-template <typename T, u32 RANKS>
+template <typename T, bool EXCHANGE>
 __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, const Launch& launch) {
-  const u32 MOST = RANKS == 0 ? MAX_RANKS : RANKS;
   extern __shared__ uint4 values[];
   __shared__ float sums[2][MAX_THREADS / WARP];
-  u32 ranks = RANKS == 0 ? launch.ranks : RANKS;
-  u32 epoch = RANKS == 1 ? 0 : begin_epoch(launch);
+  u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
   u32 packs = (of.hidden + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   bool good = true;
   u32 turn = 0;
@@ -62,15 +65,13 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
       return i < packs ? load_pack<T>(array, of.hidden, i) : make_uint4(0, 0, 0, 0);
     };
     auto send = [&](u32 i, const uint4& pack) {
-      uint4 sent = make_uint4(present(pack.x), present(pack.y), present(pack.z), present(pack.w));
-      for (u32 step = 1; step < ranks; step++) {
-        u32 peer = launch.rank + step;
-        peer -= peer < ranks ? 0 : ranks;
-        put(slot_of_other(launch, peer, epoch, launch.rank) + row * packs + i, sent);
+#pragma unroll
+      for (u32 step = 1; step < RANKS; step++) {
+        put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + row * packs + i, present(pack));
       }
     };
     uint4 own = load(of.partial + begin, threadIdx.x);
-    if (RANKS != 1) {
+    if (EXCHANGE) {
       if (threadIdx.x < packs) send(threadIdx.x, own);
       for (u32 i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x) send(i, load(of.partial + begin, i));
     }
@@ -78,31 +79,12 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
     uint4 weight = load(of.weight, threadIdx.x);
     float squares = 0;
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      uint4 arrived[MOST];
-#pragma unroll
-      for (u32 peer = 0; peer < MOST; peer++) {
-        if (peer < ranks && peer != launch.rank) {
-          arrived[peer] = get(slot_of_other(launch, launch.rank, epoch, peer) + row * packs + i);
-        }
-      }
+      uint4 total = own;
       Sum<T> sum;
-#pragma unroll
-      for (u32 peer = 0; peer < MOST; peer++) {
-        if (peer >= ranks) break;
-        uint4 part = own;
-        if (peer != launch.rank) {
-          uint4* from = slot_of_other(launch, launch.rank, epoch, peer) + row * packs + i;
-          good = good && await_data(launch, from, peer, arrived[peer]);
-          part = arrived[peer];
-          *from = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
-        }
-        if (peer == 0) {
-          sum.set(part);
-        } else {
-          sum.add(part);
-        }
+      if (EXCHANGE) {
+        good = good && take_sum<T>(launch, epoch, row * packs + i, own, sum);
+        total = sum.result(1);
       }
-      uint4 total = sum.result(1);
       sum.set(residual);
       sum.add(total);
       values[i] = sum.result(1);
@@ -124,21 +106,17 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
       store_pack<T>(of.norm + begin, of.hidden, i, norm.result(1));
     }
   }
-  if (RANKS != 1) end_epoch(launch, epoch);
+  if (EXCHANGE) end_epoch(launch, epoch);
 }
 
 #define RMS_NORM(name, T)                                                                                           \
   extern "C" __global__ void __launch_bounds__(MAX_THREADS) all_reduce_rms_norm_##name(                             \
       const __grid_constant__ Rows<T> of, float epsilon, const __grid_constant__ Launch launch) {                   \
-    if (launch.ranks == 2) {                                                                                        \
-      normalize<T, 2>(of, epsilon, launch);                                                                         \
-    } else {                                                                                                        \
-      normalize<T, 0>(of, epsilon, launch);                                                                         \
-    }                                                                                                               \
+    normalize<T, true>(of, epsilon, launch);                                                                        \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                         \
       add_rms_norm_##name(const __grid_constant__ Rows<T> of, float epsilon) {                                      \
-    normalize<T, 1>(of, epsilon, Launch{});                                                                         \
+    normalize<T, false>(of, epsilon, Launch{});                                                                         \
   }
 
 RMS_NORM(float32, Float32)

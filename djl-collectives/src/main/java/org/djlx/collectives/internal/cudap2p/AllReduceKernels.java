@@ -66,8 +66,7 @@ final class AllReduceKernels implements AutoCloseable {
     private static final int HALF = BEGIN + Long.BYTES;
     private static final int SLOT = HALF + Long.BYTES;
     private static final int RANK = SLOT + Long.BYTES;
-    private static final int RANKS = RANK + Long.BYTES;
-    private static final int BYTES = RANKS + Long.BYTES;
+    private static final int BYTES = RANK + Long.BYTES;
 
     private final P2pRegion region;
     private final int rank;
@@ -132,8 +131,7 @@ final class AllReduceKernels implements AutoCloseable {
                 .put(BEGIN, layout.begin(algorithm))
                 .put(HALF, layout.half(algorithm))
                 .put(SLOT, layout.slot(algorithm))
-                .put(RANK, rank)
-                .put(RANKS, region.ranks());
+                .put(RANK, rank);
     }
 
     /** The names of the kernels that there are. */

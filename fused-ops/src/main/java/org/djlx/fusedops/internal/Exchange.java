@@ -1,0 +1,176 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import ai.djl.ndarray.NDArray;
+import java.util.Collection;
+import java.util.EnumMap;
+import java.util.Map;
+import org.djlx.collectives.OneShotSlots;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.P2pStream;
+import org.djlx.nativeops.CudaAttribute;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaKernel;
+import org.djlx.nativeops.CudaModule;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.KernelArguments;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.LaunchSize;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * All-gather and reduce-scatter by the kernels of {@code scatter_gather.cu}, on GPUs that are all
+ * linked: a launch each, or several for what does not fit into a slot, without a barrier also in
+ * graphs. For one thread at a time, in the order of the group's operations.
+ */
+public final class Exchange implements AutoCloseable {
+
+    private static final int THREADS = 256;
+    private static final int PACK = 16; // bytes
+    private static final Map<ScalarType, String> TYPES =
+            Map.of(
+                    ScalarType.FLOAT32, "float32",
+                    ScalarType.FLOAT16, "float16",
+                    ScalarType.BFLOAT16, "bfloat16");
+
+    private final CurrentStreams streams;
+    private final CudaModule module;
+    private final CudaKernel gather;
+    private final Map<ScalarType, CudaKernel> scatters = new EnumMap<>(ScalarType.class);
+    private final KernelArguments arguments = new KernelArguments();
+    private final int processors;
+    private final int perProcessor; // blocks
+
+    Exchange(CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
+        this.streams = streams;
+        module =
+                compiler.load(
+                        device,
+                        KernelSource.ofResource(
+                                NativeLibrary.class, "scatter_gather/scatter_gather.cu"),
+                        "-DRANKS=" + worldSize);
+        gather = module.kernel("gather");
+        // A GPU from before bfloat16 has no kernel for that.
+        TYPES.forEach(
+                (type, name) ->
+                        module.findKernel("scatter_" + name)
+                                .ifPresent(kernel -> scatters.put(type, kernel)));
+        processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        perProcessor = Math.min(blocks(gather), blocks(scatters.values()));
+    }
+
+    private static int blocks(Collection<CudaKernel> kernels) {
+        return kernels.stream().mapToInt(Exchange::blocks).min().orElse(1);
+    }
+
+    private static int blocks(CudaKernel kernel) {
+        return kernel.maxBlocksPerMultiprocessor(THREADS, 0);
+    }
+
+    /**
+     * Tells whether elements of a type can be exchanged; a word of all ones, which is a NaN in each
+     * of these types, arrives as another NaN.
+     *
+     * @param buffers the group's
+     * @param type the type
+     * @param byteSize the size of a shard or a part
+     * @return whether they can; the same on all ranks
+     */
+    public boolean isPossible(P2pBuffers buffers, ScalarType type, long byteSize) {
+        return scatters.containsKey(type)
+                && byteSize % PACK == 0
+                && buffers.oneShotSlots().filter(slots -> slots.slot() > 0).isPresent();
+    }
+
+    /**
+     * Tells whether a shard can be sent from where it is.
+     *
+     * @param address the address
+     * @return whether it can
+     */
+    public static boolean isUsable(long address) {
+        return address % PACK == 0;
+    }
+
+    /**
+     * Enqueues an all-gather on the current stream, within the operation.
+     *
+     * @param operation the operation under way
+     * @param buffers the group's
+     * @param shard the address of this rank's shard, {@link #isUsable}
+     * @param byteSize its size, for which {@link #isPossible}
+     * @param whole where the shards go, one behind the other in rank order
+     * @param used all arrays, kept for replays
+     */
+    public void gather(
+            Operation operation,
+            P2pBuffers buffers,
+            long shard,
+            long byteSize,
+            long whole,
+            NDArray... used) {
+        OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
+        long[] launch = slots.launch(buffers.rank(), operation.timeout());
+        try (P2pStream current = buffers.currentStream(operation)) {
+            for (long done = 0; done < byteSize; done += slots.slot()) {
+                long packs = Math.min(slots.slot(), byteSize - done) / PACK;
+                arguments.clear().add(shard + done).add(packs).addStruct(launch);
+                arguments.add(whole + done).add(byteSize / PACK);
+                gather.launch(streams.get(), size(slots, packs), arguments);
+            }
+            current.keepAlive(used);
+        }
+    }
+
+    /**
+     * Enqueues a reduce-scatter on the current stream, within the operation.
+     *
+     * @param operation the operation under way
+     * @param buffers the group's
+     * @param type the element type
+     * @param parts the address of the parts, one for each rank, one behind the other
+     * @param byteSize the size of a part, for which {@link #isPossible}
+     * @param sum where the sum of this rank's part goes
+     * @param average whether it is divided by the number of ranks
+     * @param used all arrays, kept for replays
+     */
+    public void scatter(
+            Operation operation,
+            P2pBuffers buffers,
+            ScalarType type,
+            long parts,
+            long byteSize,
+            long sum,
+            boolean average,
+            NDArray... used) {
+        OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
+        long[] launch = slots.launch(buffers.rank(), operation.timeout());
+        float divisor = average ? buffers.worldSize() : 1;
+        try (P2pStream current = buffers.currentStream(operation)) {
+            for (long done = 0; done < byteSize; done += slots.slot()) {
+                long part = Math.min(slots.slot(), byteSize - done);
+                arguments.clear().add(parts + done).add(part / type.itemSize()).addStruct(launch);
+                arguments.add(sum + done).add(byteSize / type.itemSize()).add(divisor);
+                scatters.get(type).launch(streams.get(), size(slots, part / PACK), arguments);
+            }
+            current.keepAlive(used);
+        }
+    }
+
+    /** All blocks run at once, as they wait for those of other ranks, which may share this GPU. */
+    private LaunchSize size(OneShotSlots slots, long packs) {
+        int most = slots.blocks() < processors ? slots.blocks() : perProcessor * processors;
+        return LaunchSize.of((int) Math.min(most, (packs + THREADS - 1) / THREADS), THREADS);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+    }
+}
