@@ -4,6 +4,8 @@
  */
 package org.djlx.nativeops;
 
+import static java.util.concurrent.TimeUnit.NANOSECONDS;
+
 import java.io.ByteArrayOutputStream;
 import java.io.DataOutputStream;
 import java.io.IOException;
@@ -15,12 +17,17 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
+import java.time.Duration;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Executor;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.stream.Collectors;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -48,7 +55,12 @@ public final class KernelCache {
 
     private static final Logger LOGGER = LoggerFactory.getLogger(KernelCache.class);
 
+    /** After which time a compilation is told of: somebody may wonder why nothing happens. */
+    private static final Duration PATIENCE = Duration.ofSeconds(1);
+
     private final Path directory;
+    private final Duration patience;
+    private final Consumer<String> teller;
     private final Map<String, byte[]> loaded = new ConcurrentHashMap<>();
     private final AtomicBoolean warned = new AtomicBoolean();
 
@@ -58,7 +70,14 @@ public final class KernelCache {
      * @param directory the folder, which is created when first written to
      */
     public KernelCache(Path directory) {
+        this(directory, PATIENCE, LOGGER::info);
+    }
+
+    /** As above; tells what is being compiled if it takes longer than the patience. */
+    KernelCache(Path directory, Duration patience, Consumer<String> teller) {
         this.directory = directory;
+        this.patience = patience;
+        this.teller = teller;
     }
 
     /**
@@ -83,14 +102,33 @@ public final class KernelCache {
     }
 
     /**
-     * Returns compiled kernels, from memory, from a file or from the compiler.
+     * Returns compiled kernels, from memory, from a file or from the compiler. If the latter takes
+     * longer than a second, the log says at level info what is being compiled.
      *
      * @param key what is compiled, how and by what
      * @param compiler compiles it; what it throws is passed on, and nothing is kept
      * @return the compiled kernels, which must not be changed
      */
     public byte[] get(Key key, Supplier<byte[]> compiler) {
-        return loaded.computeIfAbsent(key.digest(), digest -> load(digest, compiler));
+        return loaded.computeIfAbsent(
+                key.digest(), digest -> load(digest, () -> compile(key, compiler)));
+    }
+
+    private byte[] compile(Key key, Supplier<byte[]> compiler) {
+        Executor later = CompletableFuture.delayedExecutor(patience.toNanos(), NANOSECONDS);
+        CompletableFuture<Void> message =
+                CompletableFuture.runAsync(
+                        () ->
+                                teller.accept(
+                                        String.format(
+                                                "compiling %s by %s, to be kept in %s",
+                                                key.describe(), key.compiler(), directory)),
+                        later);
+        try {
+            return compiler.get();
+        } finally {
+            message.cancel(false); // If it has not been written yet, it is not.
+        }
     }
 
     private byte[] load(String digest, Supplier<byte[]> compiler) {
@@ -170,6 +208,18 @@ public final class KernelCache {
          */
         public Key {
             options = List.copyOf(options);
+        }
+
+        /** Names the kernels, as {@code k.cu for sm_90a with -DWIDTH=16}. */
+        String describe() {
+            String defined =
+                    options.stream()
+                            .filter(option -> option.startsWith("-D"))
+                            .collect(Collectors.joining(" "));
+            return source.name()
+                    + " for "
+                    + architecture
+                    + (defined.isEmpty() ? "" : " with " + defined);
         }
 
         /** Returns a name that no other key has. */

@@ -14,12 +14,14 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -186,6 +188,44 @@ class KernelCacheTest {
                                         })));
         assertFalse(Files.exists(directory.resolve("a")));
         assertArrayEquals(compiled, cache.get(KEY, compiler()));
+    }
+
+    /** Somebody who waits sees why, while it goes on: this compilation ends when it was told of. */
+    @Test
+    void tellsWhatIsBeingCompiledIfItTakesLong() {
+        List<String> options = List.of("--std=c++17", "-DA=1", "-DB=2");
+        KernelCache.Key key = new KernelCache.Key(SOURCE, options, "sm_90a", "NVRTC 13.0");
+        CompletableFuture<String> message = new CompletableFuture<>();
+        KernelCache cache = new KernelCache(directory, Duration.ZERO, message::complete);
+        cache.get(
+                key,
+                () -> {
+                    message.join();
+                    return compiled;
+                });
+        assertEquals(
+                "compiling k.cu for sm_90a with -DA=1 -DB=2 by NVRTC 13.0, to be kept in "
+                        + directory,
+                message.join());
+    }
+
+    @Test
+    void tellsNothingOfWhatIsQuickOrFails() {
+        AtomicInteger messages = new AtomicInteger();
+        Duration patience = Duration.ofDays(1);
+        KernelCache cache =
+                new KernelCache(directory, patience, text -> messages.incrementAndGet());
+        assertThrows(
+                IllegalStateException.class,
+                () ->
+                        cache.get(
+                                KEY,
+                                () -> {
+                                    throw new IllegalStateException();
+                                }));
+        cache.get(KEY, compiler());
+        cache.get(KEY, compiler());
+        assertEquals(0, messages.get());
     }
 
     @Test
