@@ -221,8 +221,9 @@ public final class FusedOps {
      * <p>On GPUs that write into each other's memory it is one launch of a kernel as long as it is
      * small: up to 2 MiB, but no more than a one-shot all-reduce (see {@link
      * org.djlx.collectives.CudaP2pOptions#oneShotBytes(int)}), with rows of up to 47 KiB. Otherwise
-     * it is the group's all-reduce and one launch, on the CPU the all-reduce and libtorch; if NCCL
-     * reduces, in its order and roundings. It can be recorded into a CUDA graph in all cases.
+     * it is the group's all-reduce and one launch; if NCCL reduces, in its order and roundings.
+     * Both can be recorded into a CUDA graph. On the CPU, and for longer rows, libtorch is called
+     * behind the all-reduce.
      *
      * <p>It has no gradient: an input that requires one, with gradients on, is refused.
      *
