@@ -9,6 +9,7 @@ import static org.djlx.samples.bench.GpuBenchRow.MATMUL;
 import static org.djlx.samples.bench.GpuBenchRow.NCCL;
 import static org.djlx.samples.bench.GpuBenchRow.NCCL_WINDOWS;
 import static org.djlx.samples.bench.GpuBenchRow.OURS;
+import static org.djlx.samples.bench.GpuBenchRow.OURS_APART;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -24,6 +25,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.NormedResidual;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -32,9 +34,9 @@ import org.djlx.nativeops.Torch;
  *
  * @param operation all-reduce, or a fused operator
  * @param bytes the size of an all-reduce's tensor
- * @param m the rows of the unsharded A, for a fused operator
- * @param n the columns of the unsharded B
- * @param k what they have in common
+ * @param m the rows of the unsharded A, for a fused operator; those of an all-reduce + RMSNorm
+ * @param n the columns of the unsharded B; the elements of a row
+ * @param k what A and B have in common
  */
 record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
@@ -42,8 +44,11 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     enum Operation {
         allReduce,
         allGatherMatmul,
-        matmulReduceScatter
+        matmulReduceScatter,
+        allReduceRmsNorm
     }
+
+    private static final float EPSILON = 1e-5f; // of an RMSNorm
 
     private static final double HALF_ULP = 1 / 256.0;
 
@@ -58,6 +63,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     static GpuBenchCase fused(Operation operation, int m, int n, int k) {
         return new GpuBenchCase(operation, 0, m, n, k);
+    }
+
+    static GpuBenchCase norm(int rows, int hidden) {
+        return new GpuBenchCase(Operation.allReduceRmsNorm, 0, rows, hidden, 0);
     }
 
     /** For how many calls there are inputs: those of small sizes all stay in the cache. */
@@ -75,6 +84,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
             case allReduce -> bytes;
             case allGatherMatmul -> 2 * (mk + kn + mn / worldSize);
             case matmulReduceScatter -> 2 * (mk / worldSize + kn + mn);
+            case allReduceRmsNorm -> 2 * (4 * mn + n);
         };
     }
 
@@ -90,6 +100,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                     case allReduce -> prepareAllReduce(rank, turns, notes);
                     case allGatherMatmul -> prepareGather(rank, turns);
                     case matmulReduceScatter -> prepareScatter(rank, turns);
+                    case allReduceRmsNorm -> prepareNorm(rank, turns);
                 };
         double[] error = {0};
         SideBySide.Result result;
@@ -112,11 +123,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         rank.meeting().await();
         prepared.contenders.values().forEach(Contender::close);
         notes.putAll(result.notes());
-        boolean fused = operation != Operation.allReduce;
         return new GpuBenchRow(
                 operation.name(),
-                fused ? List.of(m, n, k) : null,
-                fused ? null : bytes,
+                sizes(),
+                operation == Operation.allReduce ? bytes : null,
                 rank.worldSize(),
                 threads,
                 gpus,
@@ -126,6 +136,14 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                 result.columns(),
                 result.replay(),
                 notes);
+    }
+
+    private List<Integer> sizes() {
+        return switch (operation) {
+            case allReduce -> null;
+            case allReduceRmsNorm -> List.of(m, n);
+            default -> List.of(m, n, k);
+        };
     }
 
     private Prepared prepareAllReduce(GpuBenchRank rank, int turns, Map<String, String> notes) {
@@ -183,11 +201,25 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         return failure;
     }
 
-    /** Reduces tensors in place; sums of sums would end in infinity. */
     private static Contender inPlace(
             List<NDArray> inputs,
             List<NDArray> tensors,
             IntConsumer reduce,
+            Baseline.Window window) {
+        return inPlace(inputs, tensors, reduce, tensors.get(0), window);
+    }
+
+    /**
+     * Reduces tensors in place; sums of sums would end in infinity.
+     *
+     * @param kept the result of the first turn; null if there is none to look at
+     * @param window where the tensors are; null if they are elsewhere
+     */
+    private static Contender inPlace(
+            List<NDArray> inputs,
+            List<NDArray> tensors,
+            IntConsumer reduce,
+            NDArray kept,
             Baseline.Window window) {
         Contender contender =
                 new Contender() {
@@ -206,7 +238,12 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
                     @Override
                     public NDArray kept() {
-                        return tensors.get(0);
+                        return kept;
+                    }
+
+                    @Override
+                    public boolean isChecked() {
+                        return kept != null;
                     }
 
                     @Override
@@ -305,6 +342,90 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                                         return mine.matMul(b);
                                     }
                                 }));
+    }
+
+    private Prepared prepareNorm(GpuBenchRank rank, int turns) {
+        List<NDArray> partials = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, m, n));
+        List<NDArray> residuals = arrays(turns, i -> rank.input(0, i, 1, m, n));
+        List<NDArray> weights = arrays(turns, i -> rank.input(0, i, 2, n));
+        Contender ours =
+                turn -> {
+                    NormedResidual result =
+                            FusedOps.allReduceRmsNorm(
+                                    partials.get(turn),
+                                    residuals.get(turn),
+                                    weights.get(turn),
+                                    EPSILON,
+                                    rank.ours());
+                    result.residual().close();
+                    return result.norm();
+                };
+        Map<String, Contender> contenders = new LinkedHashMap<>();
+        contenders.put(OURS, ours);
+        if (rank.baseline() != null) {
+            // Not the last one: all ranks meet before the next, and so are not in its scope then.
+            contenders.put(OURS_APART, turn -> notFused(ours, turn));
+            List<NDArray> sums = arrays(turns, i -> rank.empty(m, n));
+            List<NDArray> norms = arrays(turns, i -> rank.empty(m, n));
+            NDArray epsilon = rank.manager().create(EPSILON);
+            IntConsumer collective = i -> rank.baseline().allReduce(sums.get(i));
+            IntConsumer both =
+                    collective.andThen(
+                            i ->
+                                    norm(
+                                            sums.get(i),
+                                            residuals.get(i),
+                                            weights.get(i),
+                                            epsilon,
+                                            norms.get(i)));
+            contenders.put(NCCL, inPlace(partials, sums, both, norms.get(0), null));
+            contenders.put(COMMUNICATION, inPlace(partials, sums, collective, null, null));
+        }
+        return new Prepared(
+                contenders,
+                () ->
+                        expectedNorm(
+                                sum(
+                                        rank.worldSize(),
+                                        r -> doubles(rank.input(r, 0, 0, m, n), true)),
+                                residuals.get(0),
+                                weights.get(0)));
+    }
+
+    /** In force for all ranks that are threads. */
+    @SuppressWarnings("try") // the scope is not named in the body
+    private static NDArray notFused(Contender contender, int turn) {
+        try (FusedOps.Scope scope = FusedOps.forceFallback()) {
+            return contender.call(turn);
+        }
+    }
+
+    /** As a program without a fused operator does; with arrays only, to be recorded into graphs. */
+    private static void norm(
+            NDArray sum, NDArray residual, NDArray weight, NDArray epsilon, NDArray norm) {
+        try (NDArray wide = Torch.cast(residual, ScalarType.FLOAT32);
+                NDArray addend = Torch.cast(sum, ScalarType.FLOAT32);
+                NDArray factors = Torch.cast(weight, ScalarType.FLOAT32)) {
+            wide.addi(addend);
+            try (NDArray squares = wide.square();
+                    NDArray mean = squares.mean(new int[] {1}, true);
+                    NDArray root = mean.addi(epsilon).sqrt()) {
+                wide.divi(root).muli(factors);
+            }
+            Torch.copy(norm, wide);
+        }
+    }
+
+    private static NDArray expectedNorm(NDArray sum, NDArray residual, NDArray weight) {
+        try (NDArray addend = doubles(residual, false);
+                NDArray factors = doubles(weight, false)) {
+            sum.addi(addend);
+            try (NDArray squares = sum.square();
+                    NDArray mean = squares.mean(new int[] {1}, true);
+                    NDArray root = mean.addi(EPSILON).sqrt()) {
+                return sum.divi(root).muli(factors);
+            }
+        }
     }
 
     /** NCCL and a matmul, one after the other, and each of them alone. */

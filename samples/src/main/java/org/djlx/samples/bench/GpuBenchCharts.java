@@ -9,6 +9,7 @@ import static org.djlx.samples.bench.GpuBenchRow.MATMUL;
 import static org.djlx.samples.bench.GpuBenchRow.NCCL;
 import static org.djlx.samples.bench.GpuBenchRow.NCCL_WINDOWS;
 import static org.djlx.samples.bench.GpuBenchRow.OURS;
+import static org.djlx.samples.bench.GpuBenchRow.OURS_APART;
 import static org.djlx.samples.bench.GpuBenchRow.TORCH;
 import static org.djlx.samples.bench.GpuBenchRow.TORCH_ONE_SHOT;
 import static org.djlx.samples.bench.GpuBenchRow.TORCH_TWO_SHOT;
@@ -56,24 +57,47 @@ final class GpuBenchCharts {
                     List<GpuBenchRow> sorted = new ArrayList<>(members);
                     sorted.sort(Comparator.comparingDouble(GpuBenchCharts::x));
                     if (x(sorted.get(sorted.size() - 1)) > x(sorted.get(0))) {
-                        charts.put(name, isFused(sorted.get(0)) ? fused(sorted) : reduce(sorted));
+                        charts.put(name, chart(sorted));
                     }
                 });
         return charts;
     }
 
-    private static boolean isFused(GpuBenchRow row) {
-        return !row.operation().equals(Operation.allReduce.name());
+    private static boolean is(GpuBenchRow row, Operation operation) {
+        return row.operation().equals(operation.name());
     }
 
     private static String family(GpuBenchRow row) {
-        return isFused(row)
-                ? String.format("%s-%dx%d", row.operation(), row.mnk().get(1), row.mnk().get(2))
-                : row.operation();
+        if (is(row, Operation.allReduce)) {
+            return row.operation();
+        }
+        return row.mnk().stream()
+                .skip(1)
+                .map(String::valueOf)
+                .collect(Collectors.joining("x", row.operation() + "-", ""));
     }
 
     private static double x(GpuBenchRow row) {
-        return isFused(row) ? row.mnk().get(0) : row.bytes();
+        return is(row, Operation.allReduce) ? row.bytes() : row.mnk().get(0);
+    }
+
+    private static XYChart chart(List<GpuBenchRow> rows) {
+        if (is(rows.get(0), Operation.allReduce)) {
+            return reduce(rows);
+        }
+        return is(rows.get(0), Operation.allReduceRmsNorm) ? norm(rows) : fused(rows);
+    }
+
+    private static XYChart norm(List<GpuBenchRow> rows) {
+        GpuBenchRow first = rows.get(0);
+        String title = "all-reduce and RMSNorm, rows of " + first.mnk().get(1);
+        XYChart chart = chart(first, title, "rows");
+        add(chart, "ours", rows, row -> row.replay().get(OURS));
+        add(chart, "ours, not fused", rows, row -> row.replay().get(OURS_APART));
+        add(chart, "NCCL and libtorch", rows, row -> row.replay().get(NCCL));
+        add(chart, "NCCL's all-reduce alone", rows, row -> row.replay().get(COMMUNICATION));
+        add(chart, "ours, eager", rows, GpuBenchCharts::eager);
+        return chart;
     }
 
     private static XYChart reduce(List<GpuBenchRow> rows) {

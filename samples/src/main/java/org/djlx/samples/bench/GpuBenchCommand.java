@@ -64,7 +64,8 @@ public final class GpuBenchCommand implements Callable<Integer> {
                     "Unsharded shapes of the fused operators, MxNxK, or none; with ag: or rs:"
                             + " before, of one of them; tiny is 16 for each rank; llama-8b and"
                             + " llama-70b are a model's, with M from 16 to 32768, or for example"
-                            + " llama-8b:64-512. ${DEFAULT-VALUE} if not given.")
+                            + " llama-8b:64-512; norm:8x4096 is an all-reduce + RMSNorm of 8 rows,"
+                            + " norms are those of decoding. ${DEFAULT-VALUE} if not given.")
     private List<String> shapes;
 
     @Option(

@@ -14,7 +14,7 @@ import org.djlx.samples.bench.GpuBenchCase.Operation;
 /** What is to be measured, from what a user writes. */
 final class GpuBenchPlan {
 
-    static final String SHAPES = "tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b";
+    static final String SHAPES = "tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b,norms";
     static final String BYTES = "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M";
 
     private static final String NONE = "none";
@@ -22,6 +22,9 @@ final class GpuBenchPlan {
             Pattern.compile("(?:(ag|rs):)?(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
     private static final Pattern MODEL =
             Pattern.compile("llama-(8b|70b)(?::(\\d{1,6})-(\\d{1,6}))?");
+    private static final Pattern NORM = Pattern.compile("norm:(\\d{1,6})x(\\d{1,6})");
+    private static final int[] NORM_ROWS = {1, 8, 32, 64};
+    private static final int[] NORM_SIZES = {4096, 8192};
     private static final int FEWEST_ROWS = 16;
     private static final int MOST_ROWS = 32768;
 
@@ -53,6 +56,7 @@ final class GpuBenchPlan {
     private static void addFused(List<GpuBenchCase> cases, String shape, int worldSize) {
         Matcher model = MODEL.matcher(shape);
         Matcher matcher = SHAPE.matcher(shape);
+        Matcher norm = NORM.matcher(shape);
         if (shape.equals("tiny")) {
             int side = 16 * worldSize;
             cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, side, side, side));
@@ -64,6 +68,15 @@ final class GpuBenchPlan {
                 throw new IllegalArgumentException("the rows of " + shape + " begin with 0");
             }
             addModel(cases, model.group(1).equals("8b"), first, last, worldSize);
+        } else if (shape.equals("norms")) {
+            for (int hidden : NORM_SIZES) {
+                for (int rows : NORM_ROWS) {
+                    cases.add(GpuBenchCase.norm(rows, hidden));
+                }
+            }
+        } else if (norm.matches()) {
+            int rows = size(shape, norm.group(1), 1);
+            cases.add(GpuBenchCase.norm(rows, size(shape, norm.group(2), 1)));
         } else if (matcher.matches()) {
             int m = size(shape, matcher.group(2), worldSize);
             int n = size(shape, matcher.group(3), worldSize);
@@ -79,7 +92,8 @@ final class GpuBenchPlan {
                     "'"
                             + shape
                             + "' is no shape, such as 512x8192x8192 (M, N and K), ag:512x8192x8192"
-                            + " or rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64");
+                            + " or rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64,"
+                            + " norms or norm:8x4096");
         }
     }
 

@@ -10,6 +10,7 @@ import java.io.UncheckedIOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlx.samples.bench.GpuBenchCase.Operation;
 
 /** What rank 0 gathers of a benchmark for GPUs: our rows, with PyTorch's figures beside them. */
 final class GpuBenchResults implements AutoCloseable {
@@ -42,8 +43,11 @@ final class GpuBenchResults implements AutoCloseable {
 
     /** Adds a row, to which PyTorch adds its figures now: the ranks have nothing to do. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
-        // Without PyTorch the report says so once.
-        boolean both = torch != null && !torch.version().isEmpty();
+        // Without PyTorch the report says so once. It has no all-reduce + RMSNorm.
+        boolean both =
+                torch != null
+                        && !torch.version().isEmpty()
+                        && measured.operation() != Operation.allReduceRmsNorm;
         rows.add(both ? torch.measure(row, measured.turns(row.ranks()), rounds) : row);
         report.put("rows", rows);
         try {

@@ -8,12 +8,14 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.BinaryOperator;
+import java.util.stream.Collectors;
 
 /**
  * An operation at one size.
  *
  * @param operation its name in the API
- * @param mnk the unsharded sizes of a fused operator's matmul, (M, K) by (K, N); null otherwise
+ * @param mnk the unsharded sizes of a fused operator's matmul, (M, K) by (K, N); of an all-reduce +
+ *     RMSNorm the rows and their length; null otherwise
  * @param bytes the size of a collective's tensor; null otherwise
  * @param ranks the number of ranks
  * @param threads how many of them are threads of one process
@@ -41,7 +43,10 @@ record GpuBenchRow(
     /** What the API does, by whatever path it takes. */
     static final String OURS = "ours";
 
-    /** NCCL and, for a fused operator, one matmul. */
+    /** What the API does where it does not fuse: the all-reduce, and what is behind it. */
+    static final String OURS_APART = "oursApart";
+
+    /** NCCL and, for a fused operator, one matmul, or what libtorch has for it. */
     static final String NCCL = "nccl";
 
     /** NCCL on its symmetric windows. */
@@ -71,7 +76,9 @@ record GpuBenchRow(
 
     /** The size in words. */
     String size() {
-        return mnk == null ? bytes + " B" : mnk.get(0) + ", " + mnk.get(1) + ", " + mnk.get(2);
+        return mnk == null
+                ? bytes + " B"
+                : mnk.stream().map(String::valueOf).collect(Collectors.joining(", "));
     }
 
     /** What the slowest and the worst rank have shown; an error of NaN is the worst. */

@@ -72,8 +72,25 @@ class BenchChartTest {
                 "allReduce", null, bytes, 2, 2, 2, 0, 0.01, Map.of(), replay, Map.of());
     }
 
+    private static GpuBenchRow norm(int m, Map<String, Double> replay) {
+        return new GpuBenchRow(
+                "allReduceRmsNorm",
+                List.of(m, 4096),
+                null,
+                2,
+                2,
+                2,
+                0,
+                0.01,
+                Map.of(),
+                replay,
+                Map.of());
+    }
+
     private static List<GpuBenchRow> rows() {
         List<GpuBenchRow> rows = new ArrayList<>();
+        rows.add(norm(8, Map.of("ours", 4.0, "oursApart", 6.0, "communication", 7.0)));
+        rows.add(norm(1, Map.of("ours", 3.0, "oursApart", 5.0, "communication", 6.0)));
         rows.add(fused(64, 80));
         rows.add(fused(16, 20));
         rows.add(fused(32, 40));
@@ -90,7 +107,13 @@ class BenchChartTest {
     @Test
     void everyFamilyHasAChartOverItsSizes() {
         Map<String, XYChart> charts = GpuBenchCharts.of(rows());
-        assertEquals(Set.of("allGatherMatmul-8192x4096", "allReduce"), charts.keySet());
+        assertEquals(
+                Set.of("allGatherMatmul-8192x4096", "allReduce", "allReduceRmsNorm-4096"),
+                charts.keySet());
+        XYChart norm = charts.get("allReduceRmsNorm-4096");
+        assertEquals(List.of(1.0, 8.0), boxed(norm.getSeriesMap().get("ours").getXData()));
+        assertEquals(List.of(5.0, 6.0), boxed(ys(norm, "ours, not fused")));
+        assertEquals(List.of(6.0, 7.0), boxed(ys(norm, "NCCL's all-reduce alone")));
         XYChart fused = charts.get("allGatherMatmul-8192x4096");
         XYSeries ours = fused.getSeriesMap().get("ours");
         assertEquals(List.of(16.0, 32.0, 64.0), boxed(ours.getXData()));
@@ -128,7 +151,12 @@ class BenchChartTest {
                     files.map(file -> file.getFileName().toString())
                             .collect(Collectors.toCollection(TreeSet::new));
         }
-        assertEquals(Set.of("gpu-allGatherMatmul-8192x4096.png", "gpu-allReduce.png"), names);
+        assertEquals(
+                Set.of(
+                        "gpu-allGatherMatmul-8192x4096.png",
+                        "gpu-allReduce.png",
+                        "gpu-allReduceRmsNorm-4096.png"),
+                names);
         BufferedImage image =
                 ImageIO.read(dir.resolve("charts").resolve("gpu-allReduce.png").toFile());
         // Our line is of the first colour, translucent on white; in it there is more than a legend.

@@ -141,7 +141,8 @@ class GpuBenchTest {
         return Stream.of(
                 GpuBenchCase.allReduce(2000),
                 GpuBenchCase.fused(Operation.allGatherMatmul, 32, 48, 64),
-                GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 48, 64));
+                GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 48, 64),
+                GpuBenchCase.norm(3, 40));
     }
 
     private static GpuBenchRow measure(GpuBenchCase wanted, boolean compared, Recorder recorder) {
@@ -189,9 +190,11 @@ class GpuBenchTest {
     void measuresAndChecks(GpuBenchCase wanted) {
         GpuBenchRow row = measure(wanted, true, new HostRecorder());
         Set<String> columns =
-                wanted.operation() == Operation.allReduce
-                        ? Set.of("ours", "nccl", "ncclWindows")
-                        : Set.of("ours", "nccl", "matmul", "communication");
+                switch (wanted.operation()) {
+                    case allReduce -> Set.of("ours", "nccl", "ncclWindows");
+                    case allReduceRmsNorm -> Set.of("ours", "oursApart", "nccl", "communication");
+                    default -> Set.of("ours", "nccl", "matmul", "communication");
+                };
         assertEquals(columns, row.columns().keySet());
         assertEquals(columns, row.replay().keySet());
         assertEquals(Map.of(), row.notes());
@@ -316,7 +319,9 @@ class GpuBenchTest {
     void plansNameTheShapes() {
         List<GpuBenchCase> cases =
                 GpuBenchPlan.cases(
-                        List.of("tiny", "ag:512x1024x8192", "llama-8b:16-64"), List.of("1K"), 2);
+                        List.of("tiny", "ag:512x1024x8192", "llama-8b:16-64", "norm:3x100"),
+                        List.of("1K"),
+                        2);
         assertEquals(
                 List.of(
                         GpuBenchCase.fused(Operation.allGatherMatmul, 32, 32, 32),
@@ -328,11 +333,19 @@ class GpuBenchTest {
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 4096, 14336),
                         GpuBenchCase.fused(Operation.allGatherMatmul, 64, 14336, 4096),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 64, 4096, 14336),
+                        GpuBenchCase.norm(3, 100),
                         GpuBenchCase.allReduce(1024)),
                 cases);
         assertEquals(24, GpuBenchPlan.cases(List.of("llama-70b"), List.of("none"), 2).size());
+        assertEquals(8, GpuBenchPlan.cases(List.of("norms"), List.of("none"), 3).size());
         for (String wrong :
-                List.of("llama-9b", "xx:1x2x4", "3x4x4", "llama-8b:3-3", "llama-8b:0-3")) {
+                List.of(
+                        "llama-9b",
+                        "xx:1x2x4",
+                        "3x4x4",
+                        "llama-8b:3-3",
+                        "llama-8b:0-3",
+                        "norm:0x8")) {
             assertThrows(
                     IllegalArgumentException.class,
                     () -> GpuBenchPlan.cases(List.of(wrong), List.of(), 2),
@@ -427,13 +440,13 @@ class GpuBenchTest {
                 root.execute(
                         "bench-gpu",
                         "--ranks=2",
-                        "--shapes=tiny",
+                        "--shapes=tiny,norm:2x64",
                         "--bytes=1K",
                         "--rounds=1",
                         "--json=" + json);
         assertEquals(0, code, err::toString);
         JsonObject result = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
-        assertEquals(3, result.getAsJsonArray("rows").size());
+        assertEquals(4, result.getAsJsonArray("rows").size());
         for (JsonElement row : result.getAsJsonArray("rows")) {
             assertTrue(row.getAsJsonObject().getAsJsonObject("replay").has("ours"), row::toString);
         }
