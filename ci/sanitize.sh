@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs the kernels of the all-reduce and of the reduction on GPUs, plainly and under compute-sanitizer. No JVM: a small
-# program, ci/sanitize/kernels.cu, launches them as the Java code does. Logs are kept in ci/target/sanitize/.
+# Runs the kernels of all-reduces, norms, reductions and, on Hopper, fused matmuls on GPUs, plainly and under
+# compute-sanitizer. No JVM: small programs, ci/sanitize/*.cu, launch them as the Java code does. Logs are kept in
+# ci/target/sanitize/.
 #   ci/sanitize.sh [GPUS]    on 2 GPUs unless told; on 1, nothing goes from GPU to GPU
-#   ci/sanitize.sh --compile ARCHITECTURE FILE    only compiles the program, for example for sm_90a
+#   ci/sanitize.sh --compile ARCHITECTURE FOLDER    only compiles the programs, for example for sm_90a
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -11,16 +12,35 @@ source "$root/ci/setup.sh"
 PATH=$PATH:/usr/local/cuda/bin
 
 logs=$root/ci/target/sanitize
-program=$logs/kernels
-# racecheck looks at shared memory, of which the kernels have none but what barriers use; it is quick.
+# racecheck looks at shared memory.
 tools=(memcheck racecheck synccheck initcheck)
 # Seconds for a run. The kernels give up on their own, each after 60.
 limit=300
 
-# compile ARCHITECTURE FILE
+# The programs by their names, each with its source and the macros that it is compiled with. The matmul is in some of the ways
+# in which it is used: both operators, all shapes of tiles, both types, B by rows and by columns.
+programs=(
+  "kernels kernels.cu"
+  "gather-rows matmul.cu -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=0 -DSCATTER=0"
+  "scatter-columns matmul.cu -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=1"
+  "gather-columns matmul.cu -DTILE_N=128 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=0"
+  "scatter-rows matmul.cu -DTILE_N=64 -DTYPE=Float16 -DTRANSPOSED=0 -DSCATTER=1"
+)
+
+# compile ARCHITECTURE FOLDER: compiles the programs that GPUs of the architecture run, and prints their names.
 compile() {
-  nvcc -arch="$1" -std=c++17 -O2 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror \
-    -I "$root/native-ops/src/main/resources/org/djlx/nativeops" -o "$2" "$root/ci/sanitize/kernels.cu"
+  local architecture=$1 program
+  local -a words
+  for program in "${programs[@]}"; do
+    read -ra words <<<"$program"
+    [[ ${words[1]} != matmul.cu || $architecture == sm_90a ]] || continue
+    say "nvcc ci/sanitize/${words[*]:1} for $architecture"
+    # With -arch alone nvcc compiles also for compute_90, which lacks what Hopper GPUs have of their own.
+    nvcc -gencode "arch=${architecture/sm/compute},code=$architecture" -std=c++17 -O2 -lineinfo -Werror all-warnings \
+      -Xcompiler -Wall,-Wextra,-Werror -I "$root/ci/sanitize" -I "$root/native-ops/src/main/resources/org/djlx/nativeops" \
+      "${words[@]:2}" -o "$2/${words[0]}" "$root/ci/sanitize/${words[1]}" || die "${words[0]} does not compile"
+    printf '%s\n' "${words[0]}"
+  done
 }
 
 # architecture GPUS: prints what the kernels are compiled for, as the Java code has it; dies where something is missing.
@@ -36,7 +56,7 @@ architecture() {
   printf 'sm_%s\n' "$number$( ((number < 90)) || printf a)"
 }
 
-# run NAME COMMAND...: runs the program, with a line on how it went. Fails if anything was wrong.
+# run NAME COMMAND...: runs a program, with a line on how it went. Fails if anything was wrong.
 run() {
   local name=$1 status=0 begin=$SECONDS
   shift
@@ -49,26 +69,30 @@ run() {
   say "$name: passed in $((SECONDS - begin)) s"
   # Kernels of one GPU ran one after the other. A tool may want that; without one, it is wrong.
   if grep 'LEFT OUT' "$logs/$name.log" >&2; then
-    [[ $name != plain ]]
+    [[ $name != *plain ]]
   fi
 }
 
 if [[ ${1:-} == --compile ]]; then
-  compile "$2" "$3"
+  compile "$2" "$3" >/dev/null
   exit
 fi
 
 gpus=${1:-2}
 mkdir -p "$logs"
 target=$(architecture "$gpus")
-say "nvcc ci/sanitize/kernels.cu for $target"
-compile "$target" "$program"
-run plain "$program" "$gpus" || die "the kernels do not work even without a tool"
+names=$(compile "$target" "$logs")
 failed=()
-for tool in "${tools[@]}"; do
-  # The program checks its calls itself, and asks on purpose what is not ready.
-  run "$tool" compute-sanitizer --tool "$tool" --error-exitcode 99 --report-api-errors no --print-limit 20 \
-    "$program" "$gpus" || failed+=("$tool")
+for name in $names; do
+  run "$name-plain" "$logs/$name" "$gpus" || {
+    failed+=("$name-plain")
+    continue # It does not work even without a tool.
+  }
+  for tool in "${tools[@]}"; do
+    # The programs check their calls themselves, and ask on purpose what is not ready.
+    run "$name-$tool" compute-sanitizer --tool "$tool" --error-exitcode 99 --report-api-errors no --print-limit 20 \
+      "$logs/$name" "$gpus" || failed+=("$name-$tool")
+  done
 done
 ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
 say "The kernels passed: plain ${tools[*]}"

@@ -10,13 +10,7 @@ source "$root/ci/setup.sh"
 
 # NVRTC compiles the kernels when they are first used; this finds a broken one on a machine without a GPU. The oldest GPUs
 # that run them are of sm_70, which nvcc 13 no longer knows: what runs there is compiled for the oldest that this nvcc knows.
-# What includes hopper.cuh runs on sm_90a only, and is compiled in some of the ways in which it is used.
-hopper_ways=(
-  "-DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=0 -DSCATTER=0"
-  "-DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=1"
-  "-DTILE_N=128 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=0"
-  "-DTILE_N=64 -DTYPE=Float16 -DTRANSPOSED=0 -DSCATTER=1"
-)
+# What includes hopper.cuh runs on sm_90a only, and is compiled in the programs of ci/sanitize.sh.
 
 # compile_kernel FILE CUBIN OPTION...
 compile_kernel() {
@@ -28,8 +22,8 @@ compile_kernel() {
 }
 
 check_kernels() {
-  local kernel oldest way
-  local -a kernels options
+  local kernel oldest
+  local -a kernels
   mapfile -t kernels < <(find "$root/native-ops" -name target -prune -o -name '*.cu' -print | sort)
   if ((${#kernels[@]} == 0)); then
     say "Kernels: none found"
@@ -43,19 +37,12 @@ check_kernels() {
   out=$(mktemp -d)
   trap 'rm -rf "$out"' EXIT
   for kernel in "${kernels[@]}"; do
-    if grep -q '"hopper.cuh"' "$kernel"; then
-      for way in "${hopper_ways[@]}"; do
-        read -ra options <<<"$way"
-        compile_kernel "$kernel" "$out/kernel.cubin" -arch=sm_90a "${options[@]}"
-      done
-      continue
-    fi
+    ! grep -q '"hopper.cuh"' "$kernel" || continue
     compile_kernel "$kernel" "$out/kernel.cubin" -arch="$oldest"
     compile_kernel "$kernel" "$out/kernel.cubin" -arch=sm_90a
   done
-  say "nvcc ci/sanitize/kernels.cu"
-  "$root/ci/sanitize.sh" --compile sm_90a "$out/kernels" || die "ci/sanitize/kernels.cu does not compile"
-  say "Kernels: ${#kernels[@]} compiled for $oldest and sm_90a, and the program that ci/sanitize.sh runs them with"
+  "$root/ci/sanitize.sh" --compile sm_90a "$out" || die "the programs of ci/sanitize.sh do not compile"
+  say "Kernels: ${#kernels[@]} compiled for $oldest and sm_90a, and the programs that ci/sanitize.sh runs them with"
 }
 
 setup

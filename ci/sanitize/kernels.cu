@@ -1,5 +1,6 @@
-// Runs the kernels of all_reduce.cu and reduce.cu as AllReduceKernels and fused-ops' RankOrderReducer do, without a
-// JVM, so that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it.
+// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu and reduce.cu as the Java code does (AllReduceKernels, and
+// RmsNormKernels and RankOrderReducer of fused-ops), without a JVM, so that compute-sanitizer can watch them.
+// ci/sanitize.sh builds and runs it.
 //
 //   kernels [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
@@ -12,157 +13,49 @@
 // GPU run one after the other all the same, as a tool may want it, groups with more ranks than GPUs are left out.
 //
 // Exit status: 0 if all that ran is right, 1 if not, 2 if it cannot run here. What was left out is printed.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <unistd.h>
+#include "common.cuh"
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
-
-// In a namespace, as names such as `raise` are taken on the host.
 namespace kernels {
 #include "all_reduce/all_reduce.cu"
+#include "all_reduce_rms_norm/all_reduce_rms_norm.cu"
 #include "reduce/reduce.cu"
 }  // namespace kernels
 
 using kernels::Control;
 using kernels::Launch;
-using kernels::Status;
-using kernels::u16;
-using kernels::u32;
-using kernels::u64;
+typedef kernels::Rows<kernels::Float32> Rows;  // of any type, as they are all alike
 
-enum Exit { RIGHT, WRONG, UNABLE };
 enum Algorithm { ONE_SHOT, TWO_SHOT, MESH };
 
 const char* const ALGORITHMS[] = {"one_shot", "two_shot", "mesh"};
 const int THREADS = 512;
 const int MAX_REDUCE_BLOCKS = 528;
 const int MESH_RANKS = 8;
-const u64 PATIENCE = 60'000'000'000;       // ns; kernels are slow when they are watched
-const u64 PROBE_PATIENCE = 5'000'000'000;  // ns
-const u64 ONE_SHOT_BYTES = 256 << 10;      // the largest tensors; CudaP2pOptions has 10 MiB for two-shot
+const u64 ONE_SHOT_BYTES = 256 << 10;  // the largest tensors; CudaP2pOptions has 10 MiB for two-shot
 const u64 TWO_SHOT_BYTES = 1 << 20;
 
 // What the Java host takes for granted.
 static_assert((sizeof(Control) + 4095) / 4096 * 4096 == 8192, "CONTROL of RegionLayout");
 static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 7) * sizeof(u64), "the struct of AllReduceKernels");
-static_assert(offsetof(Status, stop) == 0 && offsetof(Status, missing) == 4, "the words of WaitStatus");
+static_assert(sizeof(Rows) == 7 * sizeof(u64), "the members of RmsNormKernels.Rows");
 
-float load_float32(u32 bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-u32 store_float32(float value) {
-  u32 bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-float load_float16(u32 bits) { return __half2float(__half(__half_raw{(u16)bits})); }
-
-u32 store_float16(float value) { return __half_raw(__float2half_rn(value)).x; }
-
-float load_bfloat16(u32 bits) { return __bfloat162float(__nv_bfloat16(__nv_bfloat16_raw{(u16)bits})); }
-
-u32 store_bfloat16(float value) { return __nv_bfloat16_raw(__float2bfloat16_rn(value)).x; }
-
-struct Type {
-  const char* name;
-  u64 size;
-  float (*load)(u32 bits);
-  u32 (*store)(float value);
+struct ReducedType : Type {
   const void* all_reduce[3];  // the kernel of each algorithm
   const void* reduce;
+  const void* all_reduce_rms_norm;
+  const void* add_rms_norm;
 };
 
-#define TYPE(name, size)                                                                                      \
+#define REDUCED(name, size)                                                                                   \
   {                                                                                                           \
-    #name, size, load_##name, store_##name,                                                                   \
+    ELEMENT(name, size),                                                                                         \
         {(const void*)kernels::one_shot_##name, (const void*)kernels::two_shot_##name,                        \
          (const void*)kernels::mesh_##name},                                                                  \
-        (const void*)kernels::reduce_##name                                                                   \
+        (const void*)kernels::reduce_##name, (const void*)kernels::all_reduce_rms_norm_##name,                \
+        (const void*)kernels::add_rms_norm_##name                                                             \
   }
 
-const Type TYPES[] = {TYPE(float32, 4), TYPE(float16, 2), TYPE(bfloat16, 2)};
-
-typedef std::vector<u32> Elements;  // the bits of each
-
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-  exit(WRONG);
-}
-
-void use(int gpu) { check(cudaSetDevice(gpu), "cudaSetDevice"); }
-
-u64 align(u64 bytes, u64 to) { return (bytes + to - 1) / to * to; }
-
-// A tensor on a GPU, with as many elements before it and behind it as its distance from an alignment of 16 bytes. With
-// no distance its allocation ends where it ends, so that memcheck sees what goes beyond.
-class Tensor {
- public:
-  Tensor(int gpu, const Type& type, u64 begin, const Elements& elements)
-      : type(type), begin(begin), count(elements.size()) {
-    use(gpu);
-    check(cudaMalloc(&memory, (count + 2 * begin) * type.size), "cudaMalloc");
-    Elements all(count + 2 * begin, MARGIN);
-    std::copy(elements.begin(), elements.end(), all.begin() + begin);
-    std::vector<char> bytes(all.size() * type.size);
-    for (u64 i = 0; i < all.size(); i++) memcpy(&bytes[i * type.size], &all[i], type.size);
-    check(cudaMemcpy(memory, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  Tensor(const Tensor&) = delete;
-  ~Tensor() { check(cudaFree(memory), "cudaFree"); }
-
-  char* address() const { return memory + begin * type.size; }
-
-  // Tells whether it has these elements, and what is around it has not changed; says where not.
-  bool has(const Elements& expected, const std::string& name) const {
-    std::vector<char> bytes((count + 2 * begin) * type.size);
-    check(cudaMemcpy(bytes.data(), memory, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    for (u64 i = 0; i < count + 2 * begin; i++) {
-      u32 is = 0;
-      memcpy(&is, &bytes[i * type.size], type.size);
-      bool inside = i >= begin && i < begin + count;
-      u32 wanted = inside ? expected[i - begin] : MARGIN;
-      if (is != wanted) {
-        printf("WRONG %s: element %lld of %llu is %x, not %x\n", name.c_str(), (long long)(i - begin), count, is,
-               wanted);
-        return false;
-      }
-    }
-    return true;
-  }
-
- private:
-  static const u32 MARGIN = 0x3c3c;
-
-  const Type& type;
-  const u64 begin;
-  const u64 count;
-  char* memory;
-};
-
-std::mt19937 generator(1);
-
-// Of both signs and many sizes, none of them large: sums are finite. In float16 some are subnormal.
-Elements random_elements(const Type& type, u64 count) {
-  Elements elements(count);
-  for (u32& element : elements) {
-    u32 bits = generator();
-    float value = ((int)(bits & 0xffffff) - 0x800000) / float(0x400000);
-    element = type.store(ldexpf(value, -(int)(bits >> 28)));
-  }
-  return elements;
-}
+const ReducedType TYPES[] = {REDUCED(float32, 4), REDUCED(float16, 2), REDUCED(bfloat16, 2)};
 
 Elements sum(const Type& type, Algorithm algorithm, const std::vector<Elements>& parts, float divisor) {
   Elements result(parts[0].size());
@@ -198,62 +91,39 @@ struct Layout {
   }
 };
 
-struct Rank {
-  int gpu;
-  cudaStream_t stream;
-  char* region;
-  Status* status;
+// A call of the kernels of all_reduce_rms_norm.cu.
+struct NormCall {
+  const ReducedType& type;
+  Rows rows;
+  float epsilon = 0;
+
+  int threads() const { return std::min<u64>(kernels::MAX_THREADS, align(packs(), kernels::WARP)); }
+  u64 packs() const { return (rows.hidden * type.size + 15) / 16; }
+  u64 blocks(u64 most) const { return std::clamp<u64>(rows.rows, 1, most); }
 };
 
 class Group {
  public:
   explicit Group(const std::vector<int>& gpus) : layout(gpus.size()), ranks(gpus.size()) {
-    max_blocks = kernels::MAX_BLOCKS;
     for (size_t i = 0; i < gpus.size(); i++) {
-      Rank& rank = ranks[i];
-      rank.gpu = gpus[i];
-      use(rank.gpu);
-      check(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking), "cudaStreamCreate");
-      check(cudaMalloc(&rank.region, layout.size), "cudaMalloc");
-      check(cudaMemset(rank.region, 0, layout.size), "cudaMemset");
-      check(cudaMemset(rank.region + layout.begins[ONE_SHOT], 0xff, 2 * layout.halves[ONE_SHOT]), "cudaMemset");
+      ranks[i].open(gpus[i], layout.size);
+      check(cudaMemset(ranks[i].region + layout.begins[ONE_SHOT], 0xff, 2 * layout.halves[ONE_SHOT]), "cudaMemset");
       check(cudaDeviceSynchronize(), "cudaMemset");
-      check(cudaHostAlloc(&rank.status, 4096, cudaHostAllocPortable), "cudaHostAlloc");
-      memset(rank.status, 0, 4096);
-      int processors;
-      check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, rank.gpu), "cudaDeviceGetAttribute");
-      int neighbours = std::count(gpus.begin(), gpus.end(), rank.gpu);
-      max_blocks = std::min(max_blocks, processors / neighbours);
     }
+    max_blocks = std::min(kernels::MAX_BLOCKS, blocks_of_each(gpus));
   }
   Group(const Group&) = delete;
   ~Group() {
-    for (Rank& rank : ranks) {
-      use(rank.gpu);
-      check(cudaStreamDestroy(rank.stream), "cudaStreamDestroy");
-      check(cudaFree(rank.region), "cudaFree");
-      check(cudaFreeHost(rank.status), "cudaFreeHost");
-    }
+    for (Rank& rank : ranks) rank.close();
   }
 
   u64 size() const { return ranks.size(); }
   int gpu(u64 rank) const { return ranks[rank].gpu; }
+  bool finish() { return ::finish(ranks); }
 
-  void enqueue(u64 rank, const Type& type, Algorithm algorithm, char* address, u64 count, float divisor, u64 timeout) {
-    // A group of one, which only loads the kernel, is its own four and its own relay.
-    u32 four = size() == 1 ? 1 : rank < 4 ? 0x0f : 0xf0;
-    u32 relay = size() == 1 ? 0 : rank ^ 4;
-    u32 linked = algorithm == MESH ? four | 1 << relay : ~0u;
-    Launch launch = {};
-    for (u64 peer = 0; peer < size(); peer++)
-      if (linked >> peer & 1) launch.peers.region[peer] = ranks[peer].region;
-    launch.status = ranks[rank].status;
-    launch.timeout = timeout;
-    launch.begin = layout.begins[algorithm];
-    launch.half_bytes = layout.halves[algorithm];
-    launch.slot_bytes = layout.slots[algorithm];
-    launch.rank = rank;
-    launch.ranks = size();
+  void enqueue(u64 rank, const ReducedType& type, Algorithm algorithm, char* address, u64 count, float divisor, u64 timeout) {
+    Launch launch = told(rank, algorithm, timeout);
+    u32 four = four_of(rank), relay = relay_of(rank);
     void* arguments[] = {&address, &count, &launch, &divisor, &four, &relay};  // the last two are for the mesh alone
     u64 packs = (count * type.size + 15) / 16;
     u64 work = algorithm == TWO_SHOT ? (packs + size() - 1) / size() : packs;
@@ -264,28 +134,33 @@ class Group {
           ALGORITHMS[algorithm]);
   }
 
-  // Waits until all launches have ended. Returns false if a rank waited for another in vain, and names them.
-  bool finish() {
-    for (Rank& rank : ranks) {
-      cudaError_t state;
-      while ((state = cudaStreamQuery(rank.stream)) == cudaErrorNotReady) {
-        if (missed()) {
-          for (Rank& each : ranks) each.status->stop = 1;
-        }
-        usleep(1000);
-      }
-      check(state, "the kernels");
-    }
-    for (u64 rank = 0; rank < size(); rank++) {
-      u32 missing = ranks[rank].status->missing;
-      if (missing != 0) printf("rank %llu of %llu waited in vain for rank %u\n", rank, size(), missing - 1);
-    }
-    return !missed();
+  void enqueue(u64 rank, NormCall call, u64 timeout) {
+    Launch launch = told(rank, ONE_SHOT, timeout);
+    void* arguments[] = {&call.rows, &call.epsilon, &launch};
+    use(ranks[rank].gpu);
+    check(cudaLaunchKernel(call.type.all_reduce_rms_norm, dim3(call.blocks(max_blocks)), dim3(call.threads()), arguments,
+                           call.packs() * 16, ranks[rank].stream),
+          "all_reduce_rms_norm");
   }
 
  private:
-  bool missed() const {
-    return std::any_of(ranks.begin(), ranks.end(), [](const Rank& rank) { return rank.status->missing != 0; });
+  // A group of one, which only loads the kernel, is its own four and its own relay.
+  u32 four_of(u64 rank) const { return size() == 1 ? 1 : rank < 4 ? 0x0f : 0xf0; }
+  u32 relay_of(u64 rank) const { return size() == 1 ? 0 : rank ^ 4; }
+
+  Launch told(u64 rank, Algorithm algorithm, u64 timeout) const {
+    u32 linked = algorithm == MESH ? four_of(rank) | 1 << relay_of(rank) : ~0u;
+    Launch launch = {};
+    for (u64 peer = 0; peer < size(); peer++)
+      if (linked >> peer & 1) launch.peers.region[peer] = ranks[peer].region;
+    launch.status = ranks[rank].status;
+    launch.timeout = timeout;
+    launch.begin = layout.begins[algorithm];
+    launch.half_bytes = layout.halves[algorithm];
+    launch.slot_bytes = layout.slots[algorithm];
+    launch.rank = rank;
+    launch.ranks = size();
+    return launch;
   }
 
   const Layout layout;
@@ -293,9 +168,15 @@ class Group {
   int max_blocks;
 };
 
-// One all-reduce: its tensors, and what they must become.
+// What all ranks of a group enqueue: its tensors, and what they must become.
 struct Job {
-  const Type& type;
+  virtual ~Job() = default;
+  virtual void enqueue(Group& group, u64 rank) = 0;
+  virtual bool is_right() const = 0;
+};
+
+struct AllReduce : Job {
+  const ReducedType& type;
   Algorithm algorithm;
   u64 count;
   u64 begin;
@@ -303,7 +184,7 @@ struct Job {
   std::vector<Tensor*> tensors;  // of each rank
   Elements expected;
 
-  Job(const Group& group, const Type& type, Algorithm algorithm, u64 count, u64 begin, bool average)
+  AllReduce(const Group& group, const ReducedType& type, Algorithm algorithm, u64 count, u64 begin, bool average)
       : type(type), algorithm(algorithm), count(count), begin(begin), divisor(average ? group.size() : 1) {
     std::vector<Elements> inputs;
     for (u64 rank = 0; rank < group.size(); rank++) {
@@ -312,12 +193,16 @@ struct Job {
     }
     expected = sum(type, algorithm, inputs, divisor);
   }
-  Job(const Job&) = delete;
-  ~Job() {
+  AllReduce(const AllReduce&) = delete;
+  ~AllReduce() override {
     for (Tensor* tensor : tensors) delete tensor;
   }
 
-  bool is_right() const {
+  void enqueue(Group& group, u64 rank) override {
+    group.enqueue(rank, type, algorithm, tensors[rank]->address(), count, divisor, PATIENCE);
+  }
+
+  bool is_right() const override {
     bool right = true;
     for (size_t rank = 0; rank < tensors.size(); rank++) {
       std::string name = std::string(ALGORITHMS[algorithm]) + "_" + type.name + ", rank " + std::to_string(rank) +
@@ -328,26 +213,103 @@ struct Job {
   }
 };
 
-// A row of launches of one type: all algorithms, odd counts and full slots, tensors at all alignments, SUM and AVG.
-bool row_is_right(const std::vector<int>& gpus, const Type& type) {
+// What goes into a norm and comes out, exact in all types: sums are multiples of an eighth, new residuals 2 or -2.
+struct NormValues {
+  std::vector<Elements> partials;  // of each rank
+  Elements total, residual, weight, new_residual, norm;
+
+  NormValues(const Type& type, int ranks, u64 rows, u64 hidden) : partials(ranks) {
+    for (u64 i = 0; i < hidden; i++) weight.push_back(type.store((int)(generator() % 17) - 8));
+    for (u64 i = 0; i < rows * hidden; i++) {
+      float sum = 0;
+      for (Elements& partial : partials) {
+        float value = ((int)(generator() % 17) - 8) / 8.0f;
+        partial.push_back(type.store(value));
+        sum += value;
+      }
+      float result = generator() % 2 ? 2 : -2;
+      total.push_back(type.store(sum));
+      residual.push_back(type.store(result - sum));
+      new_residual.push_back(type.store(result));
+      norm.push_back(type.store(result / 2 * type.load(weight[i % hidden])));
+    }
+  }
+};
+
+// The tensors of a rank.
+struct NormTensors {
+  Tensor new_residual, norm, partial, residual, weight;
+
+  NormTensors(int gpu, const Type& type, u64 begin, const NormValues& values, const Elements& partial)
+      : new_residual(gpu, type, begin, Elements(values.norm.size())),
+        norm(gpu, type, begin, Elements(values.norm.size())),
+        partial(gpu, type, begin, partial),
+        residual(gpu, type, begin, values.residual),
+        weight(gpu, type, begin, values.weight) {}
+
+  NormCall call(const ReducedType& type, u64 rows, u64 hidden) const {
+    typedef u32* Pointer;
+    return {type,
+            {(Pointer)new_residual.address(), (Pointer)norm.address(), (Pointer)partial.address(), (Pointer)residual.address(),
+             (Pointer)weight.address(), rows, hidden}};
+  }
+
+  bool has(const NormValues& values, const std::string& name) const {
+    bool right = new_residual.has(values.new_residual, name + ": the residual");
+    return norm.has(values.norm, name + ": the norm") && right;
+  }
+};
+
+struct AllReduceNorm : Job {
+  const ReducedType& type;
+  u64 rows;
+  u64 hidden;
+  NormValues values;
+  std::vector<NormTensors*> tensors;  // of each rank
+
+  AllReduceNorm(const Group& group, const ReducedType& type, u64 rows, u64 hidden, u64 begin)
+      : type(type), rows(rows), hidden(hidden), values(type, group.size(), rows, hidden) {
+    for (u64 rank = 0; rank < group.size(); rank++)
+      tensors.push_back(new NormTensors(group.gpu(rank), type, begin, values, values.partials[rank]));
+  }
+  AllReduceNorm(const AllReduceNorm&) = delete;
+  ~AllReduceNorm() override {
+    for (NormTensors* one : tensors) delete one;
+  }
+
+  void enqueue(Group& group, u64 rank) override { group.enqueue(rank, tensors[rank]->call(type, rows, hidden), PATIENCE); }
+
+  bool is_right() const override {
+    bool right = true;
+    for (size_t rank = 0; rank < tensors.size(); rank++) {
+      right &= tensors[rank]->has(values, std::string("all_reduce_rms_norm_") + type.name + ", rank " + std::to_string(rank) +
+                                              " of " + std::to_string(tensors.size()));
+    }
+    return right;
+  }
+};
+
+const u64 NORM_SHAPES[][2] = {{1, 1}, {5, 4096}, {7, 33}, {2, 4097}, {70, 100}, {3, 9001}};  // rows and their elements
+
+// A row of launches of one type: all algorithms, odd counts and full slots, tensors at all alignments, SUM and AVG; and norms.
+bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   Group group(gpus);
   std::vector<Job*> jobs;
+  const u64 begins[] = {1, 0, 3};
   for (int algorithm = 0; algorithm < (group.size() == MESH_RANKS ? 3 : 2); algorithm++) {
     u64 most = (algorithm == TWO_SHOT ? TWO_SHOT_BYTES : ONE_SHOT_BYTES) / type.size;
     for (u64 count : {u64(1), u64(7), u64(9), u64(1003), u64(20011), most - 1, most}) {
-      const u64 begins[] = {1, 0, 3};
-      u64 begin = begins[jobs.size() % 3];
-      jobs.push_back(new Job(group, type, (Algorithm)algorithm, count, begin, jobs.size() % 2));
+      jobs.push_back(new AllReduce(group, type, (Algorithm)algorithm, count, begins[jobs.size() % 3], jobs.size() % 2));
     }
+  }
+  for (auto& shape : NORM_SHAPES) {
+    for (u64 begin : begins) jobs.push_back(new AllReduceNorm(group, type, shape[0], shape[1], begin));
   }
   // One algorithm after the other would not show what they leave behind for each other.
   std::shuffle(jobs.begin(), jobs.end(), generator);
   u64 first = 0;  // Who arrives first changes.
   for (Job* job : jobs) {
-    for (u64 i = 0; i < group.size(); i++) {
-      u64 rank = (first + i) % group.size();
-      group.enqueue(rank, type, job->algorithm, job->tensors[rank]->address(), job->count, job->divisor, PATIENCE);
-    }
+    for (u64 i = 0; i < group.size(); i++) job->enqueue(group, (first + i) % group.size());
     first++;
   }
   bool right = group.finish();
@@ -371,15 +333,16 @@ bool meet(const std::vector<int>& gpus) {
 void load_kernels(int gpus) {
   for (int gpu = 0; gpu < gpus; gpu++) {
     Group alone(std::vector<int>{gpu});
-    for (const Type& type : TYPES) {
+    for (const ReducedType& type : TYPES) {
       for (Algorithm algorithm : {ONE_SHOT, TWO_SHOT, MESH}) alone.enqueue(0, type, algorithm, nullptr, 0, 1, PATIENCE);
+      alone.enqueue(0, NormCall{type, {nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1}}, PATIENCE);
     }
     if (!alone.finish()) exit(WRONG);
   }
 }
 
 // reduce.cu: parts of all ranks in one memory, at equal distances, with gaps.
-bool reduce_is_right(const Type& type, int ranks, u64 count, u64 begin) {
+bool reduce_is_right(const ReducedType& type, int ranks, u64 count, u64 begin) {
   std::vector<Elements> parts;
   u64 stride = align(count * type.size, 16) + 16 * begin;
   std::vector<char> bytes(stride * (ranks - 1) + align(count * type.size, 16));
@@ -405,7 +368,7 @@ bool reduce_is_right(const Type& type, int ranks, u64 count, u64 begin) {
   return right;
 }
 
-bool reductions_are_right(const Type& type) {
+bool reductions_are_right(const ReducedType& type) {
   for (int ranks : {1, 2, 3, 8}) {
     for (u64 count : {1, 9, 1003, 300007}) {
       for (u64 begin : {0, 1, 3}) {
@@ -416,59 +379,50 @@ bool reductions_are_right(const Type& type) {
   return true;
 }
 
-// Lets the first GPUs write into each other's memory; ends the program where they cannot.
-void connect(int gpus) {
-  int there = 0;
-  cudaError_t error = cudaGetDeviceCount(&there);
-  if (error != cudaSuccess || there < gpus) {
-    printf("needs %d GPUs, has %d%s%s\n", gpus, there, error == cudaSuccess ? "" : ": ",
-           error == cudaSuccess ? "" : cudaGetErrorString(error));
-    exit(UNABLE);
-  }
-  for (int gpu = 0; gpu < gpus; gpu++) {
-    for (int peer = 0; peer < gpus; peer++) {
-      if (peer == gpu) continue;
-      int can = 0;
-      check(cudaDeviceCanAccessPeer(&can, gpu, peer), "cudaDeviceCanAccessPeer");
-      if (!can) {
-        printf("GPU %d cannot access GPU %d\n", gpu, peer);
-        exit(UNABLE);
+// What follows on an all-reduce: the sum lies where the new residual goes.
+bool norms_are_right(const ReducedType& type) {
+  for (auto& shape : NORM_SHAPES) {
+    for (u64 begin : {0, 1, 3}) {
+      NormValues values(type, 3, shape[0], shape[1]);
+      NormTensors tensors(0, type, begin, values, values.total);
+      Tensor in_place(0, type, begin, values.total);
+      for (bool same : {false, true}) {
+        NormCall call = tensors.call(type, shape[0], shape[1]);
+        if (same) call.rows.new_residual = (u32*)(call.rows.partial = (u32*)in_place.address());
+        void* arguments[] = {&call.rows, &call.epsilon};
+        use(0);
+        check(cudaLaunchKernel(type.add_rms_norm, dim3(call.blocks(1 << 20)), dim3(call.threads()), arguments, call.packs() * 16,
+                               nullptr),
+              "add_rms_norm");
+        check(cudaDeviceSynchronize(), "add_rms_norm");
+        std::string name = std::string("add_rms_norm_") + type.name;
+        if (!tensors.has(values, name)) return false;
+        if (same && !in_place.has(values.new_residual, name + " in place")) return false;
       }
-      use(gpu);
-      check(cudaDeviceEnablePeerAccess(peer, 0), "cudaDeviceEnablePeerAccess");
     }
   }
+  return true;
 }
 
 int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  // A stream each has a queue of its own; else a kernel may stand behind one that waits for it.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  int gpus = argc > 1 ? atoi(argv[1]) : 2;
-  if (gpus < 1 || gpus > kernels::MAX_RANKS) {
-    printf("usage: kernels [GPUS], 1 to %d\n", kernels::MAX_RANKS);
-    return UNABLE;
-  }
-  connect(gpus);
+  int gpus = begin(argc, argv);
   load_kernels(gpus);
   for (int ranks : {2, 3, MESH_RANKS}) {
-    std::vector<int> placement;
-    for (int rank = 0; rank < ranks; rank++) placement.push_back(rank % gpus);
-    std::string name = std::to_string(ranks) + " ranks on " + std::to_string(std::min(ranks, gpus)) + " GPUs";
-    if (!meet(placement)) {
+    std::vector<int> placed = placement(ranks, gpus);
+    std::string name = in_words(ranks, gpus);
+    if (!meet(placed)) {
       if (ranks <= gpus) return WRONG;
       printf("LEFT OUT: all-reduce of %s\n", name.c_str());
       continue;
     }
-    for (const Type& type : TYPES) {
-      if (!row_is_right(placement, type)) return WRONG;
-      printf("right: all-reduce of %s, %s\n", name.c_str(), type.name);
+    for (const ReducedType& type : TYPES) {
+      if (!row_is_right(placed, type)) return WRONG;
+      printf("right: all-reduce and norms of %s, %s\n", name.c_str(), type.name);
     }
   }
-  for (const Type& type : TYPES) {
-    if (!reductions_are_right(type)) return WRONG;
-    printf("right: reduction, %s\n", type.name);
+  for (const ReducedType& type : TYPES) {
+    if (!reductions_are_right(type) || !norms_are_right(type)) return WRONG;
+    printf("right: reduction and norms, %s\n", type.name);
   }
   return RIGHT;
 }

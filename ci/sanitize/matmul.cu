@@ -1,0 +1,337 @@
+// Runs the persistent matmul of fused_matmul.cu as PersistentMatmul of fused-ops does, without a JVM, so that compute-sanitizer
+// can watch it. ci/sanitize.sh builds it for Hopper GPUs, once for each way to compile the kernel, and runs it.
+//
+//   matmul [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
+//
+// Ranks are streams, dealt out to the GPUs in turn. A group gets a row of launches of several shapes, and nothing waits for the
+// GPUs before the last is enqueued. Elements are small integers, of which sums are exact: results are compared to the bit, and
+// what lies around them with what was there.
+//
+// Kernels that wait for each other must run at once, as in kernels.cu; groups with more ranks than GPUs are left out where a
+// tool runs the kernels of a GPU one after the other.
+//
+// Exit status: 0 if all that ran is right, 1 if not, 2 if it cannot run here. What was left out is printed.
+#include <cuda.h>
+
+#include <memory>
+#include <type_traits>
+
+#include "common.cuh"
+
+namespace kernels {
+#include "fused_matmul/fused_matmul.cu"
+}  // namespace kernels
+
+using kernels::Launch;
+using kernels::TILE_M;
+
+const bool FLOAT16 = std::is_same<kernels::TYPE, kernels::Float16>::value;
+const Type ELEMENTS = FLOAT16 ? Type ELEMENT(float16, 2) : Type ELEMENT(bfloat16, 2);
+const u64 ITEM = 2;  // bytes of an element
+const int THREADS = 384;
+const u64 LINE = 64;        // from a rank's signal to the next one's, in bytes
+const u64 FLAGS = 4096;     // of each rank
+const u64 WORDS = kernels::MAX_RANKS * FLAGS * sizeof(u32);  // bytes of signals or flags
+const u64 COUNTERS = 64 * sizeof(u32);
+const u64 HALF = 16 << 20;  // of the buffer
+
+// The sizes of an operator: of a rank's shard or part, and what it is multiplied with.
+struct Sizes {
+  u64 rows;
+  u64 inner;
+  std::vector<u64> columns;
+  u64 pushers;
+  bool whole;  // whether the gathered A is wanted
+
+  u64 tiles_of_part() const {
+    u64 across = 0;
+    for (u64 n : columns) across += (n + TILE_N - 1) / TILE_N;
+    return (rows + TILE_M - 1) / TILE_M * across;
+  }
+  u64 box_rows() const { return std::min<u64>(TILE_M, align(rows, 8)); }
+};
+
+// A matrix of small integers, row by row.
+struct Matrix {
+  u64 rows, columns;
+  std::vector<float> values;
+
+  Matrix(u64 rows, u64 columns) : rows(rows), columns(columns), values(rows * columns) {
+    for (float& value : values) value = (int)(generator() % 5) - 2;
+  }
+
+  Elements elements(bool transposed = false) const {
+    Elements bits(values.size());
+    for (u64 i = 0; i < values.size(); i++) {
+      u64 place = transposed ? i % columns * rows + i / columns : i;
+      bits[place] = ELEMENTS.store(values[i]);
+    }
+    return bits;
+  }
+
+  // Rows of the product with another, not rounded.
+  std::vector<float> times(const Matrix& other, u64 first, u64 count) const {
+    std::vector<float> product(count * other.columns);
+    for (u64 i = 0; i < count; i++) {
+      for (u64 k = 0; k < columns; k++) {
+        float a = values[(first + i) * columns + k];
+        for (u64 j = 0; j < other.columns; j++) product[i * other.columns + j] += a * other.values[k * other.columns + j];
+      }
+    }
+    return product;
+  }
+};
+
+// Describes a tensor as TensorMap of native-ops does: dimensions from the innermost, strides of all but that in bytes.
+void describe(kernels::TensorMap& map, void* address, std::vector<u64> sizes, std::vector<u64> strides, std::vector<u32> box) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+          "cudaGetDriverEntryPointByVersion");
+    return (decltype(&cuTensorMapEncodeTiled))function;
+  }();
+  const u32 steps[] = {1, 1, 1};
+  CUtensorMapDataType type = FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  CUresult result = encode((CUtensorMap*)&map, type, sizes.size(), address, (const cuuint64_t*)sizes.data(),
+                           (const cuuint64_t*)strides.data(), box.data(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    fprintf(stderr, "cuTensorMapEncodeTiled: error %d\n", result);
+    exit(WRONG);
+  }
+}
+
+// A rank's region: | signals or flags | counters | half 0 | half 1 |, a slot for each rank in each half.
+class Group {
+ public:
+  explicit Group(const std::vector<int>& gpus) : ranks(gpus.size()), blocks(blocks_of_each(gpus)) {
+    for (size_t i = 0; i < gpus.size(); i++) ranks[i].open(gpus[i], WORDS + COUNTERS + 2 * HALF);
+  }
+  Group(const Group&) = delete;
+  ~Group() {
+    for (Rank& rank : ranks) rank.close();
+  }
+
+  u64 size() const { return ranks.size(); }
+  int gpu(u64 rank) const { return ranks[rank].gpu; }
+  bool finish() { return ::finish(ranks); }
+
+  // The next launch of all ranks.
+  void begin() { epoch++; }
+
+  char* slot(u64 on, u64 source, u64 slot_bytes) const {
+    return ranks[on].region + WORDS + COUNTERS + (epoch & 1) * HALF + source * slot_bytes;
+  }
+
+  // Enqueues what has been described, after all that is the same for both operators is filled in.
+  void enqueue(u64 rank, const Sizes& sizes, Launch& launch, u64 slot_bytes, u64 timeout) {
+    for (size_t i = 0; i < sizes.columns.size(); i++) launch.columns[i] = sizes.columns[i];
+    launch.rights = sizes.columns.size();
+    launch.rows = sizes.rows;
+    launch.inner = sizes.inner;
+    launch.left_bytes = sizes.box_rows() * kernels::BLOCK_K * ITEM;
+    launch.rank = rank;
+    launch.ranks = size();
+    launch.epoch = epoch;
+    launch.factor = 1;
+    launch.lag = SCATTER ? std::min<u64>(blocks, sizes.tiles_of_part()) : 0;
+    launch.pushers = SCATTER ? 0 : std::min<u64>(blocks, sizes.pushers);
+    launch.status = ranks[rank].status;
+    launch.timeout = timeout;
+    launch.counters = (u32*)(ranks[rank].region + WORDS);
+    launch.rank_distance = SCATTER ? FLAGS * sizeof(u32) : LINE;
+    launch.slot_bytes = slot_bytes;
+    for (u64 peer = 0; peer < size(); peer++) {
+      launch.signals[peer] = ranks[peer].region;
+      launch.slots[peer] = slot(peer, 0, slot_bytes);
+    }
+    u64 grid = std::min<u64>(blocks, std::max<u64>(launch.pushers, size() * sizes.tiles_of_part()));
+    void* arguments[] = {&launch};
+    use(ranks[rank].gpu);
+    check(cudaLaunchKernel((const void*)kernels::fused_matmul, dim3(grid), dim3(THREADS), arguments, kernels::SHARED,
+                           ranks[rank].stream),
+          "fused_matmul");
+  }
+
+ private:
+  std::vector<Rank> ranks;
+  const int blocks;
+  u32 epoch = 0;
+};
+
+typedef std::unique_ptr<Tensor> Placed;
+
+const u64 MARGIN = 8;  // elements around a tensor: 16 bytes, as tensor maps want it
+
+Placed place(int gpu, const Elements& elements) { return Placed(new Tensor(gpu, ELEMENTS, MARGIN, elements)); }
+
+// One operator of a group: its tensors, and what they must become.
+struct Job {
+  const Sizes sizes;
+  std::vector<Placed> lefts;                // of each rank
+  std::vector<std::vector<Placed>> rights;  // of each rank
+  std::vector<std::vector<Placed>> outs;    // of each rank: the products, or its part of the sum
+  std::vector<Placed> wholes;               // of each rank, where they are wanted
+  std::vector<std::vector<Elements>> expected;
+  Elements whole;
+
+  Job(const Group& group, const Sizes& sizes) : sizes(sizes) {
+    u64 ranks = group.size();
+    std::vector<Matrix> as;
+    std::vector<std::vector<Matrix>> bs(ranks);
+    for (u64 rank = 0; rank < ranks; rank++) {
+      int gpu = group.gpu(rank);
+      as.emplace_back(sizes.rows * (SCATTER ? ranks : 1), sizes.inner);
+      lefts.push_back(place(gpu, as.back().elements()));
+      rights.emplace_back();
+      outs.emplace_back();
+      for (u64 n : sizes.columns) {
+        bs[rank].emplace_back(sizes.inner, n);
+        rights.back().push_back(place(gpu, bs[rank].back().elements(TRANSPOSED)));
+        outs.back().push_back(place(gpu, Elements(sizes.rows * n * (SCATTER ? 1 : ranks))));
+      }
+      if (sizes.whole) wholes.push_back(place(gpu, Elements(ranks * sizes.rows * sizes.inner)));
+      Elements shard = as.back().elements();
+      whole.insert(whole.end(), shard.begin(), shard.end());
+    }
+    for (u64 rank = 0; rank < ranks; rank++) {
+      expected.emplace_back();
+      for (size_t i = 0; i < sizes.columns.size(); i++) {
+        expected.back().push_back(SCATTER ? part(as, bs, rank) : product(as, bs[rank][i]));
+      }
+    }
+  }
+
+  Elements product(const std::vector<Matrix>& as, const Matrix& b) const {
+    Elements all;
+    for (const Matrix& a : as) {
+      for (float value : a.times(b, 0, sizes.rows)) all.push_back(ELEMENTS.store(value));
+    }
+    return all;
+  }
+
+  // The others' parts are rounded, as they are sent.
+  Elements part(const std::vector<Matrix>& as, const std::vector<std::vector<Matrix>>& bs, u64 rank) const {
+    std::vector<float> sums(sizes.rows * sizes.columns[0], -0.0f);
+    for (u64 source = 0; source < as.size(); source++) {
+      std::vector<float> part = as[source].times(bs[source][0], rank * sizes.rows, sizes.rows);
+      for (u64 i = 0; i < sums.size(); i++) sums[i] += source == rank ? part[i] : ELEMENTS.load(ELEMENTS.store(part[i]));
+    }
+    Elements all;
+    for (float sum : sums) all.push_back(ELEMENTS.store(sum));
+    return all;
+  }
+
+  void enqueue(Group& group, u64 rank, u64 timeout) const {
+    const u32 BOX = kernels::BOX_COLUMNS, HALF_TILE = kernels::HALF_M;
+    u64 ranks = group.size(), rows = sizes.rows, inner = sizes.inner, n = sizes.columns[0];
+    u64 slot_bytes = align(rows * (SCATTER ? n : inner) * ITEM, 256);
+    u64 row_bytes = inner * ITEM;
+    u32 box_rows = sizes.box_rows();
+    Launch launch = {};
+    char* left = lefts[rank]->address();
+    char* arrived = group.slot(rank, 0, slot_bytes);
+    if (SCATTER) {
+      describe(launch.left, left, {inner, rows, ranks}, {row_bytes, rows * row_bytes}, {BOX, box_rows, 1});
+      describe(launch.arrived, arrived, {n, rows, ranks}, {n * ITEM, slot_bytes}, {BOX, HALF_TILE, 1});
+    } else {
+      describe(launch.left, left, {inner, rows}, {row_bytes}, {BOX, box_rows});
+      describe(launch.arrived, arrived, {inner, rows, ranks}, {row_bytes, slot_bytes}, {BOX, box_rows, 1});
+    }
+    for (size_t i = 0; i < sizes.columns.size(); i++) {
+      u64 width = sizes.columns[i];
+      char* right = rights[rank][i]->address();
+      if (TRANSPOSED) {
+        describe(launch.right[i], right, {inner, width}, {row_bytes}, {BOX, TILE_N});
+      } else {
+        describe(launch.right[i], right, {width, inner}, {width * ITEM}, {BOX, BOX});
+      }
+      if (!SCATTER) {
+        describe(launch.out[i], outs[rank][i]->address(), {width, rows, ranks}, {width * ITEM, rows * width * ITEM},
+                 {BOX, HALF_TILE, 1});
+      }
+    }
+    for (u64 peer = 0; SCATTER && peer < ranks; peer++) {
+      char* to = peer == rank ? outs[rank][0]->address() : group.slot(peer, rank, slot_bytes);
+      describe(launch.out[peer], to, {n, rows}, {n * ITEM}, {BOX, HALF_TILE});
+    }
+    launch.shard = left;
+    launch.whole = sizes.whole ? wholes[rank]->address() : nullptr;
+    group.enqueue(rank, sizes, launch, slot_bytes, timeout);
+  }
+
+  bool is_right() const {
+    bool right = true;
+    for (size_t rank = 0; rank < outs.size(); rank++) {
+      std::string name = std::to_string(sizes.rows) + " rows, " + std::to_string(sizes.inner) + " inner, rank " +
+                         std::to_string(rank) + " of " + std::to_string(outs.size());
+      for (size_t i = 0; i < outs[rank].size(); i++) right &= outs[rank][i]->has(expected[rank][i], name);
+      if (sizes.whole) right &= wholes[rank]->has(whole, name + ": the gathered A");
+    }
+    return right;
+  }
+};
+
+// Tiles that are full and not, one and many; all that a block pushes at once, and less.
+std::vector<Sizes> shapes() {
+  if (SCATTER) {
+    return {{1, 8, {8}, 0, false},       {5, 16, {16}, 0, false},   {128, 64, {256}, 0, false},
+            {200, 136, {520}, 0, false}, {33, 1032, {32}, 0, false}};
+  }
+  return {{8, 8, {8}, 1, false},
+          {1, 16, {8, 72, 8, 264}, 8, true},
+          {128, 64, {256}, 1, true},
+          {200, 136, {264, 520}, 4, false},
+          {200, 136, {264}, 2, true},
+          {33, 1032, {40}, 8, true}};
+}
+
+// A row of launches, each shape several times: both halves of the buffers are used.
+bool row_is_right(const std::vector<int>& gpus) {
+  Group group(gpus);
+  std::vector<std::unique_ptr<Job>> jobs;
+  for (int time = 0; time < 3; time++) {
+    for (const Sizes& sizes : shapes()) jobs.emplace_back(new Job(group, sizes));
+  }
+  std::shuffle(jobs.begin(), jobs.end(), generator);
+  u64 first = 0;  // Who arrives first changes.
+  for (auto& job : jobs) {
+    group.begin();
+    for (u64 i = 0; i < group.size(); i++) job->enqueue(group, (first + i) % group.size(), PATIENCE);
+    first++;
+  }
+  if (!group.finish()) return false;
+  return std::all_of(jobs.begin(), jobs.end(), [](auto& job) { return job->is_right(); });
+}
+
+// Tells whether the kernels of all ranks of a group run at once, and are right then.
+bool meet(const std::vector<int>& gpus, u64 timeout) {
+  Group group(gpus);
+  Job job(group, shapes()[0]);
+  group.begin();
+  for (u64 rank = 0; rank < group.size(); rank++) job.enqueue(group, rank, timeout);
+  return group.finish() && job.is_right();
+}
+
+int main(int argc, char** argv) {
+  int gpus = begin(argc, argv);
+  for (int gpu = 0; gpu < gpus; gpu++) {
+    use(gpu);
+    check(cudaFuncSetAttribute((const void*)kernels::fused_matmul, cudaFuncAttributeMaxDynamicSharedMemorySize, kernels::SHARED),
+          "cudaFuncSetAttribute");
+    if (!meet({gpu}, PATIENCE)) return WRONG;  // Loads what is loaded at a first launch.
+  }
+  for (int ranks : {2, 3, kernels::MAX_RANKS}) {
+    std::vector<int> placed = placement(ranks, gpus);
+    std::string name = in_words(ranks, gpus);
+    if (!meet(placed, PROBE_PATIENCE)) {
+      if (ranks <= gpus) return WRONG;
+      printf("LEFT OUT: %s of %s\n", SCATTER ? "matmul + reduce-scatter" : "all-gather + matmul", name.c_str());
+      continue;
+    }
+    if (!row_is_right(placed)) return WRONG;
+    printf("right: %s of %s\n", SCATTER ? "matmul + reduce-scatter" : "all-gather + matmul", name.c_str());
+  }
+  return RIGHT;
+}
