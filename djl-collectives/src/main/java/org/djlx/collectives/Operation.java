@@ -49,7 +49,14 @@ public final class Operation {
 
     /** Operations whose number is that of a rank. */
     private static final Set<String> ROOTED =
-            Stream.of(OpType.BROADCAST, OpType.REDUCE, OpType.GATHER, OpType.SCATTER)
+            Stream.of(
+                            OpType.BROADCAST,
+                            OpType.REDUCE,
+                            OpType.GATHER,
+                            OpType.SCATTER,
+                            ObjectCollectives.BROADCAST,
+                            ObjectCollectives.GATHER,
+                            ObjectCollectives.SCATTER)
                     .map(OpType::toString)
                     .collect(Collectors.toUnmodifiableSet());
 

@@ -8,6 +8,7 @@
  *   ProcessGroups               starts groups: from the environment, or for threads of this JVM
  *   ProcessGroup, Work          one rank's handle on a group, and what its operations return
  *   ReduceOp, P2pOp, OpType     what operations take
+ *   ObjectCollectives           collectives on Java objects instead of tensors
  *   ShmOptions, NcclOptions, CudaP2pOptions, NcclBatch
  *                               what is particular to a backend
  *   Store: TcpStore, FileStore, HashStore, PrefixStore

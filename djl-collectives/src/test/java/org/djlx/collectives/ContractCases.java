@@ -36,6 +36,7 @@ public final class ContractCases {
         cases.putAll(MovementCases.all());
         cases.putAll(PointToPointCases.all());
         cases.putAll(CoalescedCases.all());
+        cases.putAll(ObjectCases.all());
         cases.putAll(GroupCases.all());
         cases.putAll(SupportCases.all());
         cases.putAll(WorkCases.all());

@@ -19,6 +19,7 @@ public final class NcclCases {
             Set.of(
                     "coalescedMismatch",
                     "mismatches",
+                    "objectMismatches",
                     "misfits",
                     "newGroupDiffers",
                     "messageMisfits",

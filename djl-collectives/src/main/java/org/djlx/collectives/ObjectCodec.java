@@ -1,0 +1,279 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.InvalidClassException;
+import java.io.InvalidObjectException;
+import java.io.NotSerializableException;
+import java.io.ObjectInputFilter;
+import java.io.ObjectInputStream;
+import java.io.ObjectOutputStream;
+import java.io.ObjectStreamClass;
+import java.math.BigDecimal;
+import java.math.BigInteger;
+import java.util.AbstractMap;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.BitSet;
+import java.util.Date;
+import java.util.EnumMap;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
+import java.util.LinkedList;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.UUID;
+import java.util.stream.Stream;
+
+/**
+ * Objects as bytes, by Java serialisation. Reading makes instances of given classes only, and is
+ * bounded by the number of bytes that are read: arrays by what these could fill, nesting by {@link
+ * #MAX_DEPTH}. Thread-safe.
+ */
+final class ObjectCodec {
+
+    /**
+     * How deep objects may be nested. Reading recurses; and sets within sets, of which a few
+     * hundred bytes can hold many levels, take a time that doubles with each.
+     */
+    static final int MAX_DEPTH = 32;
+
+    // Tables of maps are sparse: each entry, which takes more than one byte, has up to 8 places.
+    private static final int PLACES_PER_BYTE = 8;
+    private static final int SMALL_TABLES = 1024;
+
+    /** Values and collections of the JDK, with what their serial forms are made of. */
+    private static final Set<String> COMMON = common();
+
+    private static final String DATES = "java.time";
+
+    private final Set<String> names = new HashSet<>(COMMON);
+    private final Map<String, Class<?>> given = new HashMap<>();
+
+    ObjectCodec(List<Class<?>> allowed) {
+        for (Class<?> type : allowed) {
+            for (Class<?> part = type; part != null; part = part.getSuperclass()) {
+                names.add(part.getName());
+                given.put(part.getName(), part);
+                given.put(part.arrayType().getName(), part.arrayType());
+            }
+        }
+    }
+
+    private static Set<String> common() {
+        Stream<Class<?>> classes =
+                Stream.of(
+                        Object.class, // Arrays of it.
+                        Map.Entry.class, // As well.
+                        Number.class,
+                        Enum.class,
+                        Boolean.class,
+                        Character.class,
+                        Byte.class,
+                        Short.class,
+                        Integer.class,
+                        Long.class,
+                        Float.class,
+                        Double.class,
+                        String.class,
+                        BigInteger.class,
+                        BigDecimal.class,
+                        UUID.class,
+                        Date.class,
+                        BitSet.class,
+                        ArrayList.class,
+                        LinkedList.class,
+                        ArrayDeque.class,
+                        HashMap.class,
+                        LinkedHashMap.class,
+                        TreeMap.class,
+                        EnumMap.class,
+                        HashSet.class,
+                        LinkedHashSet.class,
+                        TreeSet.class,
+                        AbstractMap.SimpleEntry.class,
+                        AbstractMap.SimpleImmutableEntry.class);
+        Stream<String> hidden =
+                Stream.of(
+                        // What the JDK writes in their stead, and what it makes of that.
+                        "java.util.CollSer",
+                        "java.util.ImmutableCollections$ListN",
+                        "java.util.ImmutableCollections$List12",
+                        "java.util.ImmutableCollections$SetN",
+                        "java.util.ImmutableCollections$Set12",
+                        "java.util.ImmutableCollections$MapN",
+                        "java.util.ImmutableCollections$Map1",
+                        "java.util.Arrays$ArrayList",
+                        "java.util.EnumSet$SerializationProxy",
+                        "java.util.RegularEnumSet",
+                        "java.util.JumboEnumSet",
+                        "java.util.Collections$EmptyList",
+                        "java.util.Collections$EmptyMap",
+                        "java.util.Collections$EmptySet",
+                        "java.util.Collections$SingletonList",
+                        "java.util.Collections$SingletonMap",
+                        "java.util.Collections$SingletonSet",
+                        "java.util.Collections$UnmodifiableCollection",
+                        "java.util.Collections$UnmodifiableList",
+                        "java.util.Collections$UnmodifiableRandomAccessList",
+                        "java.util.Collections$UnmodifiableMap",
+                        "java.util.Collections$UnmodifiableSet");
+        return Set.copyOf(Stream.concat(classes.map(Class::getName), hidden).toList());
+    }
+
+    /**
+     * Writes an object, if others can read it: what they would refuse is refused here.
+     *
+     * @param maxBytes how many bytes it may take; more are not collected
+     * @throws IOException if it takes more, is not serialisable, or would not be read
+     */
+    byte[] write(Object object, int maxBytes) throws IOException, ClassNotFoundException {
+        BoundedOutput bytes = new BoundedOutput(maxBytes);
+        try {
+            ObjectOutputStream out = new ObjectOutputStream(bytes);
+            out.writeObject(object);
+            out.flush();
+        } catch (TooLargeException e) {
+            throw refused(e.getMessage(), e);
+        } catch (NotSerializableException e) {
+            throw refused(e.getMessage() + " does not implement Serializable", e);
+        }
+        byte[] written = bytes.toByteArray();
+        read(written);
+        return written;
+    }
+
+    /**
+     * Reads an object.
+     *
+     * @param bytes what was written, and anything behind it
+     * @throws IOException if there is no object, or something in it is not allowed
+     */
+    Object read(byte[] bytes) throws IOException, ClassNotFoundException {
+        Filter filter = new Filter(bytes.length);
+        try (ObjectInputStream in = new FilteredInput(new ByteArrayInputStream(bytes), filter)) {
+            return in.readObject();
+        } catch (InvalidClassException e) {
+            if (filter.refusal == null) {
+                throw e;
+            }
+            throw refused(filter.refusal, e);
+        }
+    }
+
+    private static InvalidObjectException refused(String why, Exception cause) {
+        InvalidObjectException refused = new InvalidObjectException(why);
+        refused.initCause(cause);
+        return refused;
+    }
+
+    /** Collects bytes up to a limit. */
+    private static final class BoundedOutput extends ByteArrayOutputStream {
+
+        private final int maxBytes;
+
+        BoundedOutput(int maxBytes) {
+            this.maxBytes = maxBytes;
+        }
+
+        @Override
+        public void write(int b) {
+            check(1);
+            super.write(b);
+        }
+
+        @Override
+        public void write(byte[] bytes, int offset, int length) {
+            check(length);
+            super.write(bytes, offset, length);
+        }
+
+        private void check(int more) {
+            if (more > maxBytes - size()) {
+                throw new TooLargeException(
+                        "it takes more than " + maxBytes + " bytes; see withMaxBytes");
+            }
+        }
+    }
+
+    /** Ends the writing of an object; no {@link IOException}, which the stream would write too. */
+    private static final class TooLargeException extends RuntimeException {
+
+        private static final long serialVersionUID = 1L;
+
+        TooLargeException(String message) {
+            super(message);
+        }
+    }
+
+    /** Reads instances of the very classes that were given, whichever loader they are of. */
+    private final class FilteredInput extends ObjectInputStream {
+
+        FilteredInput(InputStream in, ObjectInputFilter filter) throws IOException {
+            super(in);
+            setObjectInputFilter(filter);
+        }
+
+        @Override
+        protected Class<?> resolveClass(ObjectStreamClass description)
+                throws IOException, ClassNotFoundException {
+            Class<?> type = given.get(description.getName());
+            return type == null ? super.resolveClass(description) : type;
+        }
+    }
+
+    /** Decides about one stream. */
+    private final class Filter implements ObjectInputFilter {
+
+        private final long maxPlaces;
+        private long places;
+        private String refusal; // why, if something was refused
+
+        Filter(int bytes) {
+            maxPlaces = (long) PLACES_PER_BYTE * bytes + SMALL_TABLES;
+        }
+
+        @Override
+        public Status checkInput(FilterInfo info) {
+            if (info.depth() > MAX_DEPTH) {
+                return refuse("it is nested more than " + MAX_DEPTH + " deep");
+            }
+            if (info.arrayLength() >= 0) {
+                places += info.arrayLength();
+                if (places > maxPlaces) {
+                    return refuse("its arrays are longer than what it has in bytes");
+                }
+            }
+            Class<?> type = info.serialClass();
+            while (type != null && type.isArray()) {
+                type = type.getComponentType();
+            }
+            if (type == null
+                    || type.isPrimitive()
+                    || names.contains(type.getName())
+                    || type.getPackageName().equals(DATES)) {
+                return Status.ALLOWED;
+            }
+            return refuse(
+                    type.getName()
+                            + " is not among the classes that are allowed; pass it to the"
+                            + " constructor of ObjectCollectives");
+        }
+
+        private Status refuse(String why) {
+            refusal = why;
+            return Status.REJECTED;
+        }
+    }
+}
