@@ -24,7 +24,9 @@ import picocli.CommandLine.Spec;
             "Runs a program in N processes with the environment of torchrun: RANK, WORLD_SIZE,"
                     + " MASTER_ADDR and the like.",
             "Each line that a rank prints is prefixed with its number. If a rank fails, the others"
-                    + " are stopped, and its exit code is returned. Standard input is empty."
+                    + " are stopped, and its exit code is returned. Standard input is empty.",
+            "With --max-restarts, all ranks are then started again instead, with a store of their"
+                    + " own and TORCHELASTIC_RESTART_COUNT one higher."
         })
 public final class LaunchCommand implements Callable<Integer> {
 
@@ -49,6 +51,13 @@ public final class LaunchCommand implements Callable<Integer> {
             paramLabel = "PORT",
             description = "The port there; a free one if not given.")
     private int masterPort;
+
+    @Option(
+            names = "--max-restarts",
+            paramLabel = "N",
+            description =
+                    "How often all ranks are started again when one has failed; 0 if not given.")
+    private int maxRestarts;
 
     @Option(
             names = "--env",
@@ -91,6 +100,7 @@ public final class LaunchCommand implements Callable<Integer> {
                     .optArgs(args)
                     .optMasterAddress(masterAddress)
                     .optMasterPort(masterPort)
+                    .optMaxRestarts(maxRestarts)
                     .optEnvironment(environment)
                     .optJvmArgs(jvmArgs)
                     .build();

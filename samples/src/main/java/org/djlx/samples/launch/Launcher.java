@@ -15,6 +15,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import org.djlx.collectives.TcpStore;
+import org.djlx.samples.launch.RankProcesses.Outcome;
 
 /**
  * Runs a main class in several JVMs of this host, one for each rank, with the environment that
@@ -33,6 +34,10 @@ import org.djlx.collectives.TcpStore;
  * int exitCode = Launcher.builder().setProcesses(4).setMainClass("com.example.Train").build().launch();
  * }</pre>
  *
+ * <p>With {@linkplain Builder#optMaxRestarts restarts}, all ranks are then started again, with a
+ * store of their own and {@code TORCHELASTIC_RESTART_COUNT} one higher, so that they meet nothing
+ * of what the ranks before have left there; a job goes on from what it has saved itself.
+ *
  * <p>A launcher is immutable; each call of {@link #launch} is a job of its own.
  */
 public final class Launcher {
@@ -46,6 +51,7 @@ public final class Launcher {
     private final int processes;
     private final String masterAddress;
     private final int masterPort;
+    private final int maxRestarts;
     private final Map<String, String> environment;
     private final List<String> command;
     private final Duration gracePeriod;
@@ -56,12 +62,13 @@ public final class Launcher {
         processes = builder.processes;
         masterAddress = builder.masterAddress;
         masterPort = builder.masterPort;
+        maxRestarts = builder.maxRestarts;
         environment = builder.environment;
         command = command(builder);
         gracePeriod = builder.gracePeriod;
         out = builder.out;
         err = builder.err;
-        for (String name : rankEnvironment(0, 0).keySet()) {
+        for (String name : rankEnvironment(0, 0, 0).keySet()) {
             if (environment.containsKey(name)) {
                 throw new IllegalArgumentException(
                         "The variable " + name + " cannot be given: the launcher sets it itself");
@@ -79,15 +86,27 @@ public final class Launcher {
     }
 
     /**
-     * Starts the ranks and waits until all have exited.
+     * Starts the ranks and waits until all have exited; again, if a rank has failed and there are
+     * restarts left.
      *
-     * @return 0 if every rank returned 0, otherwise the exit code of the rank that failed first;
-     *     128 plus the signal's number if a signal ended it. 141, that of SIGPIPE, if what ranks
-     *     write to stdout can no longer be passed on; the ranks have been stopped then
+     * @return 0 if every rank returned 0, otherwise the exit code of the rank that failed first
+     *     since the last restart; 128 plus the signal's number if a signal ended it. 141, that of
+     *     SIGPIPE, if what ranks write to stdout can no longer be passed on; the ranks have been
+     *     stopped then, and are not started again
      * @throws IOException if a process cannot be started, or there is no {@code setsid}
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     public int launch() throws IOException, InterruptedException {
+        Outcome outcome = attempt(0);
+        for (int restart = 1; restart <= maxRestarts && outcome.rankFailed(); restart++) {
+            RankProcesses.say(
+                    err, "starting all ranks again, restart " + restart + " of " + maxRestarts);
+            outcome = attempt(restart);
+        }
+        return outcome.code();
+    }
+
+    private Outcome attempt(int restart) throws IOException, InterruptedException {
         // The launcher serves the store, as torchrun does: no port is chosen before it is bound.
         try (TcpStore store =
                         TcpStore.builder()
@@ -101,7 +120,7 @@ public final class Launcher {
                 ProcessBuilder process = new ProcessBuilder(command);
                 process.environment().putAll(environment);
                 process.environment().putIfAbsent(OMP_NUM_THREADS, ompThreads());
-                process.environment().putAll(rankEnvironment(rank, store.port()));
+                process.environment().putAll(rankEnvironment(rank, store.port(), restart));
                 ranks.start(process);
             }
             return ranks.await();
@@ -125,8 +144,8 @@ public final class Launcher {
         return List.copyOf(Sessions.command(command));
     }
 
-    /** What torchrun sets for a job on one host that is never restarted. */
-    private Map<String, String> rankEnvironment(int rank, int port) {
+    /** What torchrun sets for a job on one host. */
+    private Map<String, String> rankEnvironment(int rank, int port, int restart) {
         Map<String, String> variables = new LinkedHashMap<>();
         String worldSize = Integer.toString(processes);
         for (String name : List.of("RANK", "LOCAL_RANK", "ROLE_RANK")) {
@@ -140,8 +159,8 @@ public final class Launcher {
         variables.put("ROLE_NAME", "default");
         variables.put("MASTER_ADDR", masterAddress);
         variables.put("MASTER_PORT", Integer.toString(port));
-        variables.put("TORCHELASTIC_RESTART_COUNT", "0");
-        variables.put("TORCHELASTIC_MAX_RESTARTS", "0");
+        variables.put("TORCHELASTIC_RESTART_COUNT", Integer.toString(restart));
+        variables.put("TORCHELASTIC_MAX_RESTARTS", Integer.toString(maxRestarts));
         variables.put("TORCHELASTIC_RUN_ID", "none");
         variables.put("TORCHELASTIC_USE_AGENT_STORE", "True");
         return variables;
@@ -161,6 +180,7 @@ public final class Launcher {
         private List<String> args = List.of();
         private String masterAddress = DEFAULT_MASTER_ADDRESS;
         private int masterPort;
+        private int maxRestarts;
         private Map<String, String> environment = Map.of();
         private List<String> jvmArgs = List.of();
         private Duration gracePeriod = Duration.ofSeconds(10);
@@ -222,6 +242,17 @@ public final class Launcher {
          */
         public Builder optMasterPort(int masterPort) {
             this.masterPort = masterPort;
+            return this;
+        }
+
+        /**
+         * Sets how often all ranks are started again when one has failed; 0 by default.
+         *
+         * @param maxRestarts the number of restarts, not negative
+         * @return this builder
+         */
+        public Builder optMaxRestarts(int maxRestarts) {
+            this.maxRestarts = maxRestarts;
             return this;
         }
 
@@ -288,6 +319,10 @@ public final class Launcher {
             if (masterPort < 0 || masterPort > 65535) {
                 throw new IllegalArgumentException(
                         "The master port must be between 0 and 65535, not " + masterPort);
+            }
+            if (maxRestarts < 0) {
+                throw new IllegalArgumentException(
+                        "The number of restarts must not be negative: " + maxRestarts);
             }
             checkMainClass();
             return new Launcher(this);

@@ -64,35 +64,42 @@ final class RankProcesses implements AutoCloseable {
     }
 
     /**
-     * Waits for all ranks, for the first that fails, or until their output cannot be passed on;
-     * returns 0, its exit code, or that of a broken pipe.
+     * How the ranks have ended.
+     *
+     * @param code 0, the exit code of the first that failed, or that of a broken pipe
+     * @param rankFailed whether a rank failed by itself, not because all are being stopped
      */
-    int await() throws InterruptedException {
+    record Outcome(int code, boolean rankFailed) {}
+
+    /** Waits for all ranks, for the first that fails, or until output cannot be passed on. */
+    Outcome await() throws InterruptedException {
         List<Process> ranks = started();
         for (int running = ranks.size(); running > 0; running--) {
             int rank = exited.take();
             if (rank == NO_OUTPUT) {
-                say("cannot write to stdout; stopping all ranks");
-                return BROKEN_PIPE;
+                say(err, "cannot write to stdout; stopping all ranks");
+                return new Outcome(BROKEN_PIPE, false);
             }
             int code = ranks.get(rank).exitValue();
             if (code != 0) {
-                reportFailure(rank, code, running - 1);
-                return code;
+                return new Outcome(code, reportFailure(rank, code, running - 1));
             }
         }
-        return 0;
+        return new Outcome(0, false);
     }
 
-    private synchronized void reportFailure(int rank, int code, int others) {
-        if (!stopping) {
-            String signal = code > 128 ? " (signal " + (code - 128) + ")" : "";
-            String rest = others > 0 ? "; stopping " + others + " other rank(s)" : "";
-            say("rank " + rank + " exited with code " + code + signal + rest);
+    /** Returns false if it ended because all are being stopped, which is not reported. */
+    private synchronized boolean reportFailure(int rank, int code, int others) {
+        if (stopping) {
+            return false;
         }
+        String signal = code > 128 ? " (signal " + (code - 128) + ")" : "";
+        String rest = others > 0 ? "; stopping " + others + " other rank(s)" : "";
+        say(err, "rank " + rank + " exited with code " + code + signal + rest);
+        return true;
     }
 
-    private void say(String message) {
+    static void say(PrintStream err, String message) {
         PrefixedOutput.print(err, ("[launch] " + message).getBytes(StandardCharsets.UTF_8));
     }
 

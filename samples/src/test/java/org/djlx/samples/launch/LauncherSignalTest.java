@@ -8,10 +8,12 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Set;
+import java.util.UUID;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -30,22 +32,31 @@ class LauncherSignalTest {
 
     /** Runs {@code launch} in a JVM of its own and waits until all processes are up. */
     private Set<Long> launch(int processes, String... args) throws Exception {
+        start(args);
+        while (TestProcesses.pids(lines).size() < processes) {
+            readLine();
+        }
+        return TestProcesses.pids(lines);
+    }
+
+    private void readLine() throws IOException {
+        String line = output.readLine();
+        assertTrue(line != null, () -> "Ended early: " + lines);
+        lines.add(line);
+    }
+
+    private void start(String... args) throws IOException {
         // A JVM leaves signals alone that were ignored when it started, as in the background of a
         // script.
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-Xmx64m", "-cp", System.getProperty("java.class.path")));
         command.addAll(List.of(Main.class.getName(), "launch", "--nproc", "2"));
+        command.addAll(List.of("--max-restarts", "1000"));
         command.addAll(List.of("--jvm-arg", "-Xmx64m", RankProbe.class.getName()));
         command.addAll(List.of(args));
         launcher = new ProcessBuilder(command).redirectErrorStream(true).start();
         output = launcher.inputReader();
-        while (TestProcesses.pids(lines).size() < processes) {
-            String line = output.readLine();
-            assertTrue(line != null, () -> "Ended early: " + lines);
-            lines.add(line);
-        }
-        return TestProcesses.pids(lines);
     }
 
     @AfterEach
@@ -84,6 +95,32 @@ class LauncherSignalTest {
         kill(signal);
         launcher.waitFor();
         TestProcesses.assertGone(family);
+    }
+
+    /**
+     * While ranks are being stopped, of which one ignores SIGTERM; when some have been started
+     * again; and when a rank of the second attempt is there.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "KILL, stubborn, rank 1 exited",
+        "TERM, orderly, rank 1 exited",
+        "KILL, orderly, restart 1 of",
+        "TERM, orderly, restart 1 of",
+        "KILL, orderly, restart 2 of",
+        "TERM, orderly, restart 2 of"
+    })
+    void noRankOutlivesALauncherThatRestarts(String signal, String manner, String moment)
+            throws Exception {
+        String mark = UUID.randomUUID().toString(); // Of processes that have not told their ids.
+        start("one-fails-until", "1000", mark, manner);
+        while (lines.stream().noneMatch(line -> line.contains(moment))) {
+            readLine();
+        }
+        kill(signal);
+        output.lines().forEach(lines::add);
+        assertEquals(signal.equals("KILL") ? 137 : 143, launcher.waitFor());
+        TestProcesses.assertNoneHas(mark);
     }
 
     private void kill(String signal) throws Exception {

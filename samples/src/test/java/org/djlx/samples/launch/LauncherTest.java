@@ -12,6 +12,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.io.ByteArrayOutputStream;
 import java.io.OutputStream;
 import java.io.PrintStream;
+import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -164,10 +165,50 @@ class LauncherTest {
     }
 
     @Test
+    void startsAllRanksAgainWhenOneFails() throws Exception {
+        Launcher launcher = probe(3, "one-fails-until", "2", "orderly").optMaxRestarts(5).build();
+        assertEquals(0, launcher.launch(), this::errText);
+        for (int rank = 0; rank < 3; rank++) {
+            String line = "[" + rank + "] restart 2 of 5";
+            assertTrue(outLines().contains(line), () -> outLines().toString());
+        }
+        assertTrue(errText().contains("rank 1 exited with code 40"), this::errText);
+        assertTrue(errText().contains("starting all ranks again, restart 1 of 5"), this::errText);
+        assertTrue(errText().contains("rank 1 exited with code 41"), this::errText);
+        assertTrue(errText().contains("starting all ranks again, restart 2 of 5"), this::errText);
+        TestProcesses.assertGone(TestProcesses.pids(outLines()));
+    }
+
+    @Test
+    void returnsTheLastCodeWhenNoRestartIsLeft() throws Exception {
+        Launcher launcher = probe(2, "one-fails-until", "9").optMaxRestarts(2).build();
+        assertEquals(42, launcher.launch(), this::errText);
+        assertFalse(errText().contains("restart 3"), this::errText);
+        TestProcesses.assertGone(TestProcesses.pids(outLines()));
+    }
+
+    /** On the same port there is another store: what ranks have left in the first is gone. */
+    @Test
+    void aKilledRankLeavesNothingToTheNextAttempt() throws Exception {
+        int port;
+        try (ServerSocket socket = new ServerSocket(0)) {
+            port = socket.getLocalPort();
+        }
+        Launcher launcher =
+                probe(2, "one-is-killed-once").optMasterPort(port).optMaxRestarts(1).build();
+        assertEquals(0, launcher.launch(), this::errText);
+        assertTrue(errText().contains("rank 1 exited with code 137 (signal 9)"), this::errText);
+        assertTrue(outLines().containsAll(Set.of("[0] done 1", "[1] done 1")), this::errText);
+        TestProcesses.assertGone(TestProcesses.pids(outLines()));
+    }
+
+    @Test
     void outputThatNobodyReadsStopsTheRanks() throws Exception {
         PrintStream gone = stream(out);
         gone.close();
-        assertEquals(141, probe(2, "sleep").optOutput(gone, stream(err)).build().launch());
+        Launcher launcher =
+                probe(2, "sleep").optOutput(gone, stream(err)).optMaxRestarts(3).build();
+        assertEquals(141, launcher.launch());
         assertEquals("[launch] cannot write to stdout; stopping all ranks\n", errText());
     }
 
@@ -256,6 +297,7 @@ class LauncherTest {
         assertThrows(IllegalArgumentException.class, probe(0)::build);
         assertThrows(IllegalArgumentException.class, probe(1).optMasterPort(-1)::build);
         assertThrows(IllegalArgumentException.class, probe(1).optMasterPort(65536)::build);
+        assertThrows(IllegalArgumentException.class, probe(1).optMaxRestarts(-1)::build);
         assertThrows(IllegalArgumentException.class, Launcher.builder().setProcesses(1)::build);
     }
 }

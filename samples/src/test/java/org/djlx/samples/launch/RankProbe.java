@@ -6,8 +6,11 @@ package org.djlx.samples.launch;
 
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import org.djlx.collectives.TcpStore;
 
 /** What the ranks of {@link Launcher}'s tests run. */
 public final class RankProbe {
@@ -42,6 +45,17 @@ public final class RankProbe {
                 }
                 sleepForever(args);
             }
+            case "one-fails-until" -> failUntil(Integer.parseInt(args[1]), args);
+            case "one-is-killed-once" -> {
+                join();
+                if (rank.equals("1") && restarts() == 0) {
+                    new ProcessBuilder("sh", "-c", "kill -KILL $PPID").start().waitFor();
+                }
+                if (restarts() == 0) {
+                    sleepForever(args);
+                }
+                System.out.println("done " + restarts());
+            }
             case "sleep" -> sleepForever(args);
             case "property" -> System.out.println(args[1] + "=" + System.getProperty(args[1]));
             case "leave-child" -> startChild();
@@ -50,6 +64,44 @@ public final class RankProbe {
                 sleepForever(args);
             }
             default -> throw new IllegalArgumentException(args[0]);
+        }
+    }
+
+    private static int restarts() {
+        return Integer.parseInt(System.getenv("TORCHELASTIC_RESTART_COUNT"));
+    }
+
+    /**
+     * Rank 1 fails, with another code each time, while the others sleep, until the ranks have been
+     * started again so often.
+     */
+    private static void failUntil(int restart, String[] args) {
+        if (restarts() < restart) {
+            if (System.getenv("RANK").equals("1")) {
+                System.exit(40 + restarts());
+            }
+            sleepForever(args);
+        }
+        System.out.println(
+                "restart " + restarts() + " of " + System.getenv("TORCHELASTIC_MAX_RESTARTS"));
+    }
+
+    /** Joins the others in the launcher's store, in which nothing may be of an earlier attempt. */
+    private static void join() {
+        try (TcpStore store =
+                TcpStore.builder()
+                        .setHost(System.getenv("MASTER_ADDR"))
+                        .setPort(Integer.parseInt(System.getenv("MASTER_PORT")))
+                        .build()) {
+            long come = store.add("come", 1);
+            long all = Long.parseLong(System.getenv("WORLD_SIZE"));
+            if (come > all) {
+                throw new IllegalStateException("the store has keys of an earlier attempt");
+            }
+            if (come == all) {
+                store.set("all", new byte[0]);
+            }
+            store.waitFor(List.of("all"), Duration.ofMinutes(1));
         }
     }
 

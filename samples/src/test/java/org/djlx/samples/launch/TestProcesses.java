@@ -5,6 +5,8 @@
 package org.djlx.samples.launch;
 
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
@@ -36,6 +38,29 @@ final class TestProcesses {
             while (isRunning(pid)) {
                 Thread.sleep(20);
             }
+        }
+    }
+
+    /** Waits until no process has an argument; the test's own timeout is the limit. */
+    static void assertNoneHas(String argument) throws Exception {
+        boolean found = true;
+        while (found) {
+            found = false;
+            try (DirectoryStream<Path> processes =
+                    Files.newDirectoryStream(Path.of("/proc"), "[0-9]*")) {
+                for (Path process : processes) {
+                    found |= commandLine(process).contains(argument);
+                }
+            }
+            Thread.sleep(20);
+        }
+    }
+
+    private static String commandLine(Path process) {
+        try {
+            return Files.readString(process.resolve("cmdline"), StandardCharsets.ISO_8859_1);
+        } catch (IOException e) {
+            return ""; // It has ended since it was listed.
         }
     }
 
