@@ -26,7 +26,9 @@ import picocli.CommandLine.Spec;
             "Each line that a rank prints is prefixed with its number. If a rank fails, the others"
                     + " are stopped, and its exit code is returned. Standard input is empty.",
             "With --max-restarts, all ranks are then started again instead, with a store of their"
-                    + " own and TORCHELASTIC_RESTART_COUNT one higher."
+                    + " own and TORCHELASTIC_RESTART_COUNT one higher.",
+            "With --nnodes, it is run once on each host, with the same --nproc, --master-addr and"
+                    + " --master-port, and each its --node-rank."
         })
 public final class LaunchCommand implements Callable<Integer> {
 
@@ -36,20 +38,38 @@ public final class LaunchCommand implements Callable<Integer> {
             names = "--nproc",
             required = true,
             paramLabel = "N",
-            description = "Number of processes, one for each rank.")
+            description =
+                    "Number of processes, one for each rank; of each node, if there are several.")
     private int processes;
+
+    @Option(
+            names = "--nnodes",
+            paramLabel = "N",
+            defaultValue = "1",
+            description =
+                    "Number of nodes, on each of which this is run; ${DEFAULT-VALUE} if not given.")
+    private int nodes;
+
+    @Option(
+            names = "--node-rank",
+            paramLabel = "RANK",
+            description =
+                    "Which of the nodes this is, from 0, where the ranks meet; 0 if not given.")
+    private int nodeRank;
 
     @Option(
             names = "--master-addr",
             paramLabel = "ADDRESS",
-            defaultValue = Launcher.DEFAULT_MASTER_ADDRESS,
-            description = "Where the ranks meet; ${DEFAULT-VALUE} if not given.")
+            description =
+                    "Where the ranks meet; "
+                            + Launcher.DEFAULT_MASTER_ADDRESS
+                            + " if not given. With --nnodes, an address of node 0.")
     private String masterAddress;
 
     @Option(
             names = "--master-port",
             paramLabel = "PORT",
-            description = "The port there; a free one if not given.")
+            description = "The port there; a free one if not given. Required with --nnodes.")
     private int masterPort;
 
     @Option(
@@ -95,10 +115,13 @@ public final class LaunchCommand implements Callable<Integer> {
             main = Main.class.getName();
         }
         try {
+            if (masterAddress != null) {
+                builder.optMasterAddress(masterAddress);
+            }
             return builder.setProcesses(processes)
                     .setMainClass(main)
                     .optArgs(args)
-                    .optMasterAddress(masterAddress)
+                    .optNodes(nodes, nodeRank)
                     .optMasterPort(masterPort)
                     .optMaxRestarts(maxRestarts)
                     .optEnvironment(environment)

@@ -19,7 +19,7 @@ import org.djlx.samples.launch.RankProcesses.Outcome;
 
 /**
  * Runs a main class in several JVMs of this host, one for each rank, with the environment that
- * torchrun gives its workers.
+ * torchrun gives its workers; alone, or as one of {@linkplain Builder#optNodes several launchers}.
  *
  * <p>The JVMs run the same java executable on the same class path as the caller. Each line that a
  * rank writes is passed on, prefixed with {@code [rank] }; a carriage return ends a line too, and
@@ -42,13 +42,15 @@ import org.djlx.samples.launch.RankProcesses.Outcome;
  */
 public final class Launcher {
 
-    /** The address at which the ranks of one host meet. */
+    /** The address at which the ranks of one node meet. */
     public static final String DEFAULT_MASTER_ADDRESS = "127.0.0.1";
 
     private static final String OMP_NUM_THREADS = "OMP_NUM_THREADS";
     private static final String HOME = "djlx.home";
 
     private final int processes;
+    private final int nodes;
+    private final int nodeRank;
     private final String masterAddress;
     private final int masterPort;
     private final int maxRestarts;
@@ -60,7 +62,10 @@ public final class Launcher {
 
     private Launcher(Builder builder) {
         processes = builder.processes;
-        masterAddress = builder.masterAddress;
+        nodes = builder.nodes;
+        nodeRank = builder.nodeRank;
+        masterAddress =
+                builder.masterAddress == null ? DEFAULT_MASTER_ADDRESS : builder.masterAddress;
         masterPort = builder.masterPort;
         maxRestarts = builder.maxRestarts;
         environment = builder.environment;
@@ -90,13 +95,16 @@ public final class Launcher {
      * restarts left.
      *
      * @return 0 if every rank returned 0, otherwise the exit code of the rank that failed first
-     *     since the last restart; 128 plus the signal's number if a signal ended it. 141, that of
-     *     SIGPIPE, if what ranks write to stdout can no longer be passed on; the ranks have been
-     *     stopped then, and are not started again
+     *     since the last restart, or on another node; 128 plus the signal's number if a signal
+     *     ended it. 141, that of SIGPIPE, if what ranks write to stdout can no longer be passed on;
+     *     the ranks have been stopped then, and are not started again
      * @throws IOException if a process cannot be started, or there is no {@code setsid}
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     public int launch() throws IOException, InterruptedException {
+        if (nodes > 1) {
+            return launchNode();
+        }
         Outcome outcome = attempt(0);
         for (int restart = 1; restart <= maxRestarts && outcome.rankFailed(); restart++) {
             RankProcesses.say(
@@ -107,23 +115,52 @@ public final class Launcher {
     }
 
     private Outcome attempt(int restart) throws IOException, InterruptedException {
-        // The launcher serves the store, as torchrun does: no port is chosen before it is bound.
-        try (TcpStore store =
-                        TcpStore.builder()
-                                .setHost(masterAddress)
-                                .setPort(masterPort)
-                                .optServer(true)
-                                .optBindAddress(masterAddress)
-                                .build();
-                RankProcesses ranks = new RankProcesses(gracePeriod, out, err)) {
-            for (int rank = 0; rank < processes; rank++) {
-                ProcessBuilder process = new ProcessBuilder(command);
-                process.environment().putAll(environment);
-                process.environment().putIfAbsent(OMP_NUM_THREADS, ompThreads());
-                process.environment().putAll(rankEnvironment(rank, store.port(), restart));
-                ranks.start(process);
-            }
+        try (TcpStore store = store();
+                RankProcesses ranks = new RankProcesses(0, gracePeriod, out, err)) {
+            start(ranks, store.port(), restart);
             return ranks.await();
+        }
+    }
+
+    /** One of several launchers. What its ranks come to, the others are told before they stop. */
+    private int launchNode() throws IOException, InterruptedException {
+        try (TcpStore store = store();
+                RankProcesses ranks =
+                        new RankProcesses(nodeRank * processes, gracePeriod, out, err);
+                Nodes others =
+                        new Nodes(
+                                store,
+                                nodes,
+                                nodeRank,
+                                processes,
+                                code -> ranks.giveUp("another node has failed", code))) {
+            start(ranks, store.port(), 0);
+            int code = ranks.await().code();
+            if (code == 0) {
+                return others.awaitOthers();
+            }
+            others.fail(code);
+            return code;
+        }
+    }
+
+    /** Launchers serve the store, as torchrun does: no port is chosen before it is bound. */
+    private TcpStore store() {
+        return TcpStore.builder()
+                .setHost(masterAddress)
+                .setPort(masterPort)
+                .optServer(nodeRank == 0)
+                .optBindAddress(masterAddress)
+                .build();
+    }
+
+    private void start(RankProcesses ranks, int port, int restart) throws IOException {
+        for (int rank = 0; rank < processes; rank++) {
+            ProcessBuilder process = new ProcessBuilder(command);
+            process.environment().putAll(environment);
+            process.environment().putIfAbsent(OMP_NUM_THREADS, ompThreads());
+            process.environment().putAll(rankEnvironment(rank, port, restart));
+            ranks.start(process);
         }
     }
 
@@ -144,18 +181,19 @@ public final class Launcher {
         return List.copyOf(Sessions.command(command));
     }
 
-    /** What torchrun sets for a job on one host. */
-    private Map<String, String> rankEnvironment(int rank, int port, int restart) {
+    /** What torchrun sets. */
+    private Map<String, String> rankEnvironment(int localRank, int port, int restart) {
         Map<String, String> variables = new LinkedHashMap<>();
-        String worldSize = Integer.toString(processes);
-        for (String name : List.of("RANK", "LOCAL_RANK", "ROLE_RANK")) {
-            variables.put(name, Integer.toString(rank));
+        variables.put("LOCAL_RANK", Integer.toString(localRank));
+        variables.put("LOCAL_WORLD_SIZE", Integer.toString(processes));
+        for (String name : List.of("RANK", "ROLE_RANK")) {
+            variables.put(name, Integer.toString(nodeRank * processes + localRank));
         }
-        for (String name : List.of("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")) {
-            variables.put(name, worldSize);
+        for (String name : List.of("WORLD_SIZE", "ROLE_WORLD_SIZE")) {
+            variables.put(name, Integer.toString(nodes * processes));
         }
-        variables.put("GROUP_RANK", "0");
-        variables.put("GROUP_WORLD_SIZE", "1");
+        variables.put("GROUP_RANK", Integer.toString(nodeRank));
+        variables.put("GROUP_WORLD_SIZE", Integer.toString(nodes));
         variables.put("ROLE_NAME", "default");
         variables.put("MASTER_ADDR", masterAddress);
         variables.put("MASTER_PORT", Integer.toString(port));
@@ -178,7 +216,9 @@ public final class Launcher {
         private int processes;
         private String mainClass;
         private List<String> args = List.of();
-        private String masterAddress = DEFAULT_MASTER_ADDRESS;
+        private int nodes = 1;
+        private int nodeRank;
+        private String masterAddress;
         private int masterPort;
         private int maxRestarts;
         private Map<String, String> environment = Map.of();
@@ -190,7 +230,7 @@ public final class Launcher {
         private Builder() {}
 
         /**
-         * Sets the number of processes, which is the world size. Required.
+         * Sets the number of processes, which is the world size on one node. Required.
          *
          * @param processes the number of processes, at least 1
          * @return this builder
@@ -223,10 +263,26 @@ public final class Launcher {
         }
 
         /**
-         * Sets MASTER_ADDR, the address of the job's store; {@value #DEFAULT_MASTER_ADDRESS} by
-         * default.
+         * Sets how many launchers the job has, each on a host of its own mostly; 1 by default. All
+         * are given the same number of processes, master address and port, and each its rank: its
+         * ranks come after those of the nodes before. That of rank 0 serves the store. When the
+         * ranks of one fail, or it is stopped, the others stop theirs and return the same code.
          *
-         * @param masterAddress an address of this host
+         * @param nodes the number of launchers, at least 1
+         * @param nodeRank which of them this is, from 0
+         * @return this builder
+         */
+        public Builder optNodes(int nodes, int nodeRank) {
+            this.nodes = nodes;
+            this.nodeRank = nodeRank;
+            return this;
+        }
+
+        /**
+         * Sets MASTER_ADDR, the address of the job's store; {@value #DEFAULT_MASTER_ADDRESS} by
+         * default. Required with several nodes.
+         *
+         * @param masterAddress an address of this host, or of that of node 0
          * @return this builder
          */
         public Builder optMasterAddress(String masterAddress) {
@@ -236,6 +292,7 @@ public final class Launcher {
 
         /**
          * Sets MASTER_PORT, the port of the job's store; by default, and for 0, a free one.
+         * Required with several nodes.
          *
          * @param masterPort the port
          * @return this builder
@@ -246,7 +303,8 @@ public final class Launcher {
         }
 
         /**
-         * Sets how often all ranks are started again when one has failed; 0 by default.
+         * Sets how often all ranks are started again when one has failed; 0 by default, and with
+         * several nodes.
          *
          * @param maxRestarts the number of restarts, not negative
          * @return this builder
@@ -324,8 +382,36 @@ public final class Launcher {
                 throw new IllegalArgumentException(
                         "The number of restarts must not be negative: " + maxRestarts);
             }
+            checkNodes();
             checkMainClass();
             return new Launcher(this);
+        }
+
+        private void checkNodes() {
+            if (nodes < 1) {
+                throw new IllegalArgumentException(
+                        "The number of nodes must be at least 1, not " + nodes);
+            }
+            if (nodeRank < 0 || nodeRank >= nodes) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "The node rank must be between 0 and %d with %d node(s), not %d",
+                                nodes - 1, nodes, nodeRank));
+            }
+            if ((long) nodes * processes > Integer.MAX_VALUE) {
+                throw new IllegalArgumentException(
+                        nodes + " nodes of " + processes + " processes are too many");
+            }
+            if (nodes > 1 && (masterAddress == null || masterPort == 0)) {
+                throw new IllegalArgumentException(
+                        "With several nodes, the master address and the master port must be given,"
+                                + " the same on all: an address of node 0, and a free port there");
+            }
+            if (nodes > 1 && maxRestarts > 0) {
+                throw new IllegalArgumentException(
+                        "Restarts need one node: the launchers of several do not start their ranks"
+                                + " again together. Start the whole job again instead");
+            }
         }
 
         /** Finds here, once, what would otherwise fail in every rank. */

@@ -21,12 +21,13 @@ import java.util.concurrent.TimeUnit;
  */
 final class RankProcesses implements AutoCloseable {
 
-    /** Takes the place of a rank that has exited: its output cannot be passed on. */
-    private static final int NO_OUTPUT = -1;
+    /** Takes the place of a rank that has exited. */
+    private static final int GIVEN_UP = -1;
 
     /** The exit code of a process that SIGPIPE ended. */
     private static final int BROKEN_PIPE = 141;
 
+    private final int firstRank;
     private final Duration gracePeriod;
     private final PrintStream out;
     private final PrintStream err;
@@ -35,8 +36,16 @@ final class RankProcesses implements AutoCloseable {
     private final List<PrefixedOutput> outputs = new ArrayList<>();
     private final BlockingQueue<Integer> exited = new LinkedBlockingQueue<>();
     private boolean stopping;
+    private String whyGivenUp;
+    private int codeOfGivingUp;
 
-    RankProcesses(Duration gracePeriod, PrintStream out, PrintStream err) {
+    /**
+     * Prepares for ranks.
+     *
+     * @param firstRank the rank of the first that is started; the others follow
+     */
+    RankProcesses(int firstRank, Duration gracePeriod, PrintStream out, PrintStream err) {
+        this.firstRank = firstRank;
         this.gracePeriod = gracePeriod;
         this.out = out;
         this.err = err;
@@ -53,39 +62,56 @@ final class RankProcesses implements AutoCloseable {
         if (stopping) {
             return;
         }
-        int rank = processes.size();
+        int index = processes.size();
+        int rank = firstRank + index;
         Process process = builder.start();
         processes.add(process);
         outputs.add(
                 PrefixedOutput.start(
-                        rank, process.getInputStream(), out, () -> exited.add(NO_OUTPUT)));
+                        rank,
+                        process.getInputStream(),
+                        out,
+                        () -> giveUp("cannot write to stdout", BROKEN_PIPE)));
         outputs.add(PrefixedOutput.start(rank, process.getErrorStream(), err, () -> {}));
-        process.onExit().thenRun(() -> exited.add(rank));
+        process.onExit().thenRun(() -> exited.add(index));
+    }
+
+    /** Lets {@link #await} return, with a code, although ranks still run. */
+    synchronized void giveUp(String why, int code) {
+        if (whyGivenUp == null) {
+            whyGivenUp = why;
+            codeOfGivingUp = code;
+            exited.add(GIVEN_UP);
+        }
     }
 
     /**
      * How the ranks have ended.
      *
-     * @param code 0, the exit code of the first that failed, or that of a broken pipe
+     * @param code 0, the exit code of the first that failed, or the code of giving up
      * @param rankFailed whether a rank failed by itself, not because all are being stopped
      */
     record Outcome(int code, boolean rankFailed) {}
 
-    /** Waits for all ranks, for the first that fails, or until output cannot be passed on. */
+    /** Waits for all ranks, for the first that fails, or until it is to give up. */
     Outcome await() throws InterruptedException {
         List<Process> ranks = started();
         for (int running = ranks.size(); running > 0; running--) {
-            int rank = exited.take();
-            if (rank == NO_OUTPUT) {
-                say(err, "cannot write to stdout; stopping all ranks");
-                return new Outcome(BROKEN_PIPE, false);
+            int index = exited.take();
+            if (index == GIVEN_UP) {
+                return givenUp();
             }
-            int code = ranks.get(rank).exitValue();
+            int code = ranks.get(index).exitValue();
             if (code != 0) {
-                return new Outcome(code, reportFailure(rank, code, running - 1));
+                return new Outcome(code, reportFailure(firstRank + index, code, running - 1));
             }
         }
         return new Outcome(0, false);
+    }
+
+    private synchronized Outcome givenUp() {
+        say(err, whyGivenUp + "; stopping all ranks");
+        return new Outcome(codeOfGivingUp, false);
     }
 
     /** Returns false if it ended because all are being stopped, which is not reported. */

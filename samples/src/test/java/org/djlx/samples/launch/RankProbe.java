@@ -10,6 +10,9 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import org.djlx.collectives.ObjectCollectives;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TcpStore;
 
 /** What the ranks of {@link Launcher}'s tests run. */
@@ -55,6 +58,13 @@ public final class RankProbe {
                     sleepForever(args);
                 }
                 System.out.println("done " + restarts());
+            }
+            case "meet" -> {
+                join();
+                try (ProcessGroup group = ProcessGroups.init("shm")) {
+                    group.barrier().await();
+                    System.out.println("met " + new ObjectCollectives(group).allGatherObject(rank));
+                }
             }
             case "sleep" -> sleepForever(args);
             case "property" -> System.out.println(args[1] + "=" + System.getProperty(args[1]));

@@ -1,0 +1,147 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.function.IntConsumer;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.PrefixStore;
+import org.djlx.collectives.Store;
+import org.djlx.collectives.StoreTimeoutException;
+
+/**
+ * What the launchers of a job on several nodes tell each other, in the job's store: that they
+ * belong together, that the ranks of one have failed, or that those of all have ended well.
+ *
+ * <p>A launcher that is killed, or whose host is lost, tells nothing. That of node 0 serves the
+ * store, so the others notice that it is gone; the end of another shows in its ranks' operations.
+ */
+final class Nodes implements AutoCloseable {
+
+    /** What other launchers return when that of node 0 is gone without a word. */
+    private static final int NODE_GONE = 1;
+
+    /** How long a launcher waits for the others when its own ranks have ended; as torchrun's. */
+    private static final Duration PATIENCE = Duration.ofMinutes(5);
+
+    private static final Duration LONG = Duration.ofDays(1);
+    private static final String OUTCOME = "outcome"; // "0", or a node and its exit code
+    private static final byte[] UNSET = new byte[0];
+
+    private final Store store;
+    private final int nodes;
+    private final int node;
+    private final IntConsumer onFailure;
+    private final Thread hook = new Thread(this::close, "tell-other-nodes");
+    private final CountDownLatch ended = new CountDownLatch(1);
+    private volatile int code; // of the first node that failed
+    private volatile boolean done; // this node's ranks have ended, or are being stopped
+
+    /**
+     * Joins the other launchers.
+     *
+     * @param onFailure told the exit code, once, when another node has failed
+     * @throws IllegalArgumentException if the launchers were not started alike
+     */
+    Nodes(Store jobStore, int nodes, int node, int processes, IntConsumer onFailure) {
+        store = new PrefixStore("launch", jobStore);
+        this.nodes = nodes;
+        this.node = node;
+        this.onFailure = onFailure;
+        checkAlike(nodes + " nodes of " + processes + " processes");
+        Thread watch = new Thread(this::watch, "other-nodes");
+        watch.setDaemon(true);
+        watch.start();
+        try {
+            Runtime.getRuntime().addShutdownHook(hook);
+        } catch (IllegalStateException e) {
+            close(); // The JVM is shutting down: no rank will be started here.
+        }
+    }
+
+    private void checkAlike(String job) {
+        String first = text(store.compareSet("job", UNSET, bytes(job)));
+        if (!first.equals(job)) {
+            throw new IllegalArgumentException(
+                    "This launcher was told of "
+                            + job
+                            + " (--nnodes, --nproc), another one with the same --master-addr and"
+                            + " --master-port of "
+                            + first);
+        }
+        if (store.add("node" + node, 1) > 1) {
+            throw new IllegalArgumentException(
+                    "Another launcher has --node-rank " + node + " already; give each its own");
+        }
+    }
+
+    private static byte[] bytes(String text) {
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    private static String text(byte[] bytes) {
+        return new String(bytes, StandardCharsets.UTF_8);
+    }
+
+    private void watch() {
+        String outcome = null;
+        while (outcome == null) {
+            try {
+                outcome = text(store.get(OUTCOME, LONG));
+            } catch (StoreTimeoutException e) {
+                continue;
+            } catch (CollectiveException e) {
+                // If the ranks of this node have ended well, so have all, as far as is known here.
+                outcome = Integer.toString(done ? 0 : NODE_GONE);
+            }
+        }
+        code = Integer.parseInt(outcome);
+        if (code != 0 && !done) {
+            onFailure.accept(code);
+        }
+        ended.countDown();
+    }
+
+    /**
+     * Tells the others that the ranks of this node have ended well, and waits for theirs.
+     *
+     * @return 0, or the exit code of a node that failed
+     */
+    int awaitOthers() throws InterruptedException {
+        done = true;
+        if (store.add("ended", 1) == nodes) {
+            store.compareSet(OUTCOME, UNSET, bytes("0"));
+        }
+        return ended.await(PATIENCE.toMillis(), TimeUnit.MILLISECONDS) ? code : 0;
+    }
+
+    /** Tells the others that the ranks of this node have failed, unless one has done so. */
+    void fail(int exitCode) {
+        done = true;
+        try {
+            store.compareSet(OUTCOME, UNSET, bytes(Integer.toString(exitCode)));
+        } catch (CollectiveException e) {
+            // Node 0 is gone, and with it the store: the others know.
+            return;
+        }
+    }
+
+    /** Unless the end of this node's ranks was told, it is that they were stopped. */
+    @Override
+    public void close() {
+        if (!done) {
+            fail(NODE_GONE);
+        }
+        try {
+            Runtime.getRuntime().removeShutdownHook(hook);
+        } catch (IllegalStateException e) {
+            // The JVM is shutting down, the hook with it.
+            return;
+        }
+    }
+}

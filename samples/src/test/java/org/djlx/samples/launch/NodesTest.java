@@ -1,0 +1,214 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.launch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.PrintStream;
+import java.net.ServerSocket;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.stream.Collectors;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Several launchers of one job; all on this host, as if it were several. */
+@Timeout(120)
+class NodesTest {
+
+    private final ExecutorService launchers = Executors.newCachedThreadPool();
+    private final ByteArrayOutputStream out = new ByteArrayOutputStream();
+    private final ByteArrayOutputStream err = new ByteArrayOutputStream();
+    private int port;
+
+    @BeforeEach
+    void choosePort() throws IOException {
+        try (ServerSocket socket = new ServerSocket(0)) {
+            port = socket.getLocalPort();
+        }
+    }
+
+    @AfterEach
+    void stopWhatAFailedTestLeft() {
+        launchers.shutdownNow();
+    }
+
+    private Launcher.Builder node(int node, int processes, String... args) {
+        return Launcher.builder()
+                .setProcesses(processes)
+                .setMainClass(RankProbe.class.getName())
+                .optArgs(List.of(args))
+                .optNodes(2, node)
+                .optMasterAddress("127.0.0.1")
+                .optMasterPort(port)
+                .optJvmArgs(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"))
+                .optOutput(stream(out), stream(err));
+    }
+
+    private static PrintStream stream(ByteArrayOutputStream bytes) {
+        return new PrintStream(bytes, true, StandardCharsets.UTF_8);
+    }
+
+    private Future<Integer> launch(int node, int processes, String... args) {
+        return launchers.submit(node(node, processes, args).build()::launch);
+    }
+
+    private Set<String> outLines() {
+        return Arrays.stream(out.toString(StandardCharsets.UTF_8).split("\n"))
+                .collect(Collectors.toSet());
+    }
+
+    private String errText() {
+        return err.toString(StandardCharsets.UTF_8);
+    }
+
+    private Set<Long> awaitRanks(int ranks) throws InterruptedException {
+        while (TestProcesses.pids(outLines()).size() < ranks) {
+            Thread.sleep(20);
+        }
+        return TestProcesses.pids(outLines());
+    }
+
+    @Test
+    void ranksOfAllNodesAreOneJob() throws Exception {
+        Future<Integer> second = launch(1, 2, "environment");
+        Future<Integer> first = launch(0, 2, "environment");
+        assertEquals(0, first.get(), this::errText);
+        assertEquals(0, second.get(), this::errText);
+        for (int rank = 0; rank < 4; rank++) {
+            for (String variable :
+                    List.of(
+                            "RANK=" + rank,
+                            "ROLE_RANK=" + rank,
+                            "LOCAL_RANK=" + rank % 2,
+                            "GROUP_RANK=" + rank / 2,
+                            "GROUP_WORLD_SIZE=2",
+                            "WORLD_SIZE=4",
+                            "ROLE_WORLD_SIZE=4",
+                            "LOCAL_WORLD_SIZE=2",
+                            "MASTER_ADDR=127.0.0.1",
+                            "MASTER_PORT=" + port,
+                            "TORCHELASTIC_RESTART_COUNT=0",
+                            "TORCHELASTIC_MAX_RESTARTS=0")) {
+                String line = "[" + rank + "] " + variable;
+                assertTrue(outLines().contains(line), () -> line + " not in " + outLines());
+            }
+        }
+    }
+
+    /** In the store; and, as these nodes are one host, in shared memory. */
+    @Test
+    void ranksOfAllNodesMeet() throws Exception {
+        Future<Integer> first = launch(0, 2, "meet");
+        Future<Integer> second = launch(1, 2, "meet");
+        assertEquals(0, first.get(), this::errText);
+        assertEquals(0, second.get(), this::errText);
+        for (int rank = 0; rank < 4; rank++) {
+            String line = "[" + rank + "] met [0, 1, 2, 3]";
+            assertTrue(outLines().contains(line), () -> line + " not in " + outLines());
+        }
+    }
+
+    @ParameterizedTest
+    @CsvSource({"0", "3"})
+    void oneFailureStopsAllNodes(String rank) throws Exception {
+        Future<Integer> first = launch(0, 2, "one-exits", rank, "orderly");
+        Future<Integer> second = launch(1, 2, "one-exits", rank, "orderly");
+        assertEquals(42, first.get(), this::errText);
+        assertEquals(42, second.get(), this::errText);
+        assertTrue(errText().contains("rank " + rank + " exited with code 42"), this::errText);
+        assertTrue(errText().contains("another node has failed; stopping"), this::errText);
+        TestProcesses.assertGone(TestProcesses.pids(outLines()));
+    }
+
+    @Test
+    void launchersThatDoNotBelongDisturbNobody() throws Exception {
+        Future<Integer> first = launch(0, 1, "sleep");
+        Future<Integer> second = launch(1, 1, "sleep");
+        Set<Long> ranks = awaitRanks(2);
+        String message =
+                assertThrows(IllegalArgumentException.class, node(1, 1, "sleep").build()::launch)
+                        .getMessage();
+        assertTrue(message.contains("Another launcher has --node-rank 1"), message);
+        message =
+                assertThrows(IllegalArgumentException.class, node(1, 3, "sleep").build()::launch)
+                        .getMessage();
+        assertTrue(message.contains("2 nodes of 3 processes"), message);
+        assertTrue(message.contains("2 nodes of 1 processes"), message);
+        for (long rank : ranks) {
+            assertTrue(TestProcesses.isRunning(rank), this::errText);
+        }
+        // A launcher that is stopped stops the others.
+        second.cancel(true);
+        assertEquals(1, first.get(), this::errText);
+        TestProcesses.assertGone(ranks);
+    }
+
+    @ParameterizedTest
+    @CsvSource({"KILL, 0", "TERM, 0", "TERM, 1"})
+    void theEndOfALauncherStopsTheOthers(String signal, int node) throws Exception {
+        Future<Integer> other = launch(1 - node, 1, "sleep");
+        List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
+        command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
+        command.addAll(List.of("-Xmx64m", "-cp", System.getProperty("java.class.path")));
+        command.addAll(List.of(Main.class.getName(), "launch", "--nproc", "1", "--nnodes", "2"));
+        command.addAll(List.of("--node-rank", "" + node, "--master-addr", "127.0.0.1"));
+        command.addAll(List.of("--master-port", "" + port, "--jvm-arg", "-Xmx64m"));
+        command.addAll(List.of(RankProbe.class.getName(), "sleep"));
+        Process launcher = new ProcessBuilder(command).redirectErrorStream(true).start();
+        try {
+            String line = launcher.inputReader().readLine();
+            Set<Long> ranks = new HashSet<>(TestProcesses.pids(Set.of(line)));
+            assertEquals(1, ranks.size(), line);
+            ranks.addAll(awaitRanks(1));
+            new ProcessBuilder("sh", "-c", "kill -" + signal + " " + launcher.pid()).start();
+            assertTrue(other.get() != 0, this::errText);
+            launcher.waitFor();
+            TestProcesses.assertGone(ranks);
+        } finally {
+            launcher.destroyForcibly();
+        }
+    }
+
+    @Test
+    void rejectsWhatDoesNotFit() {
+        assertRejected(node(2, 1), "between 0 and 1 with 2 node(s), not 2");
+        assertRejected(node(-1, 1), "between 0 and 1");
+        assertRejected(node(0, 1).optNodes(0, 0), "at least 1, not 0");
+        assertRejected(node(0, 1).optNodes(1, 1), "between 0 and 0 with 1 node(s), not 1");
+        assertRejected(node(0, 1).optMasterPort(0), "master port must be given");
+        assertRejected(node(0, 1).optMaxRestarts(1), "Restarts need one node");
+        assertRejected(node(0, 1 << 20).optNodes(1 << 20, 0), "too many");
+        assertRejected(
+                Launcher.builder()
+                        .setProcesses(1)
+                        .setMainClass(RankProbe.class.getName())
+                        .optNodes(2, 0)
+                        .optMasterPort(1),
+                "master address");
+    }
+
+    private static void assertRejected(Launcher.Builder builder, String text) {
+        String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
+        assertTrue(message.contains(text), message);
+    }
+}
