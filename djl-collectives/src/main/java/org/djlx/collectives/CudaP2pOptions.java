@@ -77,7 +77,9 @@ public final class CudaP2pOptions extends BackendOptions {
     private final boolean sharedGpus;
 
     private CudaP2pOptions(Builder builder) {
-        super(builder.timeout == null ? builder.ncclOptions.timeout() : builder.timeout);
+        super(
+                builder.timeout == null ? builder.ncclOptions.timeout() : builder.timeout,
+                builder.ncclOptions.warnAfter());
         bufferSize = builder.bufferSize;
         heapSize = builder.heapSize;
         ncclOptions = builder.ncclOptions.withTimeout(timeout());
@@ -227,8 +229,9 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the options of what runs on NCCL. The timeout, the devices, whether waiting for a
-         * work blocks the host, and whether calls are verified, are also those of the rest.
+         * Sets the options of what runs on NCCL. The timeout, when to warn, the devices, whether
+         * waiting for a work blocks the host, and whether calls are verified, are also those of the
+         * rest.
          *
          * @param options the options
          * @return this builder

@@ -191,7 +191,7 @@ public final class GroupContext {
      */
     public List<byte[]> exchange(String key, byte[] value) {
         Required.argument("exchange: value", value);
-        return rendezvous.exchange(key, value, options.timeout());
+        return rendezvous.exchange(key, value, options);
     }
 
     /**
@@ -216,6 +216,7 @@ public final class GroupContext {
      */
     public Operation joining() {
         Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
-        return new Operation(OpType.INIT, 0, name, options.timeout(), nothing);
+        return new Operation(OpType.INIT, 0, name, options.timeout(), nothing)
+                .warningAfter(options.warnAfter());
     }
 }

@@ -147,9 +147,11 @@ final class GroupState {
 
     /** Numbers an operation; the number is taken by {@link #issued}. */
     Operation nextOperation(OpType type, Duration timeout, Agreed agreed, int tag) {
-        return type.isPointToPoint()
-                ? new Operation(type, messages + 1, name, timeout, agreed, tag)
-                : new Operation(type, sequence + 1, name, timeout, agreed);
+        Operation operation =
+                type.isPointToPoint()
+                        ? new Operation(type, messages + 1, name, timeout, agreed, tag)
+                        : new Operation(type, sequence + 1, name, timeout, agreed);
+        return operation.warningAfter(context.options().warnAfter());
     }
 
     void issued(Operation operation) {

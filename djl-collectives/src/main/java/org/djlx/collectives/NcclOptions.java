@@ -24,7 +24,7 @@ public final class NcclOptions extends BackendOptions {
     private final List<Device> devices;
 
     private NcclOptions(Builder builder) {
-        super(builder.timeout);
+        super(builder.timeout, builder.warnAfter);
         highPriorityStream = builder.highPriorityStream;
         blockingWait = builder.blockingWait;
         verify = builder.verify;
@@ -39,7 +39,7 @@ public final class NcclOptions extends BackendOptions {
     }
 
     private NcclOptions(NcclOptions other, Duration timeout) {
-        super(timeout);
+        super(timeout, other.warnAfter());
         highPriorityStream = other.highPriorityStream;
         blockingWait = other.blockingWait;
         verify = other.verify;
@@ -146,6 +146,7 @@ public final class NcclOptions extends BackendOptions {
     public static final class Builder {
 
         private Duration timeout = DEFAULT_TIMEOUT;
+        private Duration warnAfter = DEFAULT_WARN_AFTER;
         private boolean highPriorityStream;
         private boolean blockingWait = true;
         private boolean verify;
@@ -165,6 +166,18 @@ public final class NcclOptions extends BackendOptions {
          */
         public Builder optTimeout(Duration timeout) {
             this.timeout = Required.argument("optTimeout: timeout", timeout);
+            return this;
+        }
+
+        /**
+         * Sets after how long a wait the log warns of an operation that waits for other ranks.
+         *
+         * @param warnAfter the time; 60 seconds unless set
+         * @return this builder
+         * @see BackendOptions#warnAfter
+         */
+        public Builder optWarnAfter(Duration warnAfter) {
+            this.warnAfter = Required.argument("optWarnAfter: warnAfter", warnAfter);
             return this;
         }
 

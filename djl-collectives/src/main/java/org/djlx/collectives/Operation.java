@@ -71,6 +71,8 @@ public final class Operation {
     // Set when the operation is issued, before anybody else sees it.
     private TensorInfo tensor;
     private OperationTrace trace;
+    private Duration warnAfter = BackendOptions.DEFAULT_WARN_AFTER;
+    private boolean warned; // guarded by this
     private Lifeline lifeline; // of the group; null when the operation has ended
     private String algorithm;
     private Work before; // of the same call; null if there is none, or this one has ended
@@ -283,6 +285,28 @@ public final class Operation {
      */
     public void keepGroup() {
         lifeline.keep();
+    }
+
+    /** Says after how long a wait the log is to tell of it. */
+    Operation warningAfter(Duration wait) {
+        warnAfter = wait;
+        return this;
+    }
+
+    /**
+     * Decides whether the log is to tell now that the operation waits for other ranks: true once,
+     * when it has waited for as long as {@link BackendOptions#warnAfter} says. To be called from
+     * time to time by who executes it, while it waits; who gets true logs whom it waits for.
+     *
+     * @param waitedNanos how long it has waited
+     * @return whether to log it
+     */
+    public synchronized boolean takeWarning(long waitedNanos) {
+        if (warned || waitedNanos < warnAfter.toNanos()) {
+            return false;
+        }
+        warned = true;
+        return true;
     }
 
     /** Says who is told how the operation goes. */

@@ -21,7 +21,7 @@ public final class ShmOptions extends BackendOptions {
     private final long chunkSize;
 
     private ShmOptions(Builder builder) {
-        super(builder.timeout);
+        super(builder.timeout, builder.warnAfter);
         this.bufferSize = builder.bufferSize;
         this.heapSize = builder.heapSize;
         this.chunkSize = builder.chunkSize;
@@ -67,6 +67,7 @@ public final class ShmOptions extends BackendOptions {
     public static final class Builder {
 
         private Duration timeout = DEFAULT_TIMEOUT;
+        private Duration warnAfter = DEFAULT_WARN_AFTER;
         private long bufferSize = DEFAULT_BUFFER_SIZE;
         private long heapSize;
         private long chunkSize = DEFAULT_CHUNK_SIZE;
@@ -81,6 +82,18 @@ public final class ShmOptions extends BackendOptions {
          */
         public Builder optTimeout(Duration timeout) {
             this.timeout = Required.argument("optTimeout: timeout", timeout);
+            return this;
+        }
+
+        /**
+         * Sets after how long a wait the log warns of an operation that waits for other ranks.
+         *
+         * @param warnAfter the time; 60 seconds unless set
+         * @return this builder
+         * @see BackendOptions#warnAfter
+         */
+        public Builder optWarnAfter(Duration warnAfter) {
+            this.warnAfter = Required.argument("optWarnAfter: warnAfter", warnAfter);
             return this;
         }
 

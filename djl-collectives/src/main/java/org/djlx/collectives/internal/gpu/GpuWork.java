@@ -148,8 +148,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     @Override
-    public boolean isLate() {
-        return System.nanoTime() - startNanos > operation.timeout().toNanos();
+    public long elapsedNanos() {
+        return System.nanoTime() - startNanos;
     }
 
     @Override

@@ -9,6 +9,7 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.Deque;
+import java.util.IdentityHashMap;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -19,13 +20,15 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.internal.host.LongWaits;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Completes the works of one rank's group, and ends them if they take too long, if a communicator
- * reports an error or if a peer has died: nobody need wait for a work for that. Its thread sleeps
- * while there is none. Internal: for backends on GPUs.
+ * Completes the works of one rank's group, and ends them if they take too long (before which the
+ * log tells of it, see {@link Operation#takeWarning}), if a communicator reports an error or if a
+ * peer has died: nobody need wait for a work for that. Its thread sleeps while there is none.
+ * Internal: for backends on GPUs.
  */
 public final class Watchdog implements AutoCloseable {
 
@@ -40,11 +43,11 @@ public final class Watchdog implements AutoCloseable {
         boolean poll();
 
         /**
-         * Tells whether the operation has taken longer than it may.
+         * Tells how much the operation has taken of the time that it may take.
          *
-         * @return true if it has
+         * @return the time in nanoseconds; 0 while somebody else sees to it
          */
-        boolean isLate();
+        long elapsedNanos();
 
         /**
          * Returns the operation.
@@ -154,6 +157,8 @@ public final class Watchdog implements AutoCloseable {
     // The works of each queue in their order, in which they end. Queues are few, and stay.
     private final Map<Queue, Deque<Watched>> works = new LinkedHashMap<>(); // guarded by this
     private int count; // of all works; guarded by this
+    // Since when a work is the first of its queue; by this thread alone.
+    private final Map<Watched, Long> first = new IdentityHashMap<>();
     private Queue vigil; // watched also without a work, or null; guarded by this
     private final Thread thread;
     private boolean closed; // guarded by this
@@ -280,6 +285,9 @@ public final class Watchdog implements AutoCloseable {
     }
 
     private synchronized boolean awaitWork() throws InterruptedException {
+        if (count == 0) {
+            first.clear(); // Works that were taken back; nothing else lets go of them.
+        }
         while (count == 0 && vigil == null && !closed) {
             wait();
         }
@@ -307,10 +315,14 @@ public final class Watchdog implements AutoCloseable {
             return; // By what a work completed: nothing may be asked any more.
         }
         for (Watched work : running) {
-            if (work.isLate() && !poll(work)) {
+            long elapsed = work.elapsedNanos();
+            if (elapsed <= work.operation().timeout().toNanos()) {
+                warn(work, Math.min(elapsed, sinceFirst(work)));
+            } else if (!poll(work)) {
                 fail(group.failingWith(work.queue()), late(work));
             }
         }
+        first.keySet().retainAll(running);
         if (isClosed()) {
             return;
         }
@@ -359,6 +371,26 @@ public final class Watchdog implements AutoCloseable {
             }
         }
         return work;
+    }
+
+    /** Behind one that takes long, others have been under way for as long: that is said once. */
+    private long sinceFirst(Watched work) {
+        long now = System.nanoTime();
+        return now - first.computeIfAbsent(work, absent -> now);
+    }
+
+    private static void warn(Watched work, long waited) {
+        Operation operation = work.operation();
+        if (!operation.takeWarning(waited)) {
+            return;
+        }
+        List<Integer> missing = work.queue().missing();
+        if (missing.isEmpty()) {
+            String hint = operation.timeout() + work.queue().hint();
+            LongWaits.tell(operation, "other ranks, or its GPU,", waited, hint);
+        } else {
+            LongWaits.tell(operation, GroupErrors.ranks(missing), waited, operation.timeout());
+        }
     }
 
     private static CollectiveException late(Watched work) {

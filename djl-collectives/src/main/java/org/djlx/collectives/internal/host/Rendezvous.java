@@ -354,7 +354,15 @@ public final class Rendezvous {
             long waited = System.nanoTime() - start;
             long left = timeout - waited;
             // Whether processes live is read from files: not before every short sleep.
-            checkPossible(operation, arrived, left, waited >= CHECK_NANOS || left <= 0);
+            List<Integer> missing =
+                    checkPossible(operation, arrived, left, waited >= CHECK_NANOS || left <= 0);
+            if (!missing.isEmpty() && operation.takeWarning(waited)) {
+                LongWaits.tell(
+                        operation + " on rank " + rank,
+                        GroupErrors.ranks(missing),
+                        waited,
+                        operation.timeout());
+            }
             int doorbell = control.prepareSleep(rank);
             try {
                 if (firstMissing(0, arrived) < worldSize && !closing) {
@@ -367,7 +375,8 @@ public final class Rendezvous {
         }
     }
 
-    private void checkPossible(
+    /** Throws if it is in vain to wait; returns whom for. */
+    private List<Integer> checkPossible(
             Operation operation, IntPredicate arrived, long left, boolean processes) {
         CollectiveException obstacle = obstacle(operation);
         if (obstacle != null) {
@@ -394,6 +403,7 @@ public final class Rendezvous {
         if (left <= 0 && !missing.isEmpty()) {
             throw GroupErrors.timedOut(operation, rank, missing, "did not arrive");
         }
+        return missing;
     }
 
     /**

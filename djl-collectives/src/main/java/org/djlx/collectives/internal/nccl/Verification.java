@@ -18,6 +18,9 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.StoreTimeoutException;
+import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.internal.host.LongWaits;
 
 /**
  * Compares calls before they run, through the group's store: for finding errors, as each call waits
@@ -141,14 +144,11 @@ final class Verification {
         List<String> keys = ranks.stream().map(rank -> key + "/" + rank).toList();
         Duration timeout = work.operation().timeout();
         try {
-            List<byte[]> calls = store.multiGet(keys, timeout);
+            List<byte[]> calls = await(key, keys, ranks, work);
             context.forget(keys);
             return calls.stream().map(Verification::decode).toList();
         } catch (StoreTimeoutException e) {
-            List<Integer> missing =
-                    ranks.stream()
-                            .filter(rank -> e.missingKeys().contains(key + "/" + rank))
-                            .toList();
+            List<Integer> missing = missing(key, ranks, e);
             throw new CollectiveTimeoutException(
                     work.operation()
                             + " timed out on rank "
@@ -160,6 +160,33 @@ final class Verification {
                     missing,
                     e);
         }
+    }
+
+    private List<byte[]> await(String key, List<String> keys, List<Integer> ranks, NcclWork work) {
+        Operation operation = work.operation();
+        Deadline deadline = Deadline.after(operation.timeout());
+        Duration warnAfter = context.options().warnAfter();
+        if (warnAfter.compareTo(operation.timeout()) < 0) {
+            try {
+                return context.store().multiGet(keys, warnAfter);
+            } catch (StoreTimeoutException e) {
+                if (operation.takeWarning(warnAfter.toNanos())) {
+                    LongWaits.tell(
+                            operation + " on rank " + context.rank(),
+                            GroupErrors.ranks(missing(key, ranks, e)),
+                            warnAfter.toNanos(),
+                            operation.timeout());
+                }
+            }
+        }
+        return context.store().multiGet(keys, Duration.ofNanos(deadline.remainingNanos()));
+    }
+
+    private static List<Integer> missing(
+            String key, List<Integer> ranks, StoreTimeoutException timeout) {
+        return ranks.stream()
+                .filter(rank -> timeout.missingKeys().contains(key + "/" + rank))
+                .toList();
     }
 
     private static String absence(NcclWork work, List<Integer> missing) {

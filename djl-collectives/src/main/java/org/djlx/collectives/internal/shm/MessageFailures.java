@@ -11,6 +11,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
@@ -71,6 +72,14 @@ final class MessageFailures {
             return GroupErrors.gone(operation, rank, rendezvous.causeOf(end));
         }
         if (transfer.nanosLeft() > 0) {
+            long waited = operation.timeout().toNanos() - transfer.nanosLeft();
+            if (operation.takeWarning(waited)) {
+                LongWaits.tell(
+                        operation + " on rank " + rank,
+                        GroupErrors.ranks(left),
+                        waited,
+                        operation.timeout());
+            }
             return null;
         }
         return GroupErrors.timedOut(

@@ -14,12 +14,14 @@ import java.util.function.IntFunction;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
+import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.StoreTimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.internal.host.Required;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -102,13 +104,13 @@ public final class Rendezvous {
      *
      * @param key what the values are; used once in the life of the group
      * @param value this rank's value
-     * @param timeout how long to wait for the others
+     * @param options how long to wait for the others, and when the log is to tell of it
      * @return the values in rank order
      * @throws CollectiveMismatchException if a value is there that is not of this group
      * @throws CollectiveException if the process of a rank has died, or there is an obstacle
      * @throws CollectiveTimeoutException if not all ranks come within the timeout
      */
-    public List<byte[]> exchange(String key, byte[] value, Duration timeout) {
+    public List<byte[]> exchange(String key, byte[] value, BackendOptions options) {
         List<String> keys =
                 IntStream.range(0, worldSize).mapToObj(peer -> key + "/" + peer).toList();
         Introduction self =
@@ -117,7 +119,7 @@ public final class Rendezvous {
         store.set(keys.get(rank), own);
         byte[][] found = new byte[worldSize][];
         Introduction[] peers = new Introduction[worldSize];
-        await(keys, timeout, found, peers);
+        await(keys, options, found, peers);
         if (!Arrays.equals(own, found[rank])) {
             throw new CollectiveMismatchException(
                     "creating group '"
@@ -136,8 +138,11 @@ public final class Rendezvous {
     /**
      * Waits for the values of all ranks, and compares what has come even while some are missing.
      */
-    private void await(List<String> keys, Duration timeout, byte[][] found, Introduction[] peers) {
-        Deadline deadline = Deadline.after(timeout);
+    private void await(
+            List<String> keys, BackendOptions options, byte[][] found, Introduction[] peers) {
+        Deadline deadline = Deadline.after(options.timeout());
+        long start = System.nanoTime();
+        boolean warned = false;
         Duration slice = Duration.ofMillis(MIN_SLICE_MILLIS + SLICE_MILLIS_PER_RANK * worldSize);
         List<Integer> missing = IntStream.range(0, worldSize).boxed().toList();
         while (!missing.isEmpty()) {
@@ -150,7 +155,7 @@ public final class Rendezvous {
                 List<String> unset = e.missingKeys();
                 missing = here.stream().filter(peer -> unset.contains(keys.get(peer))).toList();
                 if (deadline.isOver() && !missing.isEmpty()) {
-                    throw timeout(timeout, missing, e);
+                    throw timeout(options.timeout(), missing, e);
                 }
             }
             // Looked at before the store is asked once more: a rank may be done with all this, and
@@ -159,6 +164,15 @@ public final class Rendezvous {
             if (end != null && !store.check(keysOf(missing, keys))) {
                 throw new CollectiveException(
                         "creating group '" + group + "' failed on rank " + rank + ": " + end);
+            }
+            long waited = System.nanoTime() - start;
+            if (!warned && !missing.isEmpty() && waited >= options.warnAfter().toNanos()) {
+                warned = true;
+                LongWaits.tell(
+                        "creating group '" + group + "' on rank " + rank,
+                        named(missing),
+                        waited,
+                        options.timeout());
             }
             List<Integer> come = new ArrayList<>(here);
             come.removeAll(missing);
@@ -200,6 +214,10 @@ public final class Rendezvous {
         return peers.stream().map(keys::get).toList();
     }
 
+    private String named(List<Integer> peers) {
+        return peers.stream().map(names::apply).collect(Collectors.joining(", "));
+    }
+
     private CollectiveTimeoutException timeout(
             Duration timeout, List<Integer> missing, StoreTimeoutException cause) {
         return new CollectiveTimeoutException(
@@ -210,7 +228,7 @@ public final class Rendezvous {
                         + " after "
                         + timeout
                         + ": "
-                        + missing.stream().map(names::apply).collect(Collectors.joining(", "))
+                        + named(missing)
                         + " of "
                         + worldSize
                         + " did not arrive",

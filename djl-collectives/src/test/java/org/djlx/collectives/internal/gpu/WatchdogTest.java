@@ -17,12 +17,15 @@ import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.TestLog;
+import org.djlx.collectives.internal.host.LongWaits;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -60,6 +63,7 @@ class WatchdogTest {
     private static final class FakeQueue implements Watchdog.Queue {
 
         private final AtomicInteger aborts = new AtomicInteger();
+        private volatile List<Integer> missing = List.of();
         private volatile Runnable onAbort = () -> {};
         private volatile String error;
         private CollectiveException broken;
@@ -72,6 +76,11 @@ class WatchdogTest {
         @Override
         public String hint() {
             return "; ask rank 1";
+        }
+
+        @Override
+        public List<Integer> missing() {
+            return missing;
         }
 
         @Override
@@ -96,13 +105,25 @@ class WatchdogTest {
         private final CountDownLatch completed = new CountDownLatch(1);
         private volatile boolean done; // what the GPU would tell
         private volatile boolean late;
+        private final long start = System.nanoTime();
         private volatile boolean lost; // the GPU does not tell any more
         private volatile int abortsBefore;
         private volatile Runnable onComplete = () -> {};
         private volatile CollectiveException failure;
+        private final Operation operation;
 
         FakeWork(FakeQueue queue) {
+            this(queue, BackendOptions.DEFAULT_WARN_AFTER);
+        }
+
+        FakeWork(FakeQueue queue, Duration warnAfter) {
             this.queue = queue;
+            NcclOptions options =
+                    NcclOptions.builder()
+                            .optTimeout(Duration.ofSeconds(9))
+                            .optWarnAfter(warnAfter)
+                            .build();
+            operation = new GroupContext("g", 0, 2, new HashStore(), options, null).joining();
         }
 
         @Override
@@ -117,14 +138,13 @@ class WatchdogTest {
         }
 
         @Override
-        public boolean isLate() {
-            return late;
+        public long elapsedNanos() {
+            return late ? Long.MAX_VALUE : System.nanoTime() - start;
         }
 
         @Override
         public Operation operation() {
-            NcclOptions options = NcclOptions.builder().optTimeout(Duration.ofSeconds(9)).build();
-            return new GroupContext("g", 0, 2, new HashStore(), options, null).joining();
+            return operation;
         }
 
         @Override
@@ -192,6 +212,29 @@ class WatchdogTest {
             assertTrue(work.failure.getMessage().contains("timed out after PT9S; ask rank 1"));
             assertEquals(0, work.abortsBefore); // The decision came before the abort.
             assertEquals(1, work.queue.aborts.get());
+        }
+    }
+
+    /** Told once, of the first on a queue: those behind it wait for no other reason. */
+    @Test
+    void theLogTellsOfAWorkThatTakesLong() throws InterruptedException {
+        try (TestLog log = new TestLog(LongWaits.class)) {
+            FakeWork slow = new FakeWork(first, Duration.ofMillis(1));
+            watchdog.add(slow);
+            FakeWork behind = work(first);
+            String message = log.await("init() #0 of group 'g': still waiting for");
+            assertTrue(message.contains("for other ranks, or its GPU, after"), message);
+            assertTrue(message.endsWith("gives up after PT9S; ask rank 1"), message);
+            second.missing = List.of(1, 3);
+            FakeWork other = new FakeWork(second, Duration.ofMillis(1));
+            watchdog.add(other);
+            message = log.await("still waiting for ranks 1, 3 after");
+            assertTrue(message.endsWith("gives up after PT9S"), message);
+            for (FakeWork work : List.of(slow, behind, other)) {
+                work.done = true;
+                work.completed.await();
+            }
+            assertEquals(2, log.count("still waiting"));
         }
     }
 

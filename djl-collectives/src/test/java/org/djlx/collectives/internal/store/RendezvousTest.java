@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
+import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.HashStore;
@@ -28,7 +29,7 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(60)
 class RendezvousTest {
 
-    private static final Duration LONG = Duration.ofMinutes(10);
+    private static final BackendOptions OPTIONS = new BackendOptions(Duration.ofMinutes(10));
 
     private final Store store = new HashStore();
     private Process peer;
@@ -63,7 +64,7 @@ class RendezvousTest {
 
     private FutureTask<List<byte[]>> exchange(Rendezvous rendezvous) {
         FutureTask<List<byte[]>> task =
-                new FutureTask<>(() -> rendezvous.exchange("k", new byte[] {5}, LONG));
+                new FutureTask<>(() -> rendezvous.exchange("k", new byte[] {5}, OPTIONS));
         Thread thread = new Thread(task);
         thread.setDaemon(true);
         thread.start();
@@ -118,7 +119,10 @@ class RendezvousTest {
                         CollectiveTimeoutException.class,
                         () ->
                                 rendezvous(2, null, process)
-                                        .exchange("k", new byte[0], Duration.ofMillis(10)));
+                                        .exchange(
+                                                "k",
+                                                new byte[0],
+                                                new BackendOptions(Duration.ofMillis(10))));
         assertEquals(List.of(1), e.missingRanks());
         assertTrue(e.getMessage().contains("rank 3 of group 'g' of 2"), e.getMessage());
     }

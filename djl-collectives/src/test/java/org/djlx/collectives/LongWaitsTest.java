@@ -1,0 +1,128 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.FutureTask;
+import org.djlx.collectives.internal.host.LongWaits;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What the log tells of ranks that wait; the late rank comes when it has. */
+@Timeout(60)
+class LongWaitsTest {
+
+    private static final ShmOptions OPTIONS =
+            ShmOptions.builder().optWarnAfter(Duration.ofMillis(1)).build();
+
+    @Test
+    void anOperationTellsOnce() throws InterruptedException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 3, OPTIONS);
+        String name = groups.get(0).name();
+        try (TestLog log = new TestLog(LongWaits.class)) {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                            NDArray tensor = manager.ones(new Shape(2));
+                            if (group.rank() != 0) {
+                                String message = log.await("on rank 0");
+                                String call =
+                                        "allReduce(float32, (2), SUM) #1 of group '" + name + "'";
+                                assertTrue(message.startsWith(call + " on rank 0"), message);
+                                assertTrue(
+                                        message.contains(": still waiting for ranks 1, 2 after"),
+                                        message);
+                                assertTrue(message.endsWith("gives up after PT30M"), message);
+                            }
+                            group.allReduce(tensor, ReduceOp.SUM).await();
+                            return tensor.getFloat(0);
+                        }
+                    });
+            assertEquals(1, log.count("#1 of group '" + name + "' on rank 0"));
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    void aMessageTells() throws InterruptedException {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, OPTIONS);
+        String name = groups.get(0).name();
+        try (TestLog log = new TestLog(LongWaits.class)) {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                            NDArray tensor = manager.ones(new Shape(2));
+                            if (group.rank() == 0) {
+                                group.recv(tensor, 1, 5).await();
+                            } else {
+                                String message = log.await("on rank 0");
+                                assertTrue(message.contains("recv(float32, (2), rank 1, tag 5)"));
+                                assertTrue(message.contains("still waiting for rank 1"), message);
+                                group.send(tensor, 0, 5).await();
+                            }
+                            return null;
+                        }
+                    });
+            assertEquals(1, log.count("#1 of group '" + name + "' on rank 0"));
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    void theCreationOfAGroupTells() throws Exception {
+        try (TestLog log = new TestLog(LongWaits.class);
+                HashStore store = new HashStore()) {
+            FutureTask<ProcessGroup> first =
+                    new FutureTask<>(
+                            () -> ProcessGroups.init("shm", store, "waits", 0, 2, OPTIONS));
+            new Thread(first).start();
+            String message = log.await("creating group 'waits' on rank 0");
+            assertTrue(message.contains("still waiting for rank 1 after"), message);
+            ProcessGroups.init("shm", store, "waits", 1, 2, OPTIONS).destroy();
+            first.get().destroy();
+        }
+    }
+
+    /** By default a minute; a time beyond the timeout is never. */
+    @Test
+    void theTimeIsAnOption() {
+        assertEquals(Duration.ofMinutes(1), ShmOptions.builder().build().warnAfter());
+        assertEquals(Duration.ofMinutes(1), new BackendOptions(Duration.ofDays(1)).warnAfter());
+        NcclOptions nccl = NcclOptions.builder().optWarnAfter(Duration.ofSeconds(2)).build();
+        assertEquals(Duration.ofSeconds(2), nccl.withTimeout(Duration.ofDays(1)).warnAfter());
+        CudaP2pOptions p2p = CudaP2pOptions.builder().optNcclOptions(nccl).build();
+        assertEquals(Duration.ofSeconds(2), p2p.warnAfter());
+        assertEquals(Duration.ofSeconds(2), p2p.ncclOptions().warnAfter());
+        for (Duration wrong : new Duration[] {Duration.ZERO, Duration.ofSeconds(-1), null}) {
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> new BackendOptions(Duration.ofSeconds(1), wrong));
+        }
+        ShmOptions never =
+                ShmOptions.builder()
+                        .optTimeout(Duration.ofMillis(200))
+                        .optWarnAfter(Duration.ofDays(1))
+                        .build();
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, never);
+        try (TestLog log = new TestLog(LongWaits.class)) {
+            assertThrows(CollectiveTimeoutException.class, () -> groups.get(0).barrier().await());
+            assertEquals(0, log.count(groups.get(0).name()));
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+}
