@@ -51,6 +51,7 @@ final class GroupState {
     private final int rank;
     private final int worldSize;
     private final List<Integer> ranks; // in the group that was initialised
+    private final List<Integer> parentRanks; // in the group of which this one was made
     private final GroupTrace trace; // null if this rank is not a member
     private final String unusable; // why, if it never was usable
     private final Object issueLock = new Object();
@@ -83,22 +84,28 @@ final class GroupState {
         this.rank = context.rank();
         this.worldSize = context.worldSize();
         this.ranks = List.copyOf(ranks);
+        this.parentRanks = parent == null ? this.ranks : positions(ranks, parent.ranks);
         this.trace = GroupTrace.open(context, backend.name(), job);
         this.unusable = null;
     }
 
     /** Creates the state of a group that this rank is not in. */
-    GroupState(String name, List<Integer> ranks, Backend backend, String member) {
+    GroupState(String name, List<Integer> ranks, GroupState whole, String member) {
         this.parent = null;
         this.context = null;
-        this.backend = backend;
+        this.backend = whole.backend;
         this.onDestroy = () -> {};
         this.name = name;
         this.rank = -1;
         this.worldSize = ranks.size();
         this.ranks = List.copyOf(ranks);
+        this.parentRanks = positions(ranks, whole.ranks);
         this.trace = null;
         this.unusable = member + " is not a member of the group '" + name + "'";
+    }
+
+    private static List<Integer> positions(List<Integer> ranks, List<Integer> whole) {
+        return ranks.stream().map(whole::indexOf).toList();
     }
 
     GroupContext context() {
@@ -123,6 +130,10 @@ final class GroupState {
 
     List<Integer> ranks() {
         return ranks;
+    }
+
+    List<Integer> parentRanks() {
+        return parentRanks;
     }
 
     GroupTrace trace() {

@@ -11,7 +11,7 @@ import ai.djl.ndarray.NDArray;
  *
  * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
  * @param tensor what to send, or where the message goes
- * @param peer the other rank; -1 for any
+ * @param peer the other rank, one of the group that is called; -1 for any
  * @param tag the message's tag
  * @see ProcessGroup#batchIsendIrecv
  */
@@ -22,7 +22,7 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
      *
      * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
      * @param tensor what to send, or where the message goes
-     * @param peer the other rank; -1 for any
+     * @param peer the other rank, one of the group that is called; -1 for any
      * @param tag the message's tag
      */
     public P2pOp {
@@ -35,7 +35,7 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
      * Returns a send; see {@link ProcessGroup#send}.
      *
      * @param tensor what to send
-     * @param destination the rank to send it to
+     * @param destination the rank to send it to, one of the group that is called
      * @param tag the message's tag
      * @return the operation
      */
@@ -47,7 +47,7 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
      * Returns a receive; see {@link ProcessGroup#recv}.
      *
      * @param tensor where the message goes
-     * @param source the rank that sends it
+     * @param source the rank that sends it, one of the group that is called
      * @param tag the message's tag
      * @return the operation
      */

@@ -134,7 +134,7 @@ public final class ProcessGroup implements AutoCloseable {
     /** Creates the handle that a rank gets of a group that it is not in. */
     static ProcessGroup nonMember(String name, List<Integer> ranks, ProcessGroup parent) {
         return new ProcessGroup(
-                new GroupState(name, ranks, parent.backend, parent.toString()),
+                new GroupState(name, ranks, parent.state, parent.toString()),
                 (Lifeline) null,
                 parent.timeout);
     }
@@ -162,12 +162,25 @@ public final class ProcessGroup implements AutoCloseable {
      * Returns who the ranks of this group are in the group that was initialised, from which it was
      * made in one step or several; the counterpart of {@code
      * torch.distributed.get_process_group_ranks}. Roots and peers of operations are ranks of this
-     * group, unlike c10d's: {@link #globalRank} and {@link #groupRank} translate.
+     * group, unlike c10d's: {@link #globalRank} and {@link #groupRank} translate. A rank of one
+     * group is found in any other by way of the global ranks: {@code
+     * other.groupRank(group.globalRank(rank))}.
      *
      * @return the global rank of each rank of this group, in the order of the ranks
      */
     public List<Integer> ranks() {
         return state.ranks();
+    }
+
+    /**
+     * Returns who the ranks of this group are in the group of which {@link #newGroup} or {@link
+     * #split} made it.
+     *
+     * @return the rank there of each rank of this group, in the order of the ranks; in a group that
+     *     was initialised, the ranks themselves
+     */
+    public List<Integer> parentRanks() {
+        return state.parentRanks();
     }
 
     /**
@@ -671,7 +684,8 @@ public final class ProcessGroup implements AutoCloseable {
      * these two ranks; the rest of the group stays usable.
      *
      * @param tensor what to send
-     * @param destination the rank to send it to, not this one
+     * @param destination the rank to send it to, not this one: a rank of this group, also of a
+     *     sub-group, while c10d counts the whole job's
      * @param tag what tells messages between two ranks apart; not negative
      * @return the work
      */
@@ -684,7 +698,8 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @param tensor where the message goes; of the element type and number of elements of what is
      *     sent
-     * @param source the rank that sends, not this one
+     * @param source the rank that sends, not this one: a rank of this group, also of a sub-group,
+     *     while c10d counts the whole job's
      * @param tag the message's tag; not negative
      * @return the work
      * @see #send

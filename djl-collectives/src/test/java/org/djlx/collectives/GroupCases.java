@@ -31,6 +31,7 @@ final class GroupCases {
     static Map<String, Case> all() {
         Map<String, Case> cases = new LinkedHashMap<>();
         cases.put("ranksOfSubGroups", GroupCases::ranksOfSubGroups);
+        cases.put("rootsOfSubGroups", GroupCases::rootsOfSubGroups);
         cases.put("newGroup", GroupCases::newGroup);
         cases.put("newGroupDiffers", GroupCases::newGroupDiffers);
         cases.put("wrongGroups", GroupCases::wrongGroups);
@@ -388,12 +389,59 @@ final class GroupCases {
         List<Integer> backwards = IntStream.range(0, n).map(i -> n - 1 - i).boxed().toList();
         assertEquals(backwards, reversed.ranks());
         assertEquals(group.rank(), reversed.globalRank(reversed.rank()));
+        assertEquals(group.ranks(), group.parentRanks());
+        assertEquals(backwards, reversed.parentRanks());
         ProcessGroup first = reversed.newGroup(List.of(0));
+        assertEquals(List.of(0), first.parentRanks()); // Of the direct parent.
+        ProcessGroup last = reversed.newGroup(List.of(n - 1));
+        assertEquals(List.of(0), last.ranks());
+        assertEquals(List.of(n - 1), last.parentRanks());
+        assertEquals(n - 1, reversed.groupRank(last.globalRank(0)));
+        assertEquals(List.of(), group.split(-1, 0).parentRanks());
         assertEquals(List.of(n - 1), first.ranks()); // Also where it is not a member.
         assertEquals(0, first.groupRank(n - 1));
         String message =
                 assertThrows(IllegalArgumentException.class, () -> first.groupRank(n)).getMessage();
         assertTrue(message.contains("the global rank " + n + " is not in the group"), message);
         assertThrows(IllegalArgumentException.class, () -> first.globalRank(1));
+    }
+
+    /**
+     * Roots and peers count the ranks of the group that is called, whatever these are elsewhere.
+     */
+    private static void rootsOfSubGroups(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        ProcessGroup reversed = group.split(0, -group.rank());
+        int self = reversed.rank();
+        for (int root = 0; root < n; root++) {
+            NDArray sent = manager.full(new Shape(3), self + 1f);
+            reversed.broadcast(sent, root).await();
+            assertEquals(root + 1, TestArrays.values(sent)[0]);
+            NDArray reduced = manager.ones(new Shape(3));
+            reversed.reduce(reduced, root, ReduceOp.SUM).await();
+            assertEquals(self == root ? n : 1, TestArrays.values(reduced)[0]);
+            NDArray own = manager.full(new Shape(1), (float) self);
+            List<NDArray> all =
+                    IntStream.range(0, n).mapToObj(rank -> manager.zeros(new Shape(1))).toList();
+            reversed.gather(self == root ? all : null, own, root).await();
+            if (self == root) {
+                for (int rank = 0; rank < n; rank++) {
+                    assertEquals(rank, TestArrays.values(all.get(rank))[0]);
+                }
+            }
+            NDArray output = manager.zeros(new Shape(1));
+            reversed.scatter(output, self == root ? all : null, root).await();
+            assertEquals(self, TestArrays.values(output)[0]);
+        }
+        if (n > 1 && self < 2) {
+            NDArray message = manager.full(new Shape(1), (float) self);
+            if (self == 0) {
+                reversed.send(message, 1, 0).await();
+            } else {
+                reversed.recv(message, 0, 0).await();
+                assertEquals(0, TestArrays.values(message)[0]);
+            }
+        }
+        reversed.destroy();
     }
 }
