@@ -143,6 +143,30 @@ final class DataParallelTrainer extends Trainer {
         return processes ? replicas.get(0).group().rank() : 0;
     }
 
+    /** Returns the group of the processes; null if this one is the only one. */
+    ProcessGroup group() {
+        return processes ? replicas.get(0).group() : null;
+    }
+
+    /** Returns the ranks of this JVM. */
+    List<Replica> replicas() {
+        return replicas;
+    }
+
+    Optimizer optimizer() {
+        return optimizer;
+    }
+
+    /** Has each rank its parameters, for a call that reads or writes them. */
+    void prepare(String call) {
+        requireUsable(call);
+        if (!getModel().getBlock().isInitialized()) {
+            throw new IllegalStateException(
+                    call + ": the model is not initialised; call trainer.initialize(shape) before");
+        }
+        load();
+    }
+
     /** Ends the operations of ranks that wait for one that failed. */
     private void abandon(Throwable cause) {
         failure = cause;

@@ -39,6 +39,7 @@ public final class DistributedSampler implements Sampler {
     private final long seed;
     private final boolean pad;
     private long epoch;
+    private long trained; // batches of the next epoch that are left out
 
     private DistributedSampler(Builder builder) {
         batchSize = builder.batchSize;
@@ -56,7 +57,23 @@ public final class DistributedSampler implements Sampler {
      * @param epoch the number, 0 for the first
      */
     public void setEpoch(long epoch) {
+        setEpoch(epoch, 0);
+    }
+
+    /**
+     * Sets the number of the epoch that comes next, and leaves out its first batches, so that a job
+     * goes on in the middle of an epoch.
+     *
+     * @param epoch the number, 0 for the first
+     * @param batches how many batches of it were trained on, of this process
+     */
+    public void setEpoch(long epoch, long batches) {
+        if (epoch < 0 || batches < 0) {
+            throw new IllegalArgumentException(
+                    String.format("epoch %d or batch %d is less than 0", epoch, batches));
+        }
         this.epoch = epoch;
+        trained = batches;
     }
 
     @Override
@@ -78,8 +95,15 @@ public final class DistributedSampler implements Sampler {
                             worldSize,
                             pad ? "" : ", or fill them up with optPad(true)"));
         }
+        if (trained > count) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%d batches are to be left out, but the epoch has %d; is the dataset,"
+                                    + " the batch size or the number of processes another?",
+                            trained, count));
+        }
         List<List<Long>> batches = new ArrayList<>();
-        for (int i = 0; i < count; i++) {
+        for (int i = (int) trained; i < count; i++) {
             List<Long> batch = new ArrayList<>();
             int begin = i * step + rank * batchSize;
             for (int k = begin; k < begin + batchSize; k++) {
@@ -87,6 +111,7 @@ public final class DistributedSampler implements Sampler {
             }
             batches.add(batch);
         }
+        trained = 0;
         return batches.iterator();
     }
 

@@ -6,13 +6,9 @@ package org.djlx.collectives.engine;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.util.zip.CRC32C;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
 
 /** A checksum over the bytes of arrays, wherever they are and of whichever type. */
 final class ParameterChecksum {
@@ -25,24 +21,11 @@ final class ParameterChecksum {
      * @param temporary a manager on the array's device
      */
     void add(NDManager temporary, NDArray array) {
-        NoGradient.run(
-                () -> {
-                    // DJL can read bytes, which a view of a contiguous copy are.
-                    try (NDArray copy = Torch.cast(array, Torch.scalarType(array))) {
-                        TensorInfo info = Torch.info(copy);
-                        NativeMemory memory =
-                                new NativeMemory(
-                                        info.address(),
-                                        info.byteSize(),
-                                        array.getDevice(),
-                                        () -> {});
-                        Shape shape = new Shape(info.byteSize());
-                        try (NDArray bytes =
-                                Torch.view(temporary, memory, 0, shape, ScalarType.INT8)) {
-                            crc.update(bytes.toByteBuffer());
-                        }
-                    }
-                });
+        try {
+            ArrayBytes.read(temporary, array, crc::update);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e); // Nothing here reads or writes.
+        }
     }
 
     long value() {

@@ -13,10 +13,10 @@ import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.optimizer.Optimizer;
+import ai.djl.util.Pair;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.IdentityHashMap;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -38,8 +38,13 @@ import org.djlx.nativeops.Torch;
  */
 final class Replica implements AutoCloseable {
 
-    /** A parameter and this rank's array of it. */
-    private record Own(String id, Parameter parameter, NDArray array) {
+    /**
+     * A parameter and this rank's array of it.
+     *
+     * @param name its name in the block, the same in all JVMs
+     * @param id by which an optimizer knows it
+     */
+    record Own(String name, String id, Parameter parameter, NDArray array) {
 
         boolean isTrained() {
             return parameter.requiresGradient();
@@ -93,25 +98,34 @@ final class Replica implements AutoCloseable {
         return group;
     }
 
+    NDManager manager() {
+        return manager;
+    }
+
     ParameterStore store() {
         return store;
     }
 
     /** Makes this rank's arrays. To be called once, when the block has been initialised. */
     void load(Block block) {
-        Map<String, Parameter> unique = new LinkedHashMap<>(); // A block may share one.
-        for (Parameter parameter : block.getParameters().values()) {
-            unique.putIfAbsent(parameter.getId(), parameter);
+        for (Pair<String, Parameter> named : block.getParameters()) {
+            Parameter parameter = named.getValue();
+            String id = parameter.getId();
+            if (store.arrays.containsKey(id)) {
+                continue; // A block may share one.
+            }
+            NDArray array = own(parameter.getArray());
+            array.setRequiresGradient(parameter.requiresGradient());
+            store.arrays.put(id, array);
+            // An optimizer keeps its state by id and device, which ranks may share.
+            String own = index == 0 ? id : id + "/" + index;
+            parameters.add(new Own(named.getKey(), own, parameter, array));
         }
-        unique.forEach(
-                (id, parameter) -> {
-                    NDArray array = own(parameter.getArray());
-                    array.setRequiresGradient(parameter.requiresGradient());
-                    store.arrays.put(id, array);
-                    // An optimizer keeps its state by id and device, which ranks may share.
-                    String own = index == 0 ? id : id + "/" + index;
-                    parameters.add(new Own(own, parameter, array));
-                });
+    }
+
+    /** Returns the parameters in the block's order. */
+    List<Own> parameters() {
+        return parameters;
     }
 
     private NDArray own(NDArray original) {

@@ -12,6 +12,8 @@
  * + GradientReduction     how the gradients of processes become one
  * + GradientSynchronizer  makes gradients one in programs that keep the engine PyTorch
  * + DistributedSampler    divides a dataset among processes
+ * + CheckpointManager     saves a job's state, and has it go on from there
+ * + TrainingProgress      how far a job has come
  *   P2pModel              a model of PyTorch's, but for its trainer
  *   DataParallelTrainer   the trainer
  *   SplitForward          one forward pass on the parts of a batch, and the way back
@@ -20,6 +22,10 @@
  *   Replica               one rank's parameters
  *   RankWorkers           a thread for each rank
  *   ParameterChecksum     compares parameters
+ *   CheckpointFile        arrays in a file, with a checksum
+ *   OptimizerState        what an optimizer keeps from step to step
+ *   ArrayBytes            the bytes of arrays of all types
+ *   Agreement             has all ranks fail when one does
  * </pre>
  */
 package org.djlx.collectives.engine;

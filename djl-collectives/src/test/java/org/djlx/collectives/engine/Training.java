@@ -44,6 +44,11 @@ public final class Training {
         void run(Trainer trainer) throws Exception;
     }
 
+    /** Says how many epochs there are to train, when the trainer is initialised. */
+    public interface Start {
+        int epochs(Trainer trainer) throws Exception;
+    }
+
     private Training() {}
 
     public static Optimizer optimizer(String name) {
@@ -52,6 +57,7 @@ public final class Training {
             case "sgd" -> Optimizer.sgd().setLearningRateTracker(rate).build();
             case "momentum" ->
                     Optimizer.sgd().setLearningRateTracker(rate).optMomentum(0.9f).build();
+            case "adamW" -> Optimizer.adamW().optLearningRateTracker(rate).build();
             case "adam" -> Optimizer.adam().optLearningRateTracker(rate).build();
             default -> throw new IllegalArgumentException(name);
         };
@@ -98,6 +104,23 @@ public final class Training {
             int seed,
             OnTrainer before)
             throws Exception {
+        Start start =
+                trainer -> {
+                    before.run(trainer);
+                    return epochs;
+                };
+        return fit(engine, config, block, items, sampler, seed, start);
+    }
+
+    public static Outcome fit(
+            String engine,
+            TrainingConfig config,
+            SequentialBlock block,
+            int items,
+            Sampler sampler,
+            int seed,
+            Start start)
+            throws Exception {
         List<Float> losses = new ArrayList<>();
         try (Model model = Model.newInstance("classifier", engine)) {
             block.setInitializer(weights(seed), Parameter.Type.WEIGHT);
@@ -105,7 +128,7 @@ public final class Training {
             config.getTrainingListeners().add(record(losses));
             try (Trainer trainer = model.newTrainer(config)) {
                 trainer.initialize(new Shape(1, FEATURES));
-                before.run(trainer);
+                int epochs = start.epochs(trainer);
                 RandomAccessDataset data = dataset(trainer.getManager(), items, sampler);
                 EasyTrain.fit(trainer, epochs, data, null);
             }
