@@ -6,13 +6,15 @@ package org.djlx.collectives.engine;
 
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.loss.Loss;
+import java.util.Arrays;
 import java.util.Locale;
 import org.djlx.collectives.ProcessGroup;
 
 /**
  * A training configuration that says how {@link P2pEngine} trains on several ranks. What it leaves
  * open, and any other configuration, is taken from system properties: {@code org.djlx.ranks},
- * {@code org.djlx.gradientReduction}, {@code org.djlx.bucketBytes}, {@code org.djlx.backend}.
+ * {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression}, {@code
+ * org.djlx.bucketBytes}, {@code org.djlx.backend}.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
@@ -20,7 +22,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
 
     private Integer ranks = ranksProperty();
-    private GradientReduction reduction = reductionProperty();
+    private GradientReduction reduction =
+            property("gradientReduction", GradientReduction.class, GradientReduction.SUM);
+    private GradientCompression compression =
+            property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
     private long bucketBytes = Long.getLong(PREFIX + "bucketBytes", BUCKET_BYTES);
     private String backend = System.getProperty(PREFIX + "backend");
     private ProcessGroup group;
@@ -44,14 +49,16 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         }
     }
 
-    private static GradientReduction reductionProperty() {
-        String name = PREFIX + "gradientReduction";
-        String value = System.getProperty(name, GradientReduction.SUM.name());
+    private static <E extends Enum<E>> E property(String name, Class<E> type, E otherwise) {
+        String value = System.getProperty(PREFIX + name, otherwise.name());
         try {
-            return GradientReduction.valueOf(value.toUpperCase(Locale.ROOT));
+            return Enum.valueOf(type, value.trim().toUpperCase(Locale.ROOT));
         } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(
-                    "the system property " + name + " must be SUM or MEAN, not " + value, e);
+                    String.format(
+                            "the system property %s%s must be one of %s, not %s",
+                            PREFIX, name, Arrays.toString(type.getEnumConstants()), value),
+                    e);
         }
     }
 
@@ -83,9 +90,25 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
+     * Sets as what gradients go from rank to rank. The same on all of them.
+     *
+     * @param compression {@link GradientCompression#NONE}, which is the default, or {@link
+     *     GradientCompression#BFLOAT16}
+     * @return this configuration
+     */
+    public DataParallelConfig optGradientCompression(GradientCompression compression) {
+        if (compression == null) {
+            throw new IllegalArgumentException("optGradientCompression: compression is null");
+        }
+        this.compression = compression;
+        return this;
+    }
+
+    /**
      * Sets how many bytes of gradients are reduced at once. The same on all ranks.
      *
-     * @param bytes the size of a bucket, 25 MiB unless set; a larger gradient has one to itself
+     * @param bytes the size of a bucket, 25 MiB unless set, before they are compressed; a larger
+     *     gradient has one to itself
      * @return this configuration
      */
     public DataParallelConfig optBucketBytes(long bytes) {
@@ -127,6 +150,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     GradientReduction reduction() {
         return reduction;
+    }
+
+    GradientCompression compression() {
+        return compression;
     }
 
     long bucketBytes() {

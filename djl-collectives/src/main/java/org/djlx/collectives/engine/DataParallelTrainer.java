@@ -125,7 +125,7 @@ final class DataParallelTrainer extends Trainer {
 
     private Replica replica(int index, Device device, ProcessGroup group) {
         ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
-        return new Replica(index, device, group, getManager(), op, settings.bucketBytes());
+        return new Replica(index, device, group, getManager(), op, settings);
     }
 
     private static BackendOptions options(String backend, Device[] devices) {

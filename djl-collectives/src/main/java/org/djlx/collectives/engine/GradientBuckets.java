@@ -42,14 +42,23 @@ final class GradientBuckets {
         private final List<NDArray> parameters = new ArrayList<>();
         private final List<NDArray> gradients = new ArrayList<>();
         private int ready;
-        private Work work;
+        private List<NDArray> sent; // the gradients, or rounded copies of them
+        private Work work; // null if nothing is on its way
 
-        void issue(ProcessGroup group, ReduceOp op, NDManager manager) {
+        void issue(
+                ProcessGroup group,
+                ReduceOp op,
+                GradientCompression compression,
+                NDManager manager) {
             for (NDArray parameter : parameters) {
                 gradients.add(gradient(manager, parameter));
             }
             if (group != null) {
-                work = group.allReduceCoalesced(gradients, op);
+                sent = gradients;
+                if (compression.shortens(Torch.scalarType(gradients.get(0)))) {
+                    sent = gradients.stream().map(compression::shorten).toList();
+                }
+                work = group.allReduceCoalesced(sent, op);
             }
         }
 
@@ -62,11 +71,19 @@ final class GradientBuckets {
             } else {
                 work.await();
             }
+            work = null;
+            if (sent != gradients) {
+                for (int i = 0; i < sent.size(); i++) {
+                    Torch.copy(gradients.get(i), sent.get(i));
+                    sent.get(i).close();
+                }
+            }
         }
     }
 
     private final ProcessGroup group; // null if it is the only rank
     private final ReduceOp op;
+    private final GradientCompression compression;
     private final long bucketBytes;
     private final NDManager parent;
     private final Map<NDArray, NDArray> carried = new IdentityHashMap<>();
@@ -76,10 +93,12 @@ final class GradientBuckets {
     private NDManager
             manager; // of the handles of gradients that are on their way; null if none are
 
-    GradientBuckets(ProcessGroup group, ReduceOp op, long bucketBytes, NDManager parent) {
+    GradientBuckets(
+            ProcessGroup group, ReduceOp op, DataParallelConfig settings, NDManager parent) {
         this.group = group;
         this.op = op;
-        this.bucketBytes = bucketBytes;
+        compression = settings.compression();
+        bucketBytes = settings.bucketBytes();
         this.parent = parent;
     }
 
@@ -162,7 +181,7 @@ final class GradientBuckets {
         }
         Bucket bucket = buckets.get(issued);
         issued++; // Also if it fails: other ranks have sent theirs.
-        bucket.issue(group, op, manager);
+        bucket.issue(group, op, compression, manager);
     }
 
     /** Reduces what is left, waits for all, and hands it out. */

@@ -66,13 +66,13 @@ final class Replica implements AutoCloseable {
             ProcessGroup group,
             NDManager parent,
             ReduceOp op,
-            long bucketBytes) {
+            DataParallelConfig settings) {
         this.index = index;
         this.device = device;
         this.group = group;
         manager = parent.newSubManager(device);
         store = new Store(manager);
-        buckets = new GradientBuckets(group, op, bucketBytes, manager);
+        buckets = new GradientBuckets(group, op, settings, manager);
     }
 
     /** Gives blocks this rank's arrays: DJL's makes no copies on the device that has the array. */

@@ -10,6 +10,7 @@
  * + P2pEngineProvider     finds it
  * + DataParallelConfig    a training configuration that says more of the ranks
  * + GradientReduction     how the gradients of processes become one
+ * + GradientCompression   as what gradients go from rank to rank
  * + GradientSynchronizer  makes gradients one in programs that keep the engine PyTorch
  * + DistributedSampler    divides a dataset among processes
  * + CheckpointManager     saves a job's state, and has it go on from there
