@@ -5,10 +5,13 @@
 package org.djlx.samples.train;
 
 import ai.djl.Device;
+import ai.djl.training.util.ProgressBar;
 import java.io.IOException;
 import java.io.PrintWriter;
+import java.io.Writer;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.stream.IntStream;
@@ -28,7 +31,8 @@ import picocli.CommandLine.Spec;
         name = "train",
         description = {
             "Trains an MLP that tells the next byte of a text from the 16 before it, with DJL's"
-                    + " trainer on the engine PyTorch-P2P, and lets it write.",
+                    + " trainer on the engine PyTorch-P2P, and lets it write. With --resume a job"
+                    + " that was ended goes on.",
             "Ranks are threads that share each batch, or processes with a part of it each; losses"
                     + " are the same either way. In a process started by 'launch' or torchrun it"
                     + " runs that process's rank."
@@ -48,6 +52,7 @@ public final class TrainCommand implements Callable<Integer> {
     }
 
     private static final int DEFAULT_RANKS = 2;
+    private static final int REPORTS = 10;
 
     @Spec private CommandSpec spec;
 
@@ -92,6 +97,25 @@ public final class TrainCommand implements Callable<Integer> {
             description = "From which what is random follows; ${DEFAULT-VALUE} if not given.")
     private long seed;
 
+    @Option(
+            names = "--resume",
+            paramLabel = "FOLDER",
+            description =
+                    "Where checkpoints are: goes on from the newest, if there is one, with the"
+                            + " losses that it would have had.")
+    private Path checkpoints;
+
+    @Option(
+            names = "--checkpoint-every",
+            paramLabel = "STEPS",
+            description =
+                    "With --resume: saves one after each so many steps, and at the end; a tenth of"
+                            + " all steps if not given.")
+    private Integer checkpointEvery;
+
+    @Option(names = "--chart", paramLabel = "FILE", description = "Draws the losses, as PNG.")
+    private Path chart;
+
     private TrainCommand() {}
 
     @Override
@@ -104,6 +128,20 @@ public final class TrainCommand implements Callable<Integer> {
             throw new ParameterException(
                     spec.commandLine(),
                     "--steps and --batch must be 1 or more, not " + steps + " and " + batch);
+        }
+        if (checkpointEvery == null) {
+            checkpointEvery = Math.max(1, steps / REPORTS);
+        } else if (checkpoints == null || checkpointEvery < 1) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--checkpoint-every must be 1 or more, and takes --resume, which says where");
+        }
+        if (chart != null) {
+            Files.createDirectories(chart.toAbsolutePath().getParent());
+            if (Files.isDirectory(chart)) {
+                throw new ParameterException(
+                        spec.commandLine(), "--chart " + chart + " is a folder, not a file");
+            }
         }
         byte[] bytes = readText();
         if (processes) {
@@ -150,54 +188,86 @@ public final class TrainCommand implements Callable<Integer> {
     }
 
     private int launch() throws IOException, InterruptedException {
+        List<String> args = new ArrayList<>(List.of(spec.name()));
+        args.addAll(List.of("--text", text.toAbsolutePath().toString()));
+        args.addAll(List.of("--device", device.name()));
+        args.addAll(List.of("--steps", "" + steps, "--batch", "" + batch, "--seed", "" + seed));
+        if (checkpoints != null) {
+            args.addAll(List.of("--resume", checkpoints.toAbsolutePath().toString()));
+            args.addAll(List.of("--checkpoint-every", "" + checkpointEvery));
+        }
+        if (chart != null) {
+            args.addAll(List.of("--chart", chart.toAbsolutePath().toString()));
+        }
         return Launcher.builder()
                 .setProcesses(ranks == null ? DEFAULT_RANKS : ranks)
                 .setMainClass(Main.class.getName())
-                .optArgs(
-                        List.of(
-                                spec.name(),
-                                "--text",
-                                text.toAbsolutePath().toString(),
-                                "--device",
-                                device.name(),
-                                "--steps",
-                                Integer.toString(steps),
-                                "--batch",
-                                Integer.toString(batch),
-                                "--seed",
-                                Long.toString(seed)))
+                .optArgs(args)
                 .build()
                 .launch();
     }
 
-    private void run(byte[] bytes, int here, ProcessGroup group, Device[] devices) {
-        PrintWriter out = spec.commandLine().getOut();
-        boolean reports = group == null || group.rank() == 0;
+    private void run(byte[] bytes, int here, ProcessGroup group, Device[] devices)
+            throws IOException {
         TrainJob.Settings settings =
-                new TrainJob.Settings(here, group, devices, steps, batch, seed);
-        TrainJob job =
-                new TrainJob(
-                        bytes,
-                        settings,
-                        line -> {
-                            if (reports) {
-                                out.println(line);
-                                out.flush();
-                            }
-                        });
-        if (reports) {
-            out.printf(
-                    "Training on %d bytes of %s, %s, %s, device %s%n",
-                    bytes.length,
-                    text.getFileName(),
-                    Ranks.count(group == null ? here : group.worldSize()),
-                    group == null ? "threads" : "processes",
-                    device);
+                new TrainJob.Settings(
+                        here, group, devices, steps, batch, seed, checkpoints, checkpointEvery);
+        PrintWriter out =
+                settings.isFirst()
+                        ? spec.commandLine().getOut()
+                        : new PrintWriter(Writer.nullWriter());
+        out.printf(
+                "Training on %d bytes of %s, %s, %s, device %s%n",
+                bytes.length,
+                text.getFileName(),
+                Ranks.count(group == null ? here : group.worldSize()),
+                group == null ? "threads" : "processes",
+                device);
+        out.flush();
+        TrainJob.Result result =
+                new TrainJob(bytes, settings, new Progress(out, settings.isFirst())).run();
+        if (settings.isFirst() && chart != null) {
+            result.curve().draw(chart);
         }
-        TrainJob.Result result = job.run();
-        if (reports) {
-            out.printf("%nWhat it writes:%n%s%n", result.text());
+        out.printf("%nWhat it writes:%n%s%n", result.text());
+        out.flush();
+    }
+
+    /** A bar on a terminal, otherwise ten lines. */
+    private final class Progress implements TrainJob.Listener {
+
+        private final PrintWriter out;
+        private final ProgressBar bar; // null if the output is no terminal
+
+        Progress(PrintWriter out, boolean reports) {
+            this.out = out;
+            bar = reports && isTerminal() ? new ProgressBar("Training", steps) : null;
+        }
+
+        private static boolean isTerminal() {
+            try {
+                String output = Path.of("/proc/self/fd/1").toRealPath().toString();
+                return output.startsWith("/dev/pts/") || output.startsWith("/dev/tty");
+            } catch (IOException e) {
+                return false; // A pipe has no path.
+            }
+        }
+
+        @Override
+        public void restored(long step) {
+            out.printf("Going on from step %d%n", step);
             out.flush();
+        }
+
+        @Override
+        public void trained(int step, float loss, double tokensPerSecond) {
+            String numbers = String.format("loss %.3f   %.0f tokens/s", loss, tokensPerSecond);
+            if (bar != null) {
+                bar.update(step - 1L, numbers + "   ");
+            } else if (step == 1 || step % Math.max(1, steps / REPORTS) == 0) {
+                out.printf("step %6d   %s%n", step, numbers);
+                out.flush();
+            }
         }
     }
 }

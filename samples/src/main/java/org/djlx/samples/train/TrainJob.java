@@ -20,16 +20,17 @@ import ai.djl.training.Trainer;
 import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
+import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.List;
 import java.util.Random;
-import java.util.function.Consumer;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.engine.CheckpointManager;
 import org.djlx.collectives.engine.DataParallelConfig;
 import org.djlx.collectives.engine.GradientReduction;
+import org.djlx.collectives.engine.TrainingProgress;
 
 /**
  * Trains an MLP that tells the next byte of a text from the 16 before it (Bengio et al., 2003).
@@ -40,7 +41,7 @@ final class TrainJob {
 
     private static final int CONTEXT = 16;
     private static final int HIDDEN = 256;
-    private static final int REPORTS = 10;
+    private static final int POINTS = 200; // of the curve
     private static final int SAMPLE = 240;
 
     /**
@@ -49,28 +50,53 @@ final class TrainJob {
      * @param ranks the number of ranks in this JVM
      * @param group this process's rank among several; null if it is the only one
      * @param devices where the ranks are; one CPU for all of them
+     * @param checkpoints where they are; null for none
+     * @param checkpointEvery how many steps there are from one to the next
      */
     record Settings(
-            int ranks, ProcessGroup group, Device[] devices, int steps, int batch, long seed) {}
+            int ranks,
+            ProcessGroup group,
+            Device[] devices,
+            int steps,
+            int batch,
+            long seed,
+            Path checkpoints,
+            int checkpointEvery) {
+
+        boolean isFirst() {
+            return group == null || group.rank() == 0;
+        }
+    }
 
     /**
      * What came of it.
      *
-     * @param losses of the batches after which it was reported, the first included
+     * @param curve the losses
      * @param text what the model wrote; empty on all processes but the first
      */
-    record Result(List<Float> losses, String text) {}
+    record Result(LossCurve curve, String text) {}
+
+    /** Who hears of the progress. */
+    interface Listener {
+
+        /** The job goes on from a checkpoint. */
+        void restored(long step);
+
+        /** The loss of a batch, of all ranks; 200 in all, and a few more. */
+        void trained(int step, float loss, double tokensPerSecond);
+    }
 
     private final byte[] text;
     private final Settings settings;
-    private final Consumer<String> report;
+    private final Listener listener;
+    private final LossCurve curve = new LossCurve();
     private final int[] tokens;
     private final byte[] vocabulary;
 
-    TrainJob(byte[] text, Settings settings, Consumer<String> report) {
+    TrainJob(byte[] text, Settings settings, Listener listener) {
         this.text = text;
         this.settings = settings;
-        this.report = report;
+        this.listener = listener;
         int[] number = new int[256];
         Arrays.fill(number, -1);
         byte[] found = new byte[256];
@@ -101,7 +127,7 @@ final class TrainJob {
                 .add(Linear.builder().setUnits(size).build());
     }
 
-    Result run() {
+    Result run() throws IOException {
         // Any engine would do; this one knows of ranks.
         try (Model model = Model.newInstance("train", settings.devices[0], "PyTorch-P2P")) {
             Engine.getEngine("PyTorch-P2P").setRandomSeed((int) settings.seed);
@@ -119,30 +145,51 @@ final class TrainJob {
             config.optOptimizer(Optimizer.adam().optLearningRateTracker(rate).build());
             try (Trainer trainer = model.newTrainer(config)) {
                 trainer.initialize(new Shape(1, CONTEXT));
-                List<Float> losses = train(trainer);
-                boolean writes = settings.group == null || settings.group.rank() == 0;
-                return new Result(losses, writes ? write(trainer) : "");
+                train(trainer);
+                return new Result(curve, settings.isFirst() ? write(trainer) : "");
             }
         }
     }
 
-    private List<Float> train(Trainer trainer) {
-        List<Float> losses = new ArrayList<>();
-        int every = Math.max(1, settings.steps / REPORTS);
-        long begin = System.nanoTime();
-        for (int step = 1; step <= settings.steps; step++) {
-            boolean reported = step == 1 || step % every == 0;
-            float loss = step(trainer, step, reported);
-            if (reported) {
-                losses.add(loss);
-                double seconds = (System.nanoTime() - begin) / 1e9;
-                report.accept(
+    private void train(Trainer trainer) throws IOException {
+        CheckpointManager checkpoints = null;
+        long done = 0;
+        if (settings.checkpoints != null) {
+            checkpoints = CheckpointManager.builder().setDirectory(settings.checkpoints).build();
+            done = checkpoints.restore(trainer).step();
+            if (done > settings.steps) {
+                throw new IOException(
                         String.format(
-                                "step %6d   loss %.3f   %.0f tokens/s",
-                                step, loss, (double) step * settings.batch / seconds));
+                                "%s has a checkpoint of step %d, and %d steps are to be trained",
+                                settings.checkpoints, done, settings.steps));
+            }
+            if (done > 0) {
+                listener.restored(done);
+                curve.load(curveFile(), done);
             }
         }
-        return losses;
+        int every = Math.max(1, settings.steps / POINTS);
+        long begin = System.nanoTime();
+        for (int step = (int) done + 1; step <= settings.steps; step++) {
+            boolean last = step == settings.steps;
+            boolean reported = step == 1 || step % every == 0 || last;
+            float loss = step(trainer, step, reported);
+            if (reported) {
+                curve.add(step, loss);
+                double seconds = (System.nanoTime() - begin) / 1e9;
+                listener.trained(step, loss, (step - done) * settings.batch / seconds);
+            }
+            if (checkpoints != null && (step % settings.checkpointEvery == 0 || last)) {
+                if (settings.isFirst()) {
+                    curve.save(curveFile());
+                }
+                checkpoints.save(trainer, new TrainingProgress(step, 0, step));
+            }
+        }
+    }
+
+    private Path curveFile() {
+        return settings.checkpoints.toAbsolutePath().resolve("losses.csv");
     }
 
     /** Trains on a batch, and returns its loss if it is asked for: that of all processes. */

@@ -4,15 +4,19 @@
  */
 package org.djlx.samples.train;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.awt.image.BufferedImage;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.stream.Stream;
+import javax.imageio.ImageIO;
 import org.djlx.samples.Main;
 import org.djlx.samples.launch.Launcher;
 import org.junit.jupiter.api.BeforeEach;
@@ -89,6 +93,58 @@ class TrainCommandTest {
         }
     }
 
+    private byte[] checkpoint(String folder, int step) throws IOException {
+        return Files.readAllBytes(
+                this.folder.resolve(folder).resolve("checkpoint-" + step + ".safetensors"));
+    }
+
+    /** Ended and gone on with, in threads and then in processes: the same to the bit. */
+    @Test
+    void aJobGoesOn() throws Exception {
+        Path whole = folder.resolve("whole");
+        Path parts = folder.resolve("parts");
+        Object[] args = {"train", "--text", text, "--data-parallel", 2, "--steps"};
+        String expected = run(0, with(args, 60, "--resume", whole, "--checkpoint-every", 25));
+        run(0, with(args, 35, "--resume", parts));
+        assertEquals(
+                List.of(
+                        "checkpoint-25.safetensors",
+                        "checkpoint-50.safetensors",
+                        "checkpoint-60.safetensors",
+                        "losses.csv"),
+                names(whole));
+        String actual =
+                run(0, with(args, 60, "--resume", parts, "--chart", folder.resolve("c.png")));
+        assertTrue(actual.contains("Going on from step 35"), actual);
+        List<Float> losses = losses(expected); // of steps 1, 6, 12, … 60
+        assertEquals(losses.subList(6, 11), losses(actual));
+        assertArrayEquals(checkpoint("whole", 60), checkpoint("parts", 60));
+        assertEquals(written(expected), written(actual));
+        // The curve has the losses of both.
+        assertEquals(read(whole.resolve("losses.csv")), read(parts.resolve("losses.csv")));
+        BufferedImage chart = ImageIO.read(folder.resolve("c.png").toFile());
+        assertTrue(chart.getWidth() > 100 && chart.getHeight() > 100);
+        // A job that is done writes again.
+        String again = run(0, with(args, 60, "--resume", parts));
+        assertEquals(List.of(), losses(again));
+        assertEquals(written(expected), written(again));
+        assertTrue(run(1, with(args, 59, "--resume", parts)).contains("of step 60"));
+    }
+
+    private static Object[] with(Object[] args, Object... more) {
+        return Stream.of(args, more).flatMap(Stream::of).toArray();
+    }
+
+    private static String written(String output) {
+        return output.substring(output.indexOf("What it writes:"));
+    }
+
+    private static List<String> names(Path folder) throws IOException {
+        try (Stream<Path> files = Files.list(folder)) {
+            return files.map(file -> file.getFileName().toString()).sorted().toList();
+        }
+    }
+
     private static String read(Path file) {
         try {
             return Files.readString(file);
@@ -102,6 +158,8 @@ class TrainCommandTest {
         assertTrue(run(2, "train", "--text", folder.resolve("none")).contains("cannot read"));
         assertTrue(run(2, "train", "--text", text, "--batch", 7).contains("--batch 7 cannot be"));
         assertTrue(run(2, "train", "--text", text, "--steps", 0).contains("1 or more, not 0"));
+        assertTrue(run(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
+        assertTrue(run(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
         Path tiny = folder.resolve("tiny");
         Files.writeString(tiny, "tiny");
         assertTrue(run(2, "train", "--text", tiny).contains("has 4 bytes"));
