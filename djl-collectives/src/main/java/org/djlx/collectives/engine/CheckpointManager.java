@@ -99,7 +99,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         DataParallelTrainer own = own(trainer, "save");
         Agreement.run(
                 own.group(),
-                own.getManager(),
                 "save",
                 () -> {
                     if (own.process() == 0) {
@@ -129,7 +128,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         List<String> newest =
                 Agreement.exchange(
                         group,
-                        own.getManager(),
                         "restore",
                         () -> own.process() > 0 || steps().isEmpty() ? "" : newest().toString());
         if (newest.get(0).isEmpty()) {
@@ -140,7 +138,6 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         try {
             Agreement.run(
                     group,
-                    own.getManager(),
                     "restore",
                     () -> {
                         opened[0] = CheckpointFile.open(path);
