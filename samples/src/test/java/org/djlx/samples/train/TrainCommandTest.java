@@ -9,7 +9,9 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.awt.image.BufferedImage;
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.PrintStream;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Files;
@@ -129,6 +131,47 @@ class TrainCommandTest {
         assertEquals(List.of(), losses(again));
         assertEquals(written(expected), written(again));
         assertTrue(run(1, with(args, 59, "--resume", parts)).contains("of step 60"));
+    }
+
+    /** A rank is killed between two checkpoints, and all are started again by the launcher. */
+    @Test
+    void aKilledRankChangesNothing() throws Exception {
+        List<String> whole = launch("whole", 0);
+        List<String> parts = launch("parts", 27);
+        for (int rank = 0; rank < 2; rank++) {
+            String restored = "[" + rank + "] restored 20";
+            assertTrue(parts.contains(restored), parts::toString);
+            List<String> after = parts.subList(parts.indexOf(restored), parts.size());
+            String line = "[" + rank + "] loss ";
+            List<String> expected = lines(whole, line);
+            assertEquals(60, expected.size());
+            assertEquals(expected.subList(20, 60), lines(after, line));
+        }
+        assertEquals(lines(whole, "[0] text"), lines(parts, "[0] text"));
+        assertArrayEquals(checkpoint("whole", 60), checkpoint("parts", 60));
+    }
+
+    private static List<String> lines(List<String> lines, String beginning) {
+        return lines.stream().filter(line -> line.startsWith(beginning)).toList();
+    }
+
+    private List<String> launch(String checkpoints, int lastStep) throws Exception {
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        PrintStream stream = new PrintStream(bytes, true);
+        String there = folder.resolve(checkpoints).toString();
+        int code =
+                Launcher.builder()
+                        .setProcesses(2)
+                        .setMainClass(KilledTrainMain.class.getName())
+                        .optArgs(List.of(text.toString(), there, "" + lastStep))
+                        .optMaxRestarts(1)
+                        .optOutput(stream, stream)
+                        .build()
+                        .launch();
+        assertEquals(0, code, bytes::toString);
+        boolean killed = bytes.toString().contains("rank 1 exited with code 137 (signal 9)");
+        assertEquals(lastStep > 0, killed, bytes::toString);
+        return bytes.toString().lines().toList();
     }
 
     private static Object[] with(Object[] args, Object... more) {
