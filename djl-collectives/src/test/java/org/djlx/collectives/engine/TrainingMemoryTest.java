@@ -1,0 +1,128 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Activation;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.Trainer;
+import com.sun.jna.Library;
+import com.sun.jna.Native;
+import com.sun.jna.NativeLong;
+import com.sun.jna.Structure;
+import com.sun.jna.Structure.FieldOrder;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** What a step makes is closed in it, however many steps there are. */
+class TrainingMemoryTest {
+
+    private static final int WARM = 500;
+    private static final int ROWS = 1024;
+    private static final int FEATURES = 16;
+
+    /** Glibc's {@code mallinfo2}: libtorch takes its memory on CPUs from malloc. */
+    @FieldOrder({
+        "arena",
+        "ordblks",
+        "smblks",
+        "hblks",
+        "hblkhd",
+        "usmblks",
+        "fsmblks",
+        "uordblks",
+        "fordblks",
+        "keepcost"
+    })
+    public static final class Mallinfo extends Structure implements Structure.ByValue {
+        public NativeLong arena = new NativeLong();
+        public NativeLong ordblks = new NativeLong();
+        public NativeLong smblks = new NativeLong();
+        public NativeLong hblks = new NativeLong();
+        public NativeLong hblkhd = new NativeLong();
+        public NativeLong usmblks = new NativeLong();
+        public NativeLong fsmblks = new NativeLong();
+        public NativeLong uordblks = new NativeLong();
+        public NativeLong fordblks = new NativeLong();
+        public NativeLong keepcost = new NativeLong();
+    }
+
+    /** The C library. */
+    public interface LibC extends Library {
+        Mallinfo mallinfo2();
+    }
+
+    private static long allocated() {
+        Mallinfo info = Native.load("c", LibC.class).mallinfo2();
+        return info.uordblks.longValue() + info.hblkhd.longValue();
+    }
+
+    @ParameterizedTest
+    @CsvSource({"adam, 2, NONE, 10000", "momentum, 2, BFLOAT16, 2000"})
+    void memoryDoesNotGrow(
+            String optimizer, int ranks, GradientCompression compression, int steps) {
+        SequentialBlock block =
+                new SequentialBlock()
+                        .add(Linear.builder().setUnits(FEATURES).build())
+                        .add(Activation::tanh)
+                        .add(Linear.builder().setUnits(FEATURES).build());
+        DataParallelConfig config =
+                new DataParallelConfig(Training.loss())
+                        .optRanks(ranks)
+                        .optBucketBytes(1)
+                        .optGradientCompression(compression);
+        config.optOptimizer(Training.optimizer(optimizer));
+        try (Model model = Model.newInstance("flat", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, FEATURES));
+                steps(trainer, WARM);
+                long arrays = arrays(trainer.getManager());
+                long before = allocated();
+                steps(trainer, steps);
+                long grown = allocated() - before;
+                assertEquals(arrays, arrays(trainer.getManager()));
+                // If each step kept one activation of a rank, it would be four times as much.
+                assertTrue(
+                        grown < (long) steps * (ROWS / ranks) * FEATURES * Float.BYTES / 4,
+                        () -> grown + " bytes more are allocated");
+            }
+        }
+    }
+
+    private static void steps(Trainer trainer, int count) {
+        for (int step = 0; step < count; step++) {
+            try (NDManager manager = trainer.getManager().newSubManager()) {
+                NDArray x = manager.ones(new Shape(ROWS, FEATURES));
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    NDArray y = trainer.forward(new NDList(x)).head();
+                    collector.backward(y.square().sum());
+                }
+                trainer.step();
+            }
+        }
+    }
+
+    /** Counts the arrays of all managers. Views of memory aside: shm keeps some, a fixed number. */
+    private static long arrays(NDManager any) {
+        NDManager root = any;
+        while (root.getParentManager() != null) {
+            root = root.getParentManager();
+        }
+        return root.getManagedArrays().stream()
+                .filter(a -> a.getClass() == PtNDArray.class)
+                .count();
+    }
+}
