@@ -19,6 +19,8 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -227,6 +229,13 @@ final class DataParallelTrainer extends Trainer {
                         body.run(replicas.get(rank));
                         return null;
                     });
+        } catch (CollectiveMismatchException e) {
+            failure = e;
+            throw new CollectiveException(
+                    "the ranks have not done the same: one may have closed its trainer while others"
+                            + " go on, as with fewer batches, or train another model: "
+                            + e.getMessage(),
+                    e);
         } catch (RuntimeException | Error e) {
             failure = failure == null ? e : failure;
             throw e;
