@@ -10,9 +10,14 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
+import ai.djl.training.listener.LoggingTrainingListener;
+import ai.djl.training.listener.MemoryTrainingListener;
+import ai.djl.training.listener.TimeMeasureTrainingListener;
+import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -67,7 +72,7 @@ final class DataParallelTrainer extends Trainer {
     }
 
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
-        super(model, config);
+        super(model, process(settings) == 0 ? config : quiet(config));
         this.settings = settings;
         optimizer = config.getOptimizer();
         processes = settings.group() != null || isOneOfSeveral();
@@ -78,6 +83,36 @@ final class DataParallelTrainer extends Trainer {
     private static boolean isOneOfSeveral() {
         String worldSize = System.getenv("WORLD_SIZE");
         return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
+    }
+
+    /** Returns the rank that this process is going to have. */
+    private static int process(DataParallelConfig settings) {
+        if (settings.group() != null) {
+            return settings.group().rank();
+        }
+        return isOneOfSeveral() ? Integer.parseInt(System.getenv("RANK").trim()) : 0;
+    }
+
+    /** Leaves out what writes logs, to files too, which the first process does for all. */
+    private static TrainingConfig quiet(TrainingConfig config) {
+        DefaultTrainingConfig quiet =
+                new DefaultTrainingConfig(config.getLossFunction())
+                        .optDevices(config.getDevices())
+                        .optOptimizer(config.getOptimizer());
+        if (config.getExecutorService() != null) {
+            quiet.optExecutorService(config.getExecutorService());
+        }
+        config.getEvaluators().forEach(quiet::addEvaluator);
+        for (TrainingListener listener : config.getTrainingListeners()) {
+            boolean logs =
+                    listener instanceof LoggingTrainingListener
+                            || listener instanceof TimeMeasureTrainingListener
+                            || listener instanceof MemoryTrainingListener;
+            if (!logs) {
+                quiet.addTrainingListeners(listener);
+            }
+        }
+        return quiet;
     }
 
     private int ranks(Device[] devices) {

@@ -58,7 +58,9 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
  * them. {@link GradientReduction} says how their gradients become one: added up, unless {@code
- * MEAN} is asked for.
+ * MEAN} is asked for. Only rank 0 saves the model, and only there DJL's listeners hear of the job
+ * that write logs: {@code LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code
+ * MemoryTrainingListener}.
  *
  * <p>Parameters are sent from rank 0 to all others before the first forward pass, and compared
  * then, and when the trainer is closed. Statistics such as those of batch normalisation stay each

@@ -28,6 +28,8 @@ import ai.djl.training.dataset.BatchSampler;
 import ai.djl.training.dataset.Sampler;
 import ai.djl.training.dataset.SequenceSampler;
 import ai.djl.training.initializer.Initializer;
+import ai.djl.training.listener.EpochTrainingListener;
+import ai.djl.training.listener.LoggingTrainingListener;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
@@ -208,6 +210,51 @@ class DataParallelTest {
                     assertArrayEquals(own, outcome.parameters().get(i), 0);
                 }
             }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static final class CountingLog extends LoggingTrainingListener {
+
+        private int epochs;
+
+        @Override
+        public void onEpoch(Trainer trainer) {
+            epochs++;
+        }
+
+        @Override
+        public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+            // No progress bar in the output of tests.
+        }
+    }
+
+    /** What writes logs hears of nothing on other ranks than the first; what computes does. */
+    @Test
+    void onlyTheFirstProcessLogs() {
+        List<ProcessGroup> groups = ProcessGroups.local(3);
+        try {
+            List<List<Integer>> counts =
+                    ProcessGroups.run(
+                            groups,
+                            group -> {
+                                CountingLog log = new CountingLog();
+                                EpochTrainingListener epochs = new EpochTrainingListener();
+                                DataParallelConfig config = config("sgd").optProcessGroup(group);
+                                config.addTrainingListeners(log, epochs);
+                                Training.fit(
+                                        P2pEngine.NAME,
+                                        config,
+                                        Training.block(),
+                                        10,
+                                        inOrder(5),
+                                        2,
+                                        5,
+                                        trainer -> {});
+                                return List.of(log.epochs, epochs.getNumEpochs());
+                            });
+            assertEquals(List.of(List.of(2, 2), List.of(0, 2), List.of(0, 2)), counts);
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
