@@ -95,6 +95,8 @@ class DataParallelTest {
         "adam, 1",
         "adam, 2",
         "adam, 4",
+        "sgd, 8",
+        "adam, 8",
         "momentum, 2",
         "momentum, 3"
     })
@@ -157,7 +159,7 @@ class DataParallelTest {
 
     /** Ranks with a trainer of their own, as processes are, each with half of every batch. */
     @ParameterizedTest
-    @CsvSource({"sgd, 2", "adam, 2", "sgd, 4"})
+    @CsvSource({"sgd, 2", "adam, 2", "sgd, 4", "adam, 4", "sgd, 8", "adam, 8"})
     void trainersOfAGroupTrainAsOneDevice(String optimizer, int ranks) throws Exception {
         int items = 32;
         Sampler whole = DistributedSampler.builder().setBatchSize(8).optSeed(3).build();

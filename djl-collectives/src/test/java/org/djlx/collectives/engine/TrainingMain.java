@@ -22,11 +22,15 @@ public final class TrainingMain {
     /**
      * Trains and prints the losses and the parameters.
      *
-     * @param args the optimizer, and where to save the model
+     * @param args the optimizer, where to save the model, and the backend if it is not the default
      */
     public static void main(String[] args) throws Exception {
         int rank = Integer.parseInt(System.getenv("RANK"));
+        int worldSize = Integer.parseInt(System.getenv("WORLD_SIZE"));
         System.setProperty("org.djlx.gradientReduction", "mean");
+        if (args.length > 2) {
+            System.setProperty("org.djlx.backend", args[2]);
+        }
         TrainingConfig config =
                 new DefaultTrainingConfig(Training.loss())
                         .optOptimizer(Training.optimizer(args[0]))
@@ -37,7 +41,7 @@ public final class TrainingMain {
                         config,
                         Training.block(),
                         32,
-                        DistributedSampler.builder().setBatchSize(4).optSeed(3).build(),
+                        DistributedSampler.builder().setBatchSize(8 / worldSize).optSeed(3).build(),
                         3,
                         5 + rank,
                         trainer -> {});

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.TrainingConfig;
 import java.nio.file.Files;
@@ -19,70 +20,78 @@ import org.djlx.collectives.engine.Training.Outcome;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.ValueSource;
+import org.junit.jupiter.params.provider.CsvSource;
 
-/** The same program in two processes, and in one with DJL's engine and the whole batches. */
+/** The same program in several processes, and in one with DJL's engine and the whole batches. */
 class TrainingProcessesTest {
 
     private static final float TOLERANCE = 2e-5f;
 
     @ParameterizedTest
-    @ValueSource(strings = {"sgd", "adam"})
+    @CsvSource({"sgd, 2", "adam, 2", "adam, 4", "sgd, 8"})
     @Timeout(300)
-    void trainAsOneProcess(String optimizer, @TempDir Path directory) throws Exception {
-        TrainingConfig config =
-                new DefaultTrainingConfig(Training.loss())
-                        .optOptimizer(Training.optimizer(optimizer));
-        Outcome expected =
-                Training.fit(
-                        "PyTorch",
-                        config,
-                        Training.block(),
-                        32,
-                        DistributedSampler.builder().setBatchSize(8).optSeed(3).build(),
-                        3,
-                        5,
-                        trainer -> {});
+    void trainAsOneProcess(String optimizer, int ranks, @TempDir Path directory) throws Exception {
+        Outcome expected = onOne(optimizer, Device.cpu());
         try (RankProcesses processes =
-                new RankProcesses(2, TrainingMain.class, optimizer, directory.toString())) {
-            processes.awaitSuccess();
-            List<List<String>> outputs =
-                    List.of(
-                            processes.output(0).lines().toList(),
-                            processes.output(1).lines().toList());
-            float[] first = losses(outputs.get(0));
-            float[] second = losses(outputs.get(1));
-            assertEquals(expected.losses().size(), first.length);
-            for (int i = 0; i < first.length; i++) {
-                assertEquals(
-                        expected.losses().get(i),
-                        (first[i] + second[i]) / 2,
-                        TOLERANCE,
-                        "batch " + i);
-            }
-            List<String> parameters = parameters(outputs.get(0));
-            assertEquals(parameters, parameters(outputs.get(1)));
-            for (int i = 0; i < parameters.size(); i++) {
-                assertArrayEquals(
-                        expected.parameters().get(i), numbers(parameters.get(i)), TOLERANCE);
-            }
+                new RankProcesses(ranks, TrainingMain.class, optimizer, directory.toString())) {
+            assertTrainAsOne(processes, ranks, expected);
         }
         // Only the first saves.
         assertTrue(Files.exists(directory.resolve("rank0").resolve("classifier-0000.params")));
         assertFalse(Files.exists(directory.resolve("rank1")));
     }
 
-    private static float[] losses(List<String> output) {
+    /** Trains with DJL's engine on one device. */
+    static Outcome onOne(String optimizer, Device device) throws Exception {
+        TrainingConfig config =
+                new DefaultTrainingConfig(Training.loss())
+                        .optDevices(new Device[] {device})
+                        .optOptimizer(Training.optimizer(optimizer));
+        return Training.fit(
+                "PyTorch",
+                config,
+                Training.block(),
+                32,
+                DistributedSampler.builder().setBatchSize(8).optSeed(3).build(),
+                3,
+                5,
+                trainer -> {});
+    }
+
+    /** Waits for processes that run {@link TrainingMain}, and compares what they print. */
+    static void assertTrainAsOne(RankProcesses processes, int ranks, Outcome expected)
+            throws InterruptedException {
+        processes.awaitSuccess();
+        float[] means = new float[expected.losses().size()];
+        List<String> parameters = parameters(processes.output(0));
+        for (int rank = 0; rank < ranks; rank++) {
+            float[] losses = losses(processes.output(rank));
+            assertEquals(means.length, losses.length);
+            for (int i = 0; i < losses.length; i++) {
+                means[i] += losses[i] / ranks;
+            }
+            assertEquals(parameters, parameters(processes.output(rank)));
+        }
+        for (int i = 0; i < means.length; i++) {
+            assertEquals(expected.losses().get(i), means[i], TOLERANCE, "batch " + i);
+        }
+        assertEquals(expected.parameters().size(), parameters.size());
+        for (int i = 0; i < parameters.size(); i++) {
+            assertArrayEquals(expected.parameters().get(i), numbers(parameters.get(i)), TOLERANCE);
+        }
+    }
+
+    private static float[] losses(String output) {
         return numbers(
-                output.stream()
+                output.lines()
                         .filter(line -> line.startsWith("loss "))
                         .map(line -> line.substring("loss ".length()))
                         .toList()
                         .toString());
     }
 
-    private static List<String> parameters(List<String> output) {
-        return output.stream()
+    private static List<String> parameters(String output) {
+        return output.lines()
                 .filter(line -> line.startsWith("parameter "))
                 .map(line -> line.substring("parameter ".length()))
                 .toList();
