@@ -1,0 +1,71 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import java.util.Optional;
+
+/**
+ * Generates text for many requests at a time, which join and leave a running batch. Thread-safe.
+ *
+ * <pre>{@code
+ * Generation generation =
+ *         generator.submit(GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
+ * GeneratedPiece piece;
+ * while ((piece = generation.next(Duration.ofSeconds(10))) != null) {
+ *     System.out.print(piece.text());
+ * }
+ * }</pre>
+ */
+public interface TextGenerator extends AutoCloseable {
+
+    /**
+     * Accepts a request. Returns at once.
+     *
+     * @param request the request
+     * @return the generation, whose pieces come from now on
+     * @throws IllegalArgumentException if the model cannot do it: the prompt is empty or, with what
+     *     is to be generated, too long, or has a token that the model does not know
+     * @throws java.util.concurrent.RejectedExecutionException if too many requests wait already
+     * @throws IllegalStateException if the generator is closed, or its model is lost: {@link
+     *     #unavailabilityCause()} says why
+     */
+    Generation submit(GenerationRequest request);
+
+    /**
+     * Returns how many tokens a prompt and what is generated after it may have together.
+     *
+     * @return the tokens
+     */
+    int maxLength();
+
+    /**
+     * Returns the model's tokenizer, which lives as long as the generator.
+     *
+     * @return the tokenizer; empty if there is none, and requests hold tokens only
+     */
+    Optional<TextTokenizer> tokenizer();
+
+    /**
+     * Returns what is going on.
+     *
+     * @return counts, of one moment
+     */
+    GeneratorStatistics statistics();
+
+    /**
+     * Tells why no requests are accepted.
+     *
+     * @return the reason, or empty if they are: also while the model is loaded again after a rank
+     *     has failed
+     */
+    Optional<String> unavailabilityCause();
+
+    /**
+     * Cancels all requests and frees the model. Returns when that is done; may be called again, and
+     * by any thread but those that run listeners.
+     */
+    @Override
+    void close();
+}

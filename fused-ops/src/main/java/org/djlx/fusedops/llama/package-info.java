@@ -1,0 +1,19 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/**
+ * Tensor-parallel inference of Llama: a model directory in Hugging Face's layout, and text that is
+ * generated for many requests at a time. A plus marks what users name.
+ *
+ * <pre>
+ * + TextGenerator        takes requests
+ * + GenerationRequest    one of them
+ * + Generation           what becomes of it
+ * + GeneratedPiece       one token of that, with its text
+ * + FinishReason         why it has ended
+ * + GeneratorStatistics  what a generator does
+ * + TextTokenizer        turns text into tokens and back
+ * </pre>
+ */
+package org.djlx.fusedops.llama;
