@@ -14,6 +14,7 @@
  * + FinishReason         why it has ended
  * + GeneratorStatistics  what a generator does
  * + TextTokenizer        turns text into tokens and back
+ * + LlamaConfig          the sizes of a model
  * </pre>
  */
 package org.djlx.fusedops.llama;
