@@ -9,12 +9,14 @@ import com.sun.jna.Native;
 import com.sun.jna.Platform;
 
 /**
- * The few functions of the C library that shared memory, descriptors and threads need; Linux only.
+ * The few functions of the C library that mapped memory, descriptors and threads need; Linux only.
  */
 final class LibC {
 
+    static final int PROT_READ = 0x1;
     static final int PROT_READ_WRITE = 0x1 | 0x2;
     static final int MAP_SHARED = 0x1;
+    static final int MAP_PRIVATE = 0x2;
     static final int MFD_CLOEXEC = 0x1;
     static final int AF_UNIX = 1;
     static final int SOCK_DGRAM_CLOEXEC = 2 | 02000000;
@@ -33,6 +35,7 @@ final class LibC {
     static final int EPIPE = 32;
     static final int ECONNREFUSED = 111;
     static final int MFD_ALLOW_SEALING = 0x2;
+    static final int O_RDONLY = 0;
     static final int O_RDWR = 02;
     static final int O_NOCTTY = 0400;
     static final int O_NONBLOCK = 04000;

@@ -39,6 +39,7 @@
  *   memory of the host
  *   + NativeMemory          memory of any kind, counted by its users
  *   + SharedMemory          memory that processes share
+ *   + MappedFile            a file as memory
  *   + AtomicBuffer          words in it that several threads or processes read and write
  *   + HostCopier            copies between Java arrays and addresses
  *   + Descriptor            a file descriptor
