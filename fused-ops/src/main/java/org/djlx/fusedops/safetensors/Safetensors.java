@@ -1,0 +1,405 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.safetensors;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import org.djlx.nativeops.MappedFile;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Reads tensors, or slices of them, from safetensors files.
+ *
+ * <p>Files are mapped, not read: opening checks their headers and takes no memory for data, and
+ * reading a slice touches its own pages only. What is wrong with a file (it is cut off, its header
+ * absurd, tensors overlap, a size overflows) is an {@link IOException} of {@link #open} that names
+ * the file and the tensor. Files must not be cut off while they are open.
+ *
+ * <p>Threads may read at the same time, be they ranks or not.
+ *
+ * <pre>{@code
+ * try (Safetensors weights = Safetensors.open(Path.of("model-directory"))) {
+ *     long rows = weights.spec("lm_head.weight").shape().get(0) / ranks;
+ *     weights.read("lm_head.weight", 0, rank * rows, (rank + 1) * rows, array);
+ * }
+ * }</pre>
+ */
+public final class Safetensors implements AutoCloseable {
+
+    /** The file of a model's directory that says in which files its tensors are. */
+    static final String INDEX = "model.safetensors.index.json";
+
+    /** The only file of a model that has no index. */
+    static final String SINGLE_FILE = "model.safetensors";
+
+    private record Location(MappedFile file, SafetensorsHeader.Stored stored) {}
+
+    private final Path source;
+    private final List<MappedFile> files = new ArrayList<>();
+    private final Map<String, Location> tensors = new LinkedHashMap<>();
+    private final Map<String, String> metadata = new LinkedHashMap<>();
+
+    private Safetensors(Path source) {
+        this.source = source;
+    }
+
+    /**
+     * Opens a file, or the files of a model.
+     *
+     * @param path a safetensors file; an index, whose name ends in .json; or a directory with
+     *     model.safetensors.index.json or model.safetensors. Files named by an index are in its
+     *     directory, and what they have that the index does not name is left out
+     * @return the open files; the caller closes them
+     * @throws IOException if a file cannot be read, or is no such file
+     */
+    public static Safetensors open(Path path) throws IOException {
+        if (path == null) {
+            throw new IllegalArgumentException("the path of the safetensors file is null");
+        }
+        Path file = path;
+        if (Files.isDirectory(path)) {
+            file = path.resolve(INDEX);
+            if (!Files.exists(file)) {
+                file = path.resolve(SINGLE_FILE);
+            }
+            if (!Files.exists(file)) {
+                throw new NoSuchFileException(
+                        path.toString(), null, "has neither " + INDEX + " nor " + SINGLE_FILE);
+            }
+        }
+        Safetensors opened = new Safetensors(path);
+        try {
+            if (file.getFileName().toString().endsWith(".json")) {
+                opened.addIndexed(file);
+            } else {
+                opened.add(file);
+            }
+        } catch (IOException | RuntimeException e) {
+            opened.close();
+            throw e;
+        }
+        return opened;
+    }
+
+    private void addIndexed(Path index) throws IOException {
+        Map<String, String> fileOfTensor = readIndex(index);
+        Map<String, Map<String, SafetensorsHeader.Stored>> headers = new LinkedHashMap<>();
+        Map<String, MappedFile> mapped = new LinkedHashMap<>();
+        for (Map.Entry<String, String> entry : fileOfTensor.entrySet()) {
+            String name = entry.getValue();
+            if (!mapped.containsKey(name)) {
+                Path file = index.resolveSibling(name);
+                MappedFile map = map(file);
+                mapped.put(name, map);
+                headers.put(name, readHeader(file, map));
+            }
+            SafetensorsHeader.Stored stored = headers.get(name).get(entry.getKey());
+            if (stored == null) {
+                throw new IOException(
+                        String.format(
+                                "%s has no tensor '%s', though %s says so",
+                                name, entry.getKey(), index));
+            }
+            tensors.put(entry.getKey(), new Location(mapped.get(name), stored));
+        }
+    }
+
+    private static Map<String, String> readIndex(Path index) throws IOException {
+        if (Files.size(index) > SafetensorsHeader.MAX_BYTES) {
+            throw new IOException(
+                    index + " has more than " + SafetensorsHeader.MAX_BYTES + " bytes");
+        }
+        Map<String, String> files = new LinkedHashMap<>();
+        boolean[] found = new boolean[1];
+        try {
+            StrictJson.read(
+                    Files.readAllBytes(index),
+                    (key, json) -> {
+                        if (key.equals("weight_map")) {
+                            found[0] = true;
+                            StrictJson.object(
+                                    json,
+                                    (tensor, value) ->
+                                            files.put(tensor, plainName(StrictJson.string(value))));
+                        } else {
+                            json.skipValue();
+                        }
+                    });
+            if (!found[0]) {
+                throw new IOException("it has no weight_map");
+            }
+        } catch (NoSuchFileException e) {
+            throw e;
+        } catch (IOException e) {
+            throw new IOException(
+                    "cannot read the index of safetensors " + index + ": " + e.getMessage(), e);
+        }
+        return files;
+    }
+
+    private static String plainName(String name) throws IOException {
+        if (!name.endsWith(".safetensors") || name.matches("(?s).*[/\\\\\\x00].*")) {
+            throw new IOException(
+                    "'" + name + "' is not the name of a safetensors file in its directory");
+        }
+        return name;
+    }
+
+    private void add(Path path) throws IOException {
+        MappedFile file = map(path);
+        readHeader(path, file)
+                .forEach((name, stored) -> tensors.put(name, new Location(file, stored)));
+    }
+
+    private MappedFile map(Path path) throws IOException {
+        if (!Files.exists(path)) {
+            throw new NoSuchFileException(path.toString());
+        }
+        MappedFile file = MappedFile.open(path);
+        files.add(file);
+        return file;
+    }
+
+    private Map<String, SafetensorsHeader.Stored> readHeader(Path path, MappedFile file)
+            throws IOException {
+        try {
+            SafetensorsHeader header = readHeader(file);
+            metadata.putAll(header.metadata());
+            return header.tensors();
+        } catch (IOException e) {
+            throw new IOException(
+                    "cannot read the safetensors file " + path + ": " + e.getMessage(), e);
+        }
+    }
+
+    private static SafetensorsHeader readHeader(MappedFile file) throws IOException {
+        long available = file.memory().byteSize() - SafetensorsHeader.PREFIX;
+        if (available < 2) {
+            throw new IOException(
+                    "it has only " + file.memory().byteSize() + " bytes, which is no header");
+        }
+        byte[] prefix = new byte[SafetensorsHeader.PREFIX];
+        file.read(0, prefix);
+        long length = ByteBuffer.wrap(prefix).order(ByteOrder.LITTLE_ENDIAN).getLong();
+        if (length < 2 || length > SafetensorsHeader.MAX_BYTES) {
+            throw new IOException(
+                    String.format(
+                            "its header would have %s bytes; 2 to %d are possible",
+                            Long.toUnsignedString(length), SafetensorsHeader.MAX_BYTES));
+        }
+        if (length > available) {
+            throw new IOException(
+                    String.format(
+                            "it is cut off: its header has %d bytes, of which %d are there",
+                            length, available));
+        }
+        byte[] json = new byte[(int) length];
+        file.read(SafetensorsHeader.PREFIX, json);
+        return SafetensorsHeader.parse(json, available - length);
+    }
+
+    /**
+     * Returns what tensors there are.
+     *
+     * @return their descriptions, in the order of the index or of the file's data; not to be
+     *     changed
+     */
+    public Collection<TensorSpec> specs() {
+        return tensors.values().stream().map(location -> location.stored().spec()).toList();
+    }
+
+    /**
+     * Tells whether there is a tensor.
+     *
+     * @param name its name
+     * @return whether there is
+     */
+    public boolean contains(String name) {
+        return tensors.containsKey(name);
+    }
+
+    /**
+     * Returns what is known of a tensor.
+     *
+     * @param name its name
+     * @return its description
+     * @throws IllegalArgumentException if there is none of this name
+     */
+    public TensorSpec spec(String name) {
+        return location(name).stored().spec();
+    }
+
+    /**
+     * Returns what the files say of themselves.
+     *
+     * @return texts by name, empty if there are none; not to be changed
+     */
+    public Map<String, String> metadata() {
+        return Collections.unmodifiableMap(metadata);
+    }
+
+    private Location location(String name) {
+        Location location = tensors.get(name);
+        if (location == null) {
+            throw new IllegalArgumentException(source + " has no tensor '" + name + "'");
+        }
+        return location;
+    }
+
+    /**
+     * Reads a whole tensor.
+     *
+     * @param name its name
+     * @param destination an array of its shape, on any device and of any element type; elements are
+     *     converted as by {@link Torch#copy}. No gradient is recorded
+     * @throws IllegalArgumentException if there is no such tensor, its type cannot be read, the
+     *     shapes differ, or this is closed
+     */
+    public void read(String name, NDArray destination) {
+        TensorSpec spec = spec(name);
+        read(spec, spec.shape(), 0, destination);
+    }
+
+    /**
+     * Reads a part of a tensor.
+     *
+     * @param name its name
+     * @param dimension the dimension along which it is cut
+     * @param from the first index along it
+     * @param to the index behind the last one
+     * @param destination an array of the shape of the part; see {@link #read(String, NDArray)}
+     * @throws IllegalArgumentException also if the tensor does not have this dimension or range
+     */
+    public void read(String name, int dimension, long from, long to, NDArray destination) {
+        TensorSpec spec = spec(name);
+        Shape shape = spec.shape();
+        if (dimension < 0 || dimension >= shape.dimension()) {
+            throw new IllegalArgumentException(spec + " has no dimension " + dimension);
+        }
+        if (from < 0 || to < from || to > shape.get(dimension)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s has no indices %d to %d along dimension %d",
+                            spec, from, to, dimension));
+        }
+        long[] sizes = shape.getShape().clone();
+        sizes[dimension] = to - from;
+        long offset = from;
+        for (int i = dimension + 1; i < sizes.length; i++) {
+            offset *= sizes[i];
+        }
+        read(spec, new Shape(sizes), offset, destination);
+    }
+
+    /** Reads a box of a tensor whose first element is at an index of the flattened tensor. */
+    private void read(TensorSpec spec, Shape part, long first, NDArray destination) {
+        ScalarType type = spec.type();
+        Location location = location(spec.name());
+        if (location.file().memory().isClosed()) {
+            throw new IllegalArgumentException("the safetensors of " + source + " are closed");
+        }
+        if (destination == null || !part.equals(new Shape(Torch.sizes(destination)))) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s of %s cannot be read into an array of shape %s",
+                            part, spec, destination == null ? null : destination.getShape()));
+        }
+        if (part.size() == 0) {
+            return;
+        }
+        long offset = location.stored().offset() + first * type.itemSize();
+        NativeMemory memory = location.file().memory();
+        NoGradient.run(
+                () -> {
+                    try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
+                        long[] strides = strides(spec.shape());
+                        NDArray stored =
+                                (memory.address() + offset) % type.itemSize() == 0
+                                        ? Torch.view(
+                                                manager,
+                                                memory,
+                                                offset,
+                                                part.getShape(),
+                                                strides,
+                                                type)
+                                        : aligned(manager, memory, offset, part, strides, type);
+                        Torch.copy(destination, stored);
+                    }
+                });
+    }
+
+    private static long[] strides(Shape shape) {
+        long[] strides = new long[shape.dimension()];
+        long stride = 1;
+        for (int i = strides.length - 1; i >= 0; i--) {
+            strides[i] = stride;
+            stride *= shape.get(i);
+        }
+        return strides;
+    }
+
+    /** Copies elements byte by byte, as libtorch wants them at multiples of their size. */
+    private static NDArray aligned(
+            NDManager manager,
+            NativeMemory memory,
+            long offset,
+            Shape part,
+            long[] strides,
+            ScalarType type) {
+        int dimensions = strides.length;
+        long[] byteSizes = new long[dimensions + 1];
+        long[] byteStrides = new long[dimensions + 1];
+        for (int i = 0; i < dimensions; i++) {
+            byteSizes[i] = part.get(i);
+            byteStrides[i] = strides[i] * type.itemSize();
+        }
+        byteSizes[dimensions] = type.itemSize();
+        byteStrides[dimensions] = 1;
+        NDArray copy = Torch.empty(manager, part, type);
+        long byteSize = part.size() * type.itemSize();
+        try (NativeMemory target =
+                        new NativeMemory(
+                                Torch.dataPointer(copy), byteSize, Device.cpu(), () -> {});
+                NDArray to =
+                        Torch.view(manager, target, 0, new Shape(byteSizes), ScalarType.UINT8);
+                NDArray from =
+                        Torch.view(
+                                manager,
+                                memory,
+                                offset,
+                                byteSizes,
+                                byteStrides,
+                                ScalarType.UINT8)) {
+            Torch.copy(to, from);
+        }
+        return copy;
+    }
+
+    /**
+     * Gives the files up; they are unmapped when what is being read is. Does nothing when called
+     * again.
+     */
+    @Override
+    public void close() {
+        files.forEach(MappedFile::close);
+    }
+}

@@ -1,0 +1,220 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.safetensors;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
+import com.google.gson.JsonArray;
+import com.google.gson.JsonObject;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
+import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import java.util.function.Function;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Writes safetensors files. Tensors are given one after the other, so that no more than one of them
+ * need be in memory.
+ *
+ * <p>A file appears under its name when it is whole, and replaces one that is there. Tensors with
+ * larger elements come first, so that all lie at multiples of the size of their elements.
+ */
+public final class SafetensorsWriter {
+
+    private static final Gson GSON = new Gson();
+    private static final int CHUNK = 1 << 26;
+
+    private SafetensorsWriter() {}
+
+    /**
+     * Writes one file.
+     *
+     * @param file the file
+     * @param tensors what to write; names differ
+     * @param values gives the values of each, in the order of the file, as an array of its shape on
+     *     any device; other element types are converted. The array is closed afterwards
+     * @throws IOException if the file cannot be written
+     * @throws IllegalArgumentException if names are equal, an element type cannot be written, or
+     *     values have another shape
+     */
+    public static void write(
+            Path file, List<TensorSpec> tensors, Function<TensorSpec, NDArray> values)
+            throws IOException {
+        if (file == null || tensors == null || values == null) {
+            throw new IllegalArgumentException("the file, the tensors or their values are null");
+        }
+        requireDifferent(tensors);
+        List<TensorSpec> ordered = new ArrayList<>(tensors);
+        ordered.sort((a, b) -> Integer.compare(b.type().itemSize(), a.type().itemSize()));
+        byte[] header = header(ordered);
+        Path temporary = file.resolveSibling(file.getFileName() + ".tmp");
+        try {
+            try (FileChannel channel =
+                    FileChannel.open(
+                            temporary,
+                            StandardOpenOption.CREATE,
+                            StandardOpenOption.TRUNCATE_EXISTING,
+                            StandardOpenOption.WRITE)) {
+                ByteBuffer start =
+                        ByteBuffer.allocate(SafetensorsHeader.PREFIX + header.length)
+                                .order(ByteOrder.LITTLE_ENDIAN)
+                                .putLong(header.length)
+                                .put(header)
+                                .flip();
+                writeAll(channel, start);
+                for (TensorSpec spec : ordered) {
+                    try (NDArray array = values.apply(spec)) {
+                        write(channel, spec, array);
+                    }
+                }
+            }
+            Files.move(temporary, file, StandardCopyOption.REPLACE_EXISTING);
+        } finally {
+            Files.deleteIfExists(temporary);
+        }
+    }
+
+    /**
+     * Writes a model's tensors in the way of Hugging Face's: to {@code model.safetensors}, or, if
+     * they take more, to several files with an index.
+     *
+     * @param directory where the files go; it is there
+     * @param tensors what to write; files have them in this order
+     * @param maxFileBytes how much of data a file may have, from 1 on; a larger tensor has a file
+     *     of its own
+     * @param values as for {@link #write}
+     * @throws IOException if a file cannot be written
+     * @throws IllegalArgumentException as for {@link #write}
+     */
+    public static void writeModel(
+            Path directory,
+            List<TensorSpec> tensors,
+            long maxFileBytes,
+            Function<TensorSpec, NDArray> values)
+            throws IOException {
+        if (directory == null || tensors == null || maxFileBytes < 1) {
+            throw new IllegalArgumentException(
+                    "the directory or the tensors are null, or files of "
+                            + maxFileBytes
+                            + " bytes too small");
+        }
+        requireDifferent(tensors);
+        List<List<TensorSpec>> parts = new ArrayList<>();
+        long total = 0;
+        long used = 0;
+        for (TensorSpec spec : tensors) {
+            long bytes = spec.byteSize();
+            if (parts.isEmpty() || (used > 0 && bytes > maxFileBytes - used)) {
+                parts.add(new ArrayList<>());
+                used = 0;
+            }
+            parts.get(parts.size() - 1).add(spec);
+            used = Math.addExact(used, bytes);
+            total = Math.addExact(total, bytes);
+        }
+        if (parts.size() <= 1) {
+            write(directory.resolve(Safetensors.SINGLE_FILE), tensors, values);
+            Files.deleteIfExists(directory.resolve(Safetensors.INDEX));
+            return;
+        }
+        JsonObject map = new JsonObject();
+        for (int i = 0; i < parts.size(); i++) {
+            String name = String.format("model-%05d-of-%05d.safetensors", i + 1, parts.size());
+            write(directory.resolve(name), parts.get(i), values);
+            parts.get(i).forEach(spec -> map.addProperty(spec.name(), name));
+        }
+        JsonObject size = new JsonObject();
+        size.addProperty("total_size", total);
+        JsonObject index = new JsonObject();
+        index.add("metadata", size);
+        index.add("weight_map", map);
+        Files.writeString(directory.resolve(Safetensors.INDEX), GSON.toJson(index));
+    }
+
+    private static void requireDifferent(List<TensorSpec> tensors) {
+        Set<String> names = new HashSet<>();
+        for (TensorSpec spec : tensors) {
+            if (!names.add(spec.name())) {
+                throw new IllegalArgumentException(spec.name() + " is there twice");
+            }
+        }
+    }
+
+    private static byte[] header(List<TensorSpec> tensors) {
+        JsonObject json = new JsonObject();
+        JsonObject metadata = new JsonObject();
+        metadata.addProperty("format", "pt"); // Hugging Face's loaders ask for it.
+        json.add(SafetensorsHeader.METADATA, metadata);
+        long position = 0;
+        for (TensorSpec spec : tensors) {
+            JsonArray shape = new JsonArray();
+            for (long size : spec.shape().getShape()) {
+                shape.add(size);
+            }
+            JsonArray offsets = new JsonArray();
+            offsets.add(position);
+            position = Math.addExact(position, spec.byteSize());
+            offsets.add(position);
+            JsonObject tensor = new JsonObject();
+            tensor.addProperty("dtype", spec.dtype());
+            tensor.add("shape", shape);
+            tensor.add("data_offsets", offsets);
+            json.add(spec.name(), tensor);
+        }
+        byte[] text = GSON.toJson(json).getBytes(StandardCharsets.UTF_8);
+        byte[] padded = Arrays.copyOf(text, (text.length + 7) / 8 * 8); // the data's alignment
+        Arrays.fill(padded, text.length, padded.length, (byte) ' ');
+        return padded;
+    }
+
+    private static void write(FileChannel channel, TensorSpec spec, NDArray array)
+            throws IOException {
+        if (array == null || !spec.shape().equals(new Shape(Torch.sizes(array)))) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the values of %s have the shape %s",
+                            spec, array == null ? null : array.getShape()));
+        }
+        long byteSize = spec.byteSize();
+        if (byteSize == 0) {
+            return;
+        }
+        try (NDManager manager = array.getManager().newSubManager(Device.cpu())) {
+            NDArray stored = Torch.empty(manager, spec.shape(), spec.type());
+            NoGradient.run(() -> Torch.copy(stored, array));
+            NativeMemory memory =
+                    new NativeMemory(Torch.dataPointer(stored), byteSize, Device.cpu(), () -> {});
+            for (long offset = 0; offset < byteSize; offset += CHUNK) {
+                Shape chunk = new Shape(Math.min(CHUNK, byteSize - offset));
+                try (NDArray bytes = Torch.view(manager, memory, offset, chunk, ScalarType.UINT8)) {
+                    writeAll(channel, bytes.toByteBuffer());
+                }
+            }
+        }
+    }
+
+    private static void writeAll(FileChannel channel, ByteBuffer bytes) throws IOException {
+        while (bytes.hasRemaining()) {
+            channel.write(bytes);
+        }
+    }
+}

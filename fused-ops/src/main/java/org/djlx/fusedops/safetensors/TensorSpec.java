@@ -1,0 +1,131 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.safetensors;
+
+import ai.djl.ndarray.types.Shape;
+import java.util.Map;
+import java.util.Optional;
+import java.util.stream.Collectors;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * What a safetensors file says of one of its tensors. The tensor is stored in row-major order.
+ *
+ * @param name the name
+ * @param dtype the element type as the format calls it, for example BF16; it may be one that {@link
+ *     #type} does not know
+ * @param shape the shape; sizes may be 0, and there may be no dimension
+ */
+public record TensorSpec(String name, String dtype, Shape shape) {
+
+    private static final Map<String, ScalarType> TYPES =
+            Map.ofEntries(
+                    Map.entry("BOOL", ScalarType.BOOL),
+                    Map.entry("U8", ScalarType.UINT8),
+                    Map.entry("I8", ScalarType.INT8),
+                    Map.entry("U16", ScalarType.UINT16),
+                    Map.entry("I16", ScalarType.INT16),
+                    Map.entry("U32", ScalarType.UINT32),
+                    Map.entry("I32", ScalarType.INT32),
+                    Map.entry("U64", ScalarType.UINT64),
+                    Map.entry("I64", ScalarType.INT64),
+                    Map.entry("F8_E4M3", ScalarType.FLOAT8_E4M3FN),
+                    Map.entry("F8_E5M2", ScalarType.FLOAT8_E5M2),
+                    Map.entry("F16", ScalarType.FLOAT16),
+                    Map.entry("BF16", ScalarType.BFLOAT16),
+                    Map.entry("F32", ScalarType.FLOAT32),
+                    Map.entry("F64", ScalarType.FLOAT64),
+                    Map.entry("C64", ScalarType.COMPLEX64));
+
+    private static final Map<ScalarType, String> NAMES =
+            TYPES.entrySet().stream()
+                    .collect(Collectors.toMap(Map.Entry::getValue, Map.Entry::getKey));
+
+    /**
+     * Checks what is given.
+     *
+     * @throws IllegalArgumentException if something is null, the name is {@code __metadata__}, or a
+     *     size is negative
+     */
+    public TensorSpec {
+        if (name == null || dtype == null || shape == null) {
+            throw new IllegalArgumentException("a tensor's name, type or shape is null");
+        }
+        if (name.equals(SafetensorsHeader.METADATA)) {
+            throw new IllegalArgumentException("no tensor can be called " + name);
+        }
+        for (long size : shape.getShape()) {
+            if (size < 0) {
+                throw new IllegalArgumentException(name + " has a negative size: " + shape);
+            }
+        }
+    }
+
+    /**
+     * Describes a tensor to be written.
+     *
+     * @param name the name
+     * @param type the element type
+     * @param shape the shape
+     * @return the description
+     * @throws IllegalArgumentException if something is null, a size negative, or the format has no
+     *     such element type
+     */
+    public static TensorSpec of(String name, ScalarType type, Shape shape) {
+        String dtype = type == null ? null : NAMES.get(type);
+        if (type != null && dtype == null) {
+            throw new IllegalArgumentException(
+                    name + " is of type " + type + ", which safetensors does not have");
+        }
+        return new TensorSpec(name, dtype, shape);
+    }
+
+    /** Returns the type if libtorch has it. */
+    Optional<ScalarType> knownType() {
+        return Optional.ofNullable(TYPES.get(dtype));
+    }
+
+    /**
+     * Returns the element type.
+     *
+     * @return the type
+     * @throws IllegalArgumentException if arrays cannot have it, as those of less than a byte
+     */
+    public ScalarType type() {
+        return knownType()
+                .orElseThrow(
+                        () ->
+                                new IllegalArgumentException(
+                                        name
+                                                + " has elements of type "
+                                                + dtype
+                                                + ", which cannot be read. Those that can are "
+                                                + TYPES.keySet().stream().sorted().toList()));
+    }
+
+    /**
+     * Returns how much the tensor takes in its file.
+     *
+     * @return the size in bytes
+     * @throws IllegalArgumentException if the type is not known, or the size is 2^63 bytes or more
+     */
+    public long byteSize() {
+        long bytes = type().itemSize();
+        try {
+            for (long size : shape.getShape()) {
+                bytes = Math.multiplyExact(bytes, size);
+            }
+        } catch (ArithmeticException e) {
+            throw new IllegalArgumentException(
+                    name + " of shape " + shape + " would have more than 2^63 bytes", e);
+        }
+        return bytes;
+    }
+
+    @Override
+    public String toString() {
+        return name + " " + dtype + shape;
+    }
+}
