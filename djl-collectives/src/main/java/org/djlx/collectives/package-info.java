@@ -6,6 +6,7 @@
  *
  * <pre>
  *   ProcessGroups               starts groups: from the environment, or for threads of this JVM
+ *   RankPool                    ranks as threads that stay, and what each has
  *   ProcessGroup, Work          one rank's handle on a group, and what its operations return
  *   ReduceOp, P2pOp, OpType     what operations take
  *   ObjectCollectives           collectives on Java objects instead of tensors

@@ -1,0 +1,217 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.stream.IntStream;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+@Timeout(60)
+class RankPoolTest {
+
+    private final AtomicInteger open = new AtomicInteger();
+
+    /** What a rank of these pools has. */
+    private final class State implements AutoCloseable {
+
+        final NDManager manager = NDManager.newBaseManager();
+        final Thread thread = Thread.currentThread();
+        final List<Integer> tasks = new ArrayList<>();
+
+        State() {
+            open.incrementAndGet();
+        }
+
+        @Override
+        public void close() {
+            assertSame(thread, Thread.currentThread());
+            manager.close();
+            open.decrementAndGet();
+        }
+    }
+
+    private RankPool<State> pool(int ranks) {
+        return RankPool.start("pool", ProcessGroups.local(ranks), group -> new State());
+    }
+
+    private static float sumOfRanks(ProcessGroup group, State state) {
+        assertSame(state.thread, Thread.currentThread());
+        assertFalse(JniUtils.isGradMode());
+        try (NDArray rank = state.manager.create(new float[] {group.rank()})) {
+            group.allReduce(rank, ReduceOp.SUM).await();
+            return rank.getFloat();
+        }
+    }
+
+    @Test
+    void runsTasksOnAllRanksInOneOrder() throws Exception {
+        int callers = 8;
+        int tasks = 25;
+        List<List<Integer>> orders;
+        try (RankPool<State> pool = pool(4)) {
+            assertEquals(4, pool.size());
+            List<Thread> threads =
+                    IntStream.range(0, callers)
+                            .mapToObj(caller -> new Thread(() -> submitMany(pool, caller, tasks)))
+                            .toList();
+            threads.forEach(Thread::start);
+            for (Thread thread : threads) {
+                thread.join();
+            }
+            orders = pool.submit((group, state) -> List.copyOf(state.tasks)).get();
+            assertEquals(4, open.get());
+        }
+        assertEquals(0, open.get());
+        assertEquals(callers * tasks, orders.get(0).size());
+        orders.forEach(order -> assertEquals(orders.get(0), order));
+    }
+
+    private static void submitMany(RankPool<State> pool, int caller, int tasks) {
+        for (int task = 0; task < tasks; task++) {
+            int id = 1000 * caller + task;
+            List<Float> sums =
+                    pool.submit(
+                                    (group, state) -> {
+                                        state.tasks.add(id);
+                                        return sumOfRanks(group, state);
+                                    })
+                            .join();
+            assertEquals(List.of(6f, 6f, 6f, 6f), sums);
+        }
+    }
+
+    @Test
+    void failsPendingWorkWithTheReason() throws Exception {
+        CountDownLatch go = new CountDownLatch(1);
+        try (RankPool<State> pool = pool(2)) {
+            CompletableFuture<List<Float>> bad =
+                    pool.submit(
+                            (group, state) -> {
+                                go.await();
+                                if (group.rank() == 1) {
+                                    throw new IllegalStateException("out of luck");
+                                }
+                                return sumOfRanks(group, state);
+                            });
+            List<CompletableFuture<List<Float>>> pending = new ArrayList<>();
+            for (int i = 0; i < 3; i++) {
+                pending.add(pool.submit(RankPoolTest::sumOfRanks));
+            }
+            assertTrue(pool.failure().isEmpty());
+            go.countDown();
+            pending.add(bad);
+            for (CompletableFuture<List<Float>> future : pending) {
+                Throwable cause = assertThrows(ExecutionException.class, future::get).getCause();
+                assertSame(pool.failure().orElseThrow(), cause);
+                assertEquals("out of luck", cause.getCause().getMessage());
+                assertTrue(cause.getMessage().startsWith("rank 1 of 2 of pool failed"));
+            }
+            CompletableFuture<List<Float>> late = pool.submit(RankPoolTest::sumOfRanks);
+            assertTrue(late.isCompletedExceptionally());
+        }
+        assertEquals(0, open.get());
+    }
+
+    @Test
+    void failsWithAnErrorToo() {
+        try (RankPool<State> pool = pool(2)) {
+            CompletableFuture<List<Object>> bad =
+                    pool.submit(
+                            (group, state) -> {
+                                throw new OutOfMemoryError("a test's");
+                            });
+            Throwable cause = assertThrows(ExecutionException.class, bad::get).getCause();
+            assertTrue(cause.getCause() instanceof OutOfMemoryError);
+        }
+        assertEquals(0, open.get());
+    }
+
+    @Test
+    void closesWhatWasMadeIfARankCannotStart() {
+        List<ProcessGroup> groups = ProcessGroups.local(3);
+        CollectiveException failure =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                RankPool.start(
+                                        "pool",
+                                        groups,
+                                        group -> {
+                                            if (group.rank() == 2) {
+                                                throw new IllegalArgumentException("no weights");
+                                            }
+                                            return new State();
+                                        }));
+        assertEquals(0, open.get());
+        assertTrue(failure.getMessage().contains("rank 2 of 3"), failure.getMessage());
+        assertTrue(failure.getMessage().contains("no weights"), failure.getMessage());
+    }
+
+    @Test
+    void finishesWhatWasSubmittedBeforeItCloses() throws Exception {
+        RankPool<State> pool = pool(2);
+        CountDownLatch begun = new CountDownLatch(2);
+        CompletableFuture<List<Float>> last =
+                pool.submit(
+                        (group, state) -> {
+                            begun.countDown();
+                            TimeUnit.MILLISECONDS.sleep(50);
+                            return sumOfRanks(group, state);
+                        });
+        begun.await();
+        pool.close();
+        assertEquals(List.of(1f, 1f), last.get());
+        assertEquals(0, open.get());
+        pool.close();
+        assertThrows(IllegalStateException.class, () -> pool.submit(RankPoolTest::sumOfRanks));
+    }
+
+    @Test
+    void refusesToBeClosedByARank() {
+        RankPool<State> pool = pool(1);
+        CompletableFuture<List<Object>> closing =
+                pool.submit(
+                        (group, state) -> {
+                            pool.close();
+                            return null;
+                        });
+        Throwable cause = assertThrows(ExecutionException.class, closing::get).getCause();
+        assertTrue(cause.getMessage().contains("cannot close"), cause.getMessage());
+        pool.close();
+        assertEquals(0, open.get());
+    }
+
+    @Test
+    void refusesNulls() {
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> RankPool.start(null, groups, group -> new State()));
+        assertThrows(IllegalArgumentException.class, () -> RankPool.start("pool", groups, null));
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> RankPool.start("pool", List.of(), group -> new State()));
+        groups.forEach(ProcessGroup::destroy);
+        try (RankPool<State> pool = pool(1)) {
+            assertThrows(IllegalArgumentException.class, () -> pool.submit(null));
+        }
+    }
+}
