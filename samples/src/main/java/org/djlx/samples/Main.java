@@ -14,6 +14,7 @@ import org.djlx.samples.bench.GpuBenchCommand;
 import org.djlx.samples.bench.TrainBenchCommand;
 import org.djlx.samples.flight.FlightCommand;
 import org.djlx.samples.launch.LaunchCommand;
+import org.djlx.samples.llama.ServeModelCommand;
 import org.djlx.samples.mlp.MlpCommand;
 import org.djlx.samples.op.OpCommand;
 import org.djlx.samples.plan.PlanCommand;
@@ -43,6 +44,7 @@ import picocli.CommandLine.Spec;
         subcommands = {
             MlpCommand.class,
             TrainCommand.class,
+            ServeModelCommand.class,
             OpCommand.class,
             BenchCommand.class,
             BenchCompareCommand.class,

@@ -1,0 +1,165 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.llama;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import com.google.gson.JsonArray;
+import com.google.gson.JsonObject;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Locale;
+import java.util.function.Function;
+import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.safetensors.SafetensorsWriter;
+import org.djlx.fusedops.safetensors.TensorSpec;
+
+/** Writes a model directory of a Llama in Hugging Face's layout. */
+final class LlamaDirectory {
+
+    private static final Gson GSON =
+            new GsonBuilder().setPrettyPrinting().disableHtmlEscaping().create();
+
+    /** Llama 3's template of a chat, in the language of such templates, Jinja. */
+    private static final String CHAT_TEMPLATE =
+            "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}"
+                    + "<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+                    + "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>"
+                    + "\n\n{% endif %}";
+
+    private LlamaDirectory() {}
+
+    /**
+     * Returns what tensors a model has.
+     *
+     * @param config its sizes
+     * @return their names, types and shapes, from the embedding to the output
+     */
+    static List<TensorSpec> tensors(LlamaConfig config) {
+        int hidden = config.hiddenSize();
+        int queries = config.heads() * config.headSize();
+        int keys = config.kvHeads() * config.headSize();
+        int inner = config.intermediateSize();
+        List<TensorSpec> specs = new ArrayList<>();
+        add(specs, config, "model.embed_tokens", config.vocabularySize(), hidden);
+        for (int layer = 0; layer < config.layers(); layer++) {
+            String in = "model.layers." + layer + '.';
+            add(specs, config, in + "input_layernorm", hidden);
+            add(specs, config, in + "self_attn.q_proj", queries, hidden);
+            add(specs, config, in + "self_attn.k_proj", keys, hidden);
+            add(specs, config, in + "self_attn.v_proj", keys, hidden);
+            add(specs, config, in + "self_attn.o_proj", hidden, queries);
+            add(specs, config, in + "post_attention_layernorm", hidden);
+            add(specs, config, in + "mlp.gate_proj", inner, hidden);
+            add(specs, config, in + "mlp.up_proj", inner, hidden);
+            add(specs, config, in + "mlp.down_proj", hidden, inner);
+        }
+        add(specs, config, "model.norm", hidden);
+        if (!config.tied()) {
+            add(specs, config, "lm_head", config.vocabularySize(), hidden);
+        }
+        return specs;
+    }
+
+    private static void add(
+            List<TensorSpec> specs, LlamaConfig config, String module, long... sizes) {
+        specs.add(TensorSpec.of(module + ".weight", config.type(), new Shape(sizes)));
+    }
+
+    /**
+     * Writes a model.
+     *
+     * @param directory where to; it is created if it is not there, and files in it are replaced
+     * @param config its sizes; what they say of scaled positions is not written
+     * @param tokenizer its tokenizer, with no more tokens than the model
+     * @param ranks on how many ranks DJL is to load it
+     * @param maxFileBytes how much a file of weights may have
+     * @param weights gives each of the {@linkplain #tensors tensors}
+     * @throws IOException if a file cannot be written
+     */
+    static void write(
+            Path directory,
+            LlamaConfig config,
+            BytePairEncoding tokenizer,
+            int ranks,
+            long maxFileBytes,
+            Function<TensorSpec, NDArray> weights)
+            throws IOException {
+        if (tokenizer.size() > config.vocabularySize()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the tokenizer has %d tokens, the model only %d",
+                            tokenizer.size(), config.vocabularySize()));
+        }
+        Files.createDirectories(directory);
+        write(directory, "config.json", config(config, tokenizer));
+        JsonObject generation = new JsonObject();
+        addTextTokens(generation, tokenizer);
+        write(directory, "generation_config.json", generation);
+        write(directory, "tokenizer.json", tokenizer.toJson());
+        JsonObject tokens = new JsonObject();
+        tokens.addProperty("bos_token", BytePairEncoding.BEGIN);
+        tokens.addProperty("eos_token", BytePairEncoding.END_OF_TURN);
+        tokens.addProperty("chat_template", CHAT_TEMPLATE);
+        tokens.addProperty("model_max_length", config.maxLength());
+        tokens.addProperty("tokenizer_class", "PreTrainedTokenizerFast");
+        write(directory, "tokenizer_config.json", tokens);
+        Files.writeString(directory.resolve("serving.properties"), servingProperties(ranks));
+        SafetensorsWriter.writeModel(directory, tensors(config), maxFileBytes, weights);
+    }
+
+    private static String servingProperties(int ranks) {
+        return String.join(
+                "\n",
+                "engine=PyTorch-P2P",
+                "option.tensor_parallel_degree=" + ranks,
+                "# One worker: the model itself serves many requests at a time.",
+                "minWorkers=1",
+                "maxWorkers=1",
+                "");
+    }
+
+    private static void write(Path directory, String name, JsonObject json) throws IOException {
+        Files.writeString(directory.resolve(name), GSON.toJson(json) + "\n");
+    }
+
+    private static void addTextTokens(JsonObject json, BytePairEncoding tokenizer) {
+        json.addProperty("bos_token_id", tokenizer.id(BytePairEncoding.BEGIN));
+        JsonArray ends = new JsonArray();
+        ends.add(tokenizer.id(BytePairEncoding.END));
+        ends.add(tokenizer.id(BytePairEncoding.END_OF_TURN));
+        json.add("eos_token_id", ends);
+    }
+
+    private static JsonObject config(LlamaConfig config, BytePairEncoding tokenizer) {
+        JsonObject json = new JsonObject();
+        JsonArray architectures = new JsonArray();
+        architectures.add("LlamaForCausalLM");
+        json.add("architectures", architectures);
+        json.addProperty("model_type", "llama");
+        addTextTokens(json, tokenizer);
+        json.addProperty("vocab_size", config.vocabularySize());
+        json.addProperty("hidden_size", config.hiddenSize());
+        json.addProperty("intermediate_size", config.intermediateSize());
+        json.addProperty("num_hidden_layers", config.layers());
+        json.addProperty("num_attention_heads", config.heads());
+        json.addProperty("num_key_value_heads", config.kvHeads());
+        json.addProperty("head_dim", config.headSize());
+        json.addProperty("max_position_embeddings", config.maxLength());
+        json.addProperty("rms_norm_eps", config.epsilon());
+        json.addProperty("rope_theta", config.rope().theta());
+        json.addProperty("tie_word_embeddings", config.tied());
+        json.addProperty("hidden_act", "silu");
+        json.addProperty("attention_bias", false);
+        json.addProperty("mlp_bias", false);
+        json.addProperty("torch_dtype", config.type().name().toLowerCase(Locale.ROOT));
+        return json;
+    }
+}

@@ -1,0 +1,9 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/**
+ * Model directories of Llamas: {@link org.djlx.samples.llama.ServeModelCommand} writes a small one
+ * of random weights.
+ */
+package org.djlx.samples.llama;
