@@ -15,6 +15,12 @@
  * + GeneratorStatistics  what a generator does
  * + TextTokenizer        turns text into tokens and back
  * + LlamaConfig          the sizes of a model
+ *   LlamaModel           one rank's part of a model, and its forward pass
+ *   LlamaBatch           what that computes: tokens of several sequences
+ *   LlamaWeights         a rank's weights, and how they are read
+ *   Attention            a rank's heads, and rotary positions
+ *   KvCache              a rank's keys and values
+ *   CacheBlocks          gives out its rows
  * </pre>
  */
 package org.djlx.fusedops.llama;

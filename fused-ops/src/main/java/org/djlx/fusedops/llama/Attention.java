@@ -1,0 +1,210 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Attention of one rank's heads to the cached keys and values, by libtorch's plain operators.
+ * Several heads of queries share a head of keys and values, which is not repeated for them.
+ */
+final class Attention {
+
+    private final LlamaConfig config;
+    private final KvCache cache;
+    private final int queryHeads;
+    private final int keyHeads;
+    private final NDArray cosines; // (positions, 1, half of the head size), in float32
+    private final NDArray sines;
+
+    /**
+     * Makes the tables of rotations.
+     *
+     * @param manager what they belong to
+     */
+    Attention(LlamaConfig config, int ranks, KvCache cache, NDManager manager, int maxLength) {
+        this.config = config;
+        this.cache = cache;
+        queryHeads = config.heads() / ranks;
+        keyHeads = LlamaWeights.keyHeads(config, ranks);
+        double[] frequencies = config.rope().frequencies(config.headSize());
+        float[] cosine = new float[maxLength * frequencies.length];
+        float[] sine = new float[maxLength * frequencies.length];
+        for (int position = 0; position < maxLength; position++) {
+            for (int i = 0; i < frequencies.length; i++) {
+                double angle = position * frequencies[i];
+                cosine[position * frequencies.length + i] = (float) Math.cos(angle);
+                sine[position * frequencies.length + i] = (float) Math.sin(angle);
+            }
+        }
+        Shape shape = new Shape(maxLength, 1, frequencies.length);
+        cosines = manager.create(cosine, shape);
+        sines = manager.create(sine, shape);
+    }
+
+    /**
+     * What is the same in all layers of a forward pass.
+     *
+     * @param rows where in the cache the new tokens go
+     * @param singles the sequences with one new token
+     * @param several those with more, one by one
+     */
+    record Step(NDArray cosines, NDArray sines, NDArray rows, Span singles, List<Span> several) {}
+
+    /**
+     * Sequences that are computed at once.
+     *
+     * @param first the first of their tokens
+     * @param tokens how many each has
+     * @param sequences how many there are
+     * @param rows where in the cache their tokens are, from the first on, (sequences × length); the
+     *     shorter ones filled up
+     * @param mask what is added to scores: 0, or -infinity for what a token must not see
+     */
+    private record Span(int first, int tokens, int sequences, NDArray rows, NDArray mask) {
+
+        long length() {
+            return rows.getShape().get(0) / sequences;
+        }
+    }
+
+    Step step(NDManager manager, LlamaBatch batch) {
+        long[] positions = new long[batch.tokens()];
+        long[] rows = new long[batch.tokens()];
+        int token = 0;
+        for (LlamaBatch.Chunk chunk : batch.chunks()) {
+            for (int i = 0; i < chunk.tokens().length; i++) {
+                positions[token] = chunk.start() + i;
+                rows[token++] = chunk.rows()[chunk.start() + i];
+            }
+        }
+        int singles = batch.singles();
+        List<Span> several = new ArrayList<>();
+        int first = singles;
+        for (LlamaBatch.Chunk chunk : batch.chunks().subList(singles, batch.chunks().size())) {
+            several.add(span(manager, first, List.of(chunk)));
+            first += chunk.tokens().length;
+        }
+        NDIndex index = new NDIndex("{}", manager.create(positions));
+        return new Step(
+                cosines.get(manager, index),
+                sines.get(manager, index),
+                manager.create(rows),
+                singles == 0 ? null : span(manager, 0, batch.chunks().subList(0, singles)),
+                several);
+    }
+
+    /** Chunks with equally many tokens. */
+    private static Span span(NDManager manager, int first, List<LlamaBatch.Chunk> chunks) {
+        int tokens = chunks.get(0).tokens().length;
+        int length = chunks.stream().mapToInt(LlamaBatch.Chunk::length).max().orElseThrow();
+        long[] rows = new long[chunks.size() * length];
+        float[] mask = new float[chunks.size() * tokens * length];
+        int row = 0;
+        int entry = 0;
+        for (LlamaBatch.Chunk chunk : chunks) {
+            for (int i = 0; i < length; i++) {
+                rows[row++] = chunk.rows()[Math.min(i, chunk.length() - 1)];
+            }
+            for (int i = 0; i < tokens; i++) {
+                int seen = chunk.start() + i + 1;
+                Arrays.fill(mask, entry + seen, entry + length, Float.NEGATIVE_INFINITY);
+                entry += length;
+            }
+        }
+        Shape shape = new Shape(chunks.size(), 1, 1, tokens, length);
+        return new Span(
+                first, tokens, chunks.size(), manager.create(rows), manager.create(mask, shape));
+    }
+
+    /**
+     * Writes keys and values of new tokens to the cache, and lets their queries attend.
+     *
+     * @param qkv of shape (tokens or more, heads of queries, keys and values × head size)
+     * @return of shape (tokens, heads of queries × head size)
+     */
+    NDArray apply(NDManager manager, int layer, NDArray qkv, Step step) {
+        long tokens = step.rows.getShape().get(0);
+        int size = config.headSize();
+        NDArray heads =
+                qkv.get(new NDIndex().addSliceDim(0, tokens))
+                        .reshape(tokens, queryHeads + 2L * keyHeads, size);
+        NDArray turned = rotated(part(heads, 0, queryHeads + keyHeads), step);
+        NDArray queries = part(turned, 0, queryHeads);
+        cache.write(
+                layer,
+                step.rows,
+                part(turned, queryHeads, queryHeads + keyHeads),
+                part(heads, queryHeads + keyHeads, queryHeads + 2L * keyHeads));
+        NDList outputs = new NDList();
+        if (step.singles != null) {
+            outputs.add(attend(manager, layer, queries, step.singles));
+        }
+        for (Span span : step.several) {
+            outputs.add(attend(manager, layer, queries, span));
+        }
+        return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
+    }
+
+    private static NDArray part(NDArray heads, long from, long to) {
+        return heads.get(new NDIndex().addAllDim().addSliceDim(from, to));
+    }
+
+    /** Turns pairs of elements, each of a head's first half and its second, by their positions. */
+    private NDArray rotated(NDArray heads, Step step) {
+        int half = config.headSize() / 2;
+        NDArray wide = Torch.cast(heads, ScalarType.FLOAT32);
+        NDArray first = wide.get(new NDIndex().addAllDim(2).addSliceDim(0, half));
+        NDArray second = wide.get(new NDIndex().addAllDim(2).addSliceDim(half, 2L * half));
+        NDArray turned =
+                NDArrays.concat(
+                        new NDList(
+                                first.mul(step.cosines).sub(second.mul(step.sines)),
+                                second.mul(step.cosines).add(first.mul(step.sines))),
+                        2);
+        return narrowed(turned);
+    }
+
+    private NDArray attend(NDManager manager, int layer, NDArray queries, Span span) {
+        int size = config.headSize();
+        int sharing = queryHeads / keyHeads;
+        long length = span.length();
+        long count = (long) span.sequences * span.tokens;
+        // (sequences, key heads, sharing × tokens, head size)
+        NDArray q =
+                queries.get(new NDIndex().addSliceDim(span.first, span.first + count))
+                        .reshape(span.sequences, span.tokens, keyHeads, sharing, size)
+                        .transpose(0, 2, 3, 1, 4)
+                        .reshape(span.sequences, keyHeads, (long) sharing * span.tokens, size);
+        Shape cached = new Shape(span.sequences, length, keyHeads, size);
+        NDArray keys = cache.keys(manager, layer, span.rows).reshape(cached);
+        NDArray values = cache.values(manager, layer, span.rows).reshape(cached);
+        NDArray products = q.matMul(keys.transpose(0, 2, 3, 1));
+        NDArray scores =
+                Torch.cast(products, ScalarType.FLOAT32)
+                        .mul((float) (1 / Math.sqrt(size)))
+                        .reshape(span.sequences, keyHeads, sharing, span.tokens, length)
+                        .add(span.mask);
+        NDArray shares = narrowed(scores.softmax(4)).reshape(products.getShape());
+        return shares.matMul(values.transpose(0, 2, 1, 3))
+                .reshape(span.sequences, keyHeads, sharing, span.tokens, size)
+                .transpose(0, 3, 1, 2, 4)
+                .reshape(count, (long) queryHeads * size);
+    }
+
+    private NDArray narrowed(NDArray wide) {
+        return config.type() == ScalarType.FLOAT32 ? wide : Torch.cast(wide, config.type());
+    }
+}

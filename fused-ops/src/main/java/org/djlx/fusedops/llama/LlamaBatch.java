@@ -1,0 +1,51 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import java.util.List;
+
+/**
+ * What a forward pass computes: tokens of several sequences, one after the other, whose keys and
+ * values go to the cache. The same on all ranks.
+ *
+ * @param chunks the sequences; those of one token come first
+ */
+record LlamaBatch(List<Chunk> chunks) {
+
+    /**
+     * Tokens of one sequence that follow each other.
+     *
+     * @param tokens the tokens
+     * @param start the position of the first, and how many are in the cache already
+     * @param rows where in the cache the sequence's tokens are, from its first on, these included
+     * @param wanted whether the scores of what follows the last token are
+     */
+    record Chunk(int[] tokens, int start, int[] rows, boolean wanted) {
+
+        int length() {
+            return start + tokens.length;
+        }
+    }
+
+    LlamaBatch {
+        boolean several = false;
+        for (Chunk chunk : chunks) {
+            if (several && chunk.tokens.length == 1) {
+                throw new IllegalArgumentException("chunks of one token must come first");
+            }
+            several |= chunk.tokens.length > 1;
+        }
+        chunks = List.copyOf(chunks);
+    }
+
+    /** Returns how many chunks have one token. */
+    int singles() {
+        return (int) chunks.stream().filter(chunk -> chunk.tokens.length == 1).count();
+    }
+
+    int tokens() {
+        return chunks.stream().mapToInt(chunk -> chunk.tokens.length).sum();
+    }
+}

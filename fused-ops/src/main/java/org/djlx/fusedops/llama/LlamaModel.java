@@ -1,0 +1,247 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * One rank's part of a Llama and its forward pass, for inference. Each rank has some of the heads
+ * and of the MLP. What goes from layer to layer is either whole on all ranks, and partial results
+ * are added up by all-reduces, or, if there are many tokens, divided among the ranks by tokens
+ * (sequence parallelism), by all-gather + matmul and matmul + reduce-scatter.
+ *
+ * <p>Normalisations, rotations, softmax and the activation are computed in float32 and rounded
+ * once. To be used by the rank's thread, with gradients off.
+ */
+final class LlamaModel implements AutoCloseable {
+
+    // From how many tokens for each rank on they are divided among ranks.
+    private static final int SEQUENCE_TOKENS = 16;
+
+    private final LlamaConfig config;
+    private final ProcessGroup group;
+    private final LlamaWeights weights;
+    private final KvCache cache;
+    private final NDManager manager;
+    private final Attention attention;
+
+    /** Takes the weights and the cache, which it closes. */
+    LlamaModel(
+            LlamaConfig config,
+            ProcessGroup group,
+            LlamaWeights weights,
+            KvCache cache,
+            int maxLength) {
+        this.config = config;
+        this.group = group;
+        this.weights = weights;
+        this.cache = cache;
+        manager = NDManager.newBaseManager(group.device());
+        attention = new Attention(config, group.worldSize(), cache, manager, maxLength);
+    }
+
+    /**
+     * Runs the tokens of a batch through the model, and writes their keys and values to the cache.
+     * All ranks do, at the same time.
+     *
+     * @param to the manager of what is returned
+     * @return the scores of the next tokens, in float32, of shape (chunks that want them,
+     *     vocabulary). Null if no chunk wants any
+     */
+    NDArray forward(LlamaBatch batch, NDManager to) {
+        try (NDManager step = manager.newSubManager()) {
+            boolean divided =
+                    group.worldSize() > 1 && batch.tokens() >= SEQUENCE_TOKENS * group.worldSize();
+            Attention.Step places = attention.step(step, batch);
+            NDArray x = embed(step, batch, divided);
+            for (int layer = 0; layer < config.layers(); layer++) {
+                // What a layer computes is freed before the next.
+                try (NDManager temporary = step.newSubManager()) {
+                    x.attach(temporary);
+                    x = layer(temporary, layer, x, places, divided);
+                    x.attach(step);
+                }
+            }
+            NDArray wanted = wanted(step, batch);
+            if (wanted == null) {
+                return null;
+            }
+            if (divided) {
+                x = gather(x);
+            }
+            NDArray last = normalized(rows(x, wanted), weights.norm());
+            NDArray scores = gatherColumns(last.matMul(weights.head()));
+            scores.attach(to);
+            return scores;
+        }
+    }
+
+    private NDArray layer(
+            NDManager temporary, int index, NDArray x, Attention.Step places, boolean divided) {
+        LlamaWeights.Layer layer = weights.layer(index);
+        NDArray qkv =
+                into(normalized(x, layer.attentionNorm()), layer.queriesKeysValues(), divided);
+        NDArray heads = attention.apply(temporary, index, qkv, places);
+        NDArray attended = x.add(outOf(padded(heads, qkv), layer.attentionOut(), divided));
+        NDArray gateUp = into(normalized(attended, layer.mlpNorm()), layer.gateUp(), divided);
+        return attended.add(outOf(activated(gateUp), layer.down(), divided));
+    }
+
+    /** Looks tokens up: each rank those it has, and zeros for the others, which are added up. */
+    private NDArray embed(NDManager step, LlamaBatch batch, boolean divided) {
+        int ranks = group.worldSize();
+        int count = batch.tokens();
+        int rows = divided ? (count + ranks - 1) / ranks * ranks : count;
+        int own = LlamaWeights.tokens(config, ranks);
+        int first = own * group.rank();
+        long[] ids = new long[rows];
+        float[] factors = new float[rows];
+        int row = 0;
+        for (LlamaBatch.Chunk chunk : batch.chunks()) {
+            for (int token : chunk.tokens()) {
+                boolean here = token >= first && token - first < own;
+                ids[row] = here ? token - first : 0;
+                factors[row++] = here ? 1 : 0;
+            }
+        }
+        NDArray found = weights.embedding().get(step, new NDIndex("{}", step.create(ids)));
+        if (ranks == 1) {
+            return found;
+        }
+        NDArray mask = Torch.cast(step.create(factors, new Shape(rows, 1)), config.type());
+        return combined(found.mul(mask), divided);
+    }
+
+    /** Multiplies all tokens with this rank's columns. */
+    private NDArray into(NDArray x, NDArray weight, boolean divided) {
+        return divided
+                ? FusedOps.allGatherMatmul(x, List.of(weight), 0, group, false).outputs().get(0)
+                : x.matMul(weight);
+    }
+
+    /** Multiplies with this rank's rows, and adds up. */
+    private NDArray outOf(NDArray x, NDArray weight, boolean divided) {
+        return divided
+                ? FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group)
+                : combined(x.matMul(weight), false);
+    }
+
+    /** Adds up what ranks have; if divided, returns this rank's rows. */
+    private NDArray combined(NDArray x, boolean divided) {
+        if (group.worldSize() == 1) {
+            return x;
+        }
+        if (!divided) {
+            complete(group.allReduce(x, ReduceOp.SUM));
+            return x;
+        }
+        Shape shape = x.getShape();
+        Shape part = new Shape(shape.get(0) / group.worldSize(), shape.get(1));
+        NDArray output = Torch.empty(x.getManager(), part, config.type());
+        complete(group.reduceScatterTensor(output, x, ReduceOp.SUM));
+        return output;
+    }
+
+    private NDArray gather(NDArray x) {
+        Shape shape = x.getShape();
+        Shape whole = new Shape(shape.get(0) * group.worldSize(), shape.get(1));
+        NDArray output = Torch.empty(x.getManager(), whole, Torch.scalarType(x));
+        complete(group.allGatherIntoTensor(output, x));
+        return output;
+    }
+
+    /** Puts the columns of all ranks side by side, without those that only fill up, in float32. */
+    private NDArray gatherColumns(NDArray x) {
+        int ranks = group.worldSize();
+        Shape shape = x.getShape();
+        NDArray all = ranks == 1 ? x : gather(x).reshape(ranks, shape.get(0), shape.get(1));
+        NDArray rows =
+                ranks == 1
+                        ? all
+                        : all.transpose(1, 0, 2).reshape(shape.get(0), ranks * shape.get(1));
+        return Torch.cast(
+                rows.get(new NDIndex().addAllDim().addSliceDim(0, config.vocabularySize())),
+                ScalarType.FLOAT32);
+    }
+
+    /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
+    private void complete(Work work) {
+        if (group.device().isGpu()) {
+            work.blockCurrentStream();
+        } else {
+            work.await();
+        }
+    }
+
+    private NDArray normalized(NDArray x, NDArray weight) {
+        NDArray wide = Torch.cast(x, ScalarType.FLOAT32);
+        NDArray mean = wide.square().mean(new int[] {1}, true);
+        NDArray scaled = wide.div(mean.add((float) config.epsilon()).sqrt()).mul(weight);
+        return narrowed(scaled);
+    }
+
+    private NDArray activated(NDArray gateUp) {
+        long inner = gateUp.getShape().get(1) / 2;
+        NDArray wide = Torch.cast(gateUp, ScalarType.FLOAT32);
+        NDArray gate = wide.get(new NDIndex().addAllDim().addSliceDim(0, inner));
+        NDArray up = wide.get(new NDIndex().addAllDim().addSliceDim(inner, 2 * inner));
+        return narrowed(gate.getNDArrayInternal().sigmoid().mul(gate).mul(up));
+    }
+
+    private NDArray narrowed(NDArray wide) {
+        return config.type() == ScalarType.FLOAT32 ? wide : Torch.cast(wide, config.type());
+    }
+
+    /** Adds zeros for the tokens by which they were filled up to be divided. */
+    private NDArray padded(NDArray x, NDArray like) {
+        long missing = like.getShape().get(0) - x.getShape().get(0);
+        if (missing == 0) {
+            return x;
+        }
+        Shape shape = new Shape(missing, x.getShape().get(1));
+        NDArray zeros =
+                Torch.cast(x.getManager().zeros(shape, DataType.FLOAT32), Torch.scalarType(x));
+        return NDArrays.concat(new NDList(x, zeros), 0);
+    }
+
+    /** Returns the rows of the last tokens of the chunks that want scores; null if none does. */
+    private static NDArray wanted(NDManager step, LlamaBatch batch) {
+        long[] rows = new long[batch.chunks().size()];
+        int count = 0;
+        int row = 0;
+        for (LlamaBatch.Chunk chunk : batch.chunks()) {
+            row += chunk.tokens().length;
+            if (chunk.wanted()) {
+                rows[count++] = row - 1;
+            }
+        }
+        return count == 0 ? null : step.create(Arrays.copyOf(rows, count));
+    }
+
+    private static NDArray rows(NDArray x, NDArray indices) {
+        return x.get(new NDIndex("{}", indices));
+    }
+
+    @Override
+    public void close() {
+        manager.close();
+        cache.close();
+        weights.close();
+    }
+}

@@ -1,0 +1,168 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Random;
+import java.util.concurrent.ExecutionException;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankPool;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.UsageCounter;
+import org.djlx.fusedops.safetensors.Safetensors;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.MethodSource;
+
+/** Scores of a small Llama, on several ranks and with a cache, against loops in float64. */
+class LlamaModelTest {
+
+    private static final int BLOCKS = 40;
+    private static final int BLOCK_TOKENS = 16;
+
+    @TempDir private Path directory;
+
+    static Stream<Arguments> cases() {
+        return Stream.of(1, 2, 4, 8)
+                .flatMap(
+                        ranks ->
+                                Stream.of(
+                                        Arguments.of(ranks, ScalarType.FLOAT32, false),
+                                        Arguments.of(ranks, ScalarType.FLOAT32, true),
+                                        Arguments.of(ranks, ScalarType.BFLOAT16, false),
+                                        Arguments.of(ranks, ScalarType.FLOAT16, true)));
+    }
+
+    /** A sequence, and what of it is in the cache. */
+    private static final class Sequence {
+
+        final int[] tokens;
+        final int[] rows;
+        final double[][] expected;
+        int done;
+
+        Sequence(int length, int seed, CacheBlocks blocks, LlamaReference reference) {
+            tokens = new Random(seed).ints(length, 0, 203).toArray();
+            rows = blocks.take(length);
+            expected = reference.scores(tokens);
+        }
+
+        LlamaBatch.Chunk next(int count, boolean wanted) {
+            int start = done;
+            done += count;
+            return new LlamaBatch.Chunk(
+                    Arrays.copyOfRange(tokens, start, done), start, rows, wanted);
+        }
+    }
+
+    @ParameterizedTest(name = "{0} ranks, {1}, tied {2}")
+    @MethodSource("cases")
+    void hasTheScoresOfAWholeModel(int ranks, ScalarType type, boolean tied)
+            throws IOException, InterruptedException, ExecutionException {
+        LlamaFiles.write(directory, LlamaFiles.config(type, tied), 1);
+        LlamaConfig config = LlamaConfig.read(directory);
+        LlamaReference reference = new LlamaReference(directory);
+        CacheBlocks blocks = new CacheBlocks(BLOCKS, BLOCK_TOKENS);
+        int[] hole = blocks.take(50); // So that no sequence has the rows of its positions.
+        Sequence a = new Sequence(10, 1, blocks, reference);
+        blocks.giveBack(hole);
+        Sequence b = new Sequence(50, 2, blocks, reference);
+        Sequence c = new Sequence(150, 3, blocks, reference);
+        double tolerance = tolerance(type);
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<LlamaModel> pool =
+                        RankPool.start(
+                                "llama",
+                                ProcessGroups.local(ranks),
+                                group -> model(config, group, files));
+                UsageCounter counter = FusedOps.countUsage()) {
+            check(pool, tolerance, a, a.next(5, true));
+            check(pool, tolerance, b, b.next(20, false));
+            check(pool, tolerance, List.of(a, b), List.of(a.next(1, true), b.next(25, true)));
+            long before = counter.pipelined() + counter.fallbacks();
+            check(pool, tolerance, c, c.next(140, true)); // Of 8 ranks, four have a token more.
+            long fused = counter.pipelined() + counter.fallbacks() - before;
+            assertEquals(ranks == 1 ? 0 : 4L * config.layers() * ranks, fused);
+            for (int i = 0; i < 4; i++) {
+                check(
+                        pool,
+                        tolerance,
+                        List.of(c, a, b),
+                        List.of(c.next(1, true), a.next(1, true), b.next(1, true)));
+            }
+        }
+    }
+
+    /** Scores are up to 3.6; each layer rounds a few times, by up to half of the last bit. */
+    private static double tolerance(ScalarType type) {
+        return switch (type) {
+            case FLOAT32 -> 1e-4;
+            case FLOAT16 -> 30.0 / (1 << 11);
+            default -> 30.0 / (1 << 8);
+        };
+    }
+
+    private static LlamaModel model(LlamaConfig config, ProcessGroup group, Safetensors files) {
+        int ranks = group.worldSize();
+        LlamaWeights weights =
+                LlamaWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
+        KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
+        return new LlamaModel(config, group, weights, cache, config.maxLength());
+    }
+
+    private static void check(
+            RankPool<LlamaModel> pool, double tolerance, Sequence sequence, LlamaBatch.Chunk chunk)
+            throws InterruptedException, ExecutionException {
+        check(pool, tolerance, List.of(sequence), List.of(chunk));
+    }
+
+    private static void check(
+            RankPool<LlamaModel> pool,
+            double tolerance,
+            List<Sequence> sequences,
+            List<LlamaBatch.Chunk> chunks)
+            throws InterruptedException, ExecutionException {
+        LlamaBatch batch = new LlamaBatch(chunks);
+        List<float[]> scores = pool.submit((group, model) -> scores(model, batch)).get();
+        List<double[]> expected = new ArrayList<>();
+        for (int i = 0; i < chunks.size(); i++) {
+            if (chunks.get(i).wanted()) {
+                expected.add(sequences.get(i).expected[chunks.get(i).length() - 1]);
+            }
+        }
+        for (float[] ofRank : scores) {
+            if (expected.isEmpty()) {
+                assertNull(ofRank);
+                continue;
+            }
+            int vocabulary = expected.get(0).length;
+            assertEquals(expected.size() * vocabulary, ofRank.length);
+            for (int i = 0; i < ofRank.length; i++) {
+                double value = expected.get(i / vocabulary)[i % vocabulary];
+                assertEquals(value, ofRank[i], tolerance, "score " + i);
+            }
+        }
+    }
+
+    private static float[] scores(LlamaModel model, LlamaBatch batch) {
+        try (NDManager manager = NDManager.newBaseManager()) {
+            NDArray scores = model.forward(batch, manager);
+            return scores == null ? null : scores.toFloatArray();
+        }
+    }
+}
