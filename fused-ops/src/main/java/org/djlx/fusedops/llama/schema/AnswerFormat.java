@@ -1,0 +1,71 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama.schema;
+
+import java.util.List;
+import org.djlx.fusedops.llama.GeneratedPiece;
+import org.djlx.fusedops.llama.Generation;
+
+/**
+ * Words the answer to one request. An answer is either whole, and then {@link #whole} is all of it,
+ * or streamed: {@link #begin}, {@link #piece} for each, {@link #end} or {@link #failure}. For one
+ * thread at a time.
+ */
+public interface AnswerFormat {
+
+    /**
+     * Tells whether the client wants the answer piece by piece.
+     *
+     * @return whether it is streamed
+     */
+    boolean isStreamed();
+
+    /**
+     * Returns the type of what is sent.
+     *
+     * @return the MIME type
+     */
+    String contentType();
+
+    /**
+     * Begins a streamed answer.
+     *
+     * @return what to send; may be empty, as for the others
+     */
+    String begin();
+
+    /**
+     * Words a piece of a streamed answer.
+     *
+     * @param piece the piece
+     * @return what to send
+     */
+    String piece(GeneratedPiece piece);
+
+    /**
+     * Ends a streamed answer.
+     *
+     * @param generation the generation, which has ended
+     * @return what to send
+     */
+    String end(Generation generation);
+
+    /**
+     * Ends a streamed answer that failed on its way.
+     *
+     * @param failure what happened
+     * @return what to send
+     */
+    String failure(ApiException failure);
+
+    /**
+     * Words an answer that is not streamed.
+     *
+     * @param pieces all pieces
+     * @param generation the generation, which has ended
+     * @return the answer
+     */
+    String whole(List<GeneratedPiece> pieces, Generation generation);
+}

@@ -1,0 +1,414 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama.schema;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.List;
+import java.util.Optional;
+import java.util.stream.Stream;
+import org.djlx.fusedops.llama.FinishReason;
+import org.djlx.fusedops.llama.GeneratedPiece;
+import org.djlx.fusedops.llama.Generation;
+import org.djlx.fusedops.llama.GenerationRequest;
+import org.djlx.fusedops.llama.GeneratorStatistics;
+import org.djlx.fusedops.llama.TextGenerator;
+import org.djlx.fusedops.llama.TextTokenizer;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
+
+@Timeout(60)
+class TextApiTest {
+
+    /** Characters are tokens; special tokens are one token 0 at the start. */
+    private static final class Characters implements TextGenerator, TextTokenizer {
+
+        @Override
+        public Generation submit(GenerationRequest request) {
+            throw new IllegalStateException("nothing is generated here");
+        }
+
+        @Override
+        public int maxLength() {
+            return 200;
+        }
+
+        @Override
+        public Optional<TextTokenizer> tokenizer() {
+            return Optional.of(this);
+        }
+
+        @Override
+        public GeneratorStatistics statistics() {
+            return new GeneratorStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+        }
+
+        @Override
+        public Optional<String> unavailabilityCause() {
+            return Optional.empty();
+        }
+
+        @Override
+        public int[] encode(String text, boolean specialTokens) {
+            return ((specialTokens ? "\u0000" : "") + text).chars().toArray();
+        }
+
+        @Override
+        public String decode(int[] tokens) {
+            return new String(tokens, 0, tokens.length);
+        }
+
+        @Override
+        public void close() {}
+    }
+
+    /** A generation that has ended. */
+    private record Ended(FinishReason reason) implements Generation {
+
+        @Override
+        public GeneratedPiece next(Duration timeout) {
+            return null;
+        }
+
+        @Override
+        public List<GeneratedPiece> await(Duration timeout) {
+            return List.of();
+        }
+
+        @Override
+        public void cancel() {}
+
+        @Override
+        public Optional<FinishReason> finishReason() {
+            return Optional.of(reason);
+        }
+
+        @Override
+        public Optional<Throwable> failure() {
+            return Optional.empty();
+        }
+
+        @Override
+        public int promptTokens() {
+            return 3;
+        }
+
+        @Override
+        public int generatedTokens() {
+            return 2;
+        }
+
+        @Override
+        public void onProgress(Runnable listener) {}
+    }
+
+    private static final List<GeneratedPiece> PIECES =
+            List.of(new GeneratedPiece(7, "he", -0.5f), new GeneratedPiece(8, "llo", -0.25f));
+
+    private final TextApi api = new TextApi("tiny", new Characters(), ChatTemplate.LLAMA_3);
+
+    private static byte[] bytes(String json) {
+        return json.replace('\'', '"').getBytes(StandardCharsets.UTF_8);
+    }
+
+    private TextCall read(String json) {
+        return api.read(bytes(json));
+    }
+
+    private static String text(GenerationRequest request) {
+        int[] tokens = request.promptTokens().orElseThrow();
+        return new String(tokens, 0, tokens.length);
+    }
+
+    private static JsonObject json(String text) {
+        return JsonParser.parseString(text).getAsJsonObject();
+    }
+
+    @Test
+    void aChatBecomesAPromptOfTheTemplate() {
+        TextCall call =
+                read(
+                        "{'model':'tiny','messages':[{'role':'system','content':'Be brief.'},"
+                                + "{'role':'user','content':[{'type':'text','text':'Hi '},"
+                                + "{'type':'text','text':'there '}]}],'temperature':0.5,"
+                                + "'top_p':0.9,'seed':-9223372036854775808,'stop':'\\n',"
+                                + "'max_completion_tokens':12,'n':1,'presence_penalty':0.0,"
+                                + "'logit_bias':{},'user':'me','response_format':{'type':'text'}}");
+        assertEquals(
+                "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+                        + "<|start_header_id|>user<|end_header_id|>\n\nHi there<|eot_id|>"
+                        + "<|start_header_id|>assistant<|end_header_id|>\n\n",
+                text(call.request()));
+        assertEquals(0.5, call.request().temperature());
+        assertEquals(0.9, call.request().topP());
+        assertEquals(Long.MIN_VALUE, call.request().seed().orElseThrow());
+        assertEquals(List.of("\n"), call.request().stopStrings());
+        assertEquals(12, call.request().maxNewTokens());
+        assertFalse(call.format().isStreamed());
+    }
+
+    @Test
+    void aChatWithoutALimitGoesOnToTheModelsLength() {
+        TextApi plain = new TextApi("tiny", new Characters(), ChatTemplate.PLAIN);
+        GenerationRequest request =
+                plain.chat(bytes("{'messages':[{'role':'user','content':'x'}]}")).request();
+        assertEquals("\u0000user: x\nassistant:", text(request));
+        assertEquals(200 - 19, request.maxNewTokens());
+        assertEquals(1, request.temperature());
+    }
+
+    @Test
+    void completionsTakeTextOrTokens() {
+        GenerationRequest text = read("{'prompt':'Once','max_tokens':5,'top_k':3}").request();
+        assertEquals("Once", text.prompt().orElseThrow());
+        assertEquals(5, text.maxNewTokens());
+        assertEquals(3, text.topK());
+        GenerationRequest tokens = read("{'prompt':[79,110],'temperature':0}").request();
+        assertArrayEquals(new int[] {79, 110}, tokens.promptTokens().orElseThrow());
+        assertEquals(16, tokens.maxNewTokens());
+        assertEquals(0, tokens.temperature());
+    }
+
+    @Test
+    void invocationsAreGreedyUnlessTheyAskForMore() {
+        GenerationRequest greedy = read("{'inputs':'Once'}").request();
+        assertEquals(0, greedy.temperature());
+        assertEquals(30, greedy.maxNewTokens());
+        assertEquals(1, read("{'inputs':'O','parameters':{'top_k':5}}").request().temperature());
+        assertEquals(
+                0,
+                read("{'inputs':'O','parameters':{'top_k':5,'do_sample':false}}")
+                        .request()
+                        .temperature());
+        GenerationRequest all =
+                read("{'inputs':'O','parameters':{'do_sample':true,'temperature':2,"
+                                + "'top_p':0.5,'repetition_penalty':1.5,'seed':7,"
+                                + "'max_new_tokens':9,'stop_sequences':['a','b'],"
+                                + "'ignore_eos_token':true}}")
+                        .request();
+        assertEquals(2, all.temperature());
+        assertEquals(1.5, all.repetitionPenalty());
+        assertEquals(7, all.seed().orElseThrow());
+        assertEquals(List.of("a", "b"), all.stopStrings());
+        assertTrue(all.ignoresEndOfText());
+    }
+
+    private record Bad(String json, int status, String message) {}
+
+    static Stream<Bad> badRequests() {
+        String message = "{'role':'user','content':'x'}";
+        return Stream.of(
+                new Bad("", 400, "not JSON"),
+                new Bad("{", 400, "not JSON"),
+                new Bad("[]", 400, "no JSON object"),
+                new Bad("7", 400, "no JSON object"),
+                new Bad("{} {}", 400, "not JSON"),
+                new Bad("[".repeat(100_000), 400, "not JSON that can be read"),
+                new Bad("{'prompt':" + "[".repeat(20) + "]".repeat(20) + "}", 400, "esting"),
+                new Bad("{}", 400, "'prompt' must be a text that is not empty"),
+                new Bad("{'prompt':''}", 400, "'prompt' must be"),
+                new Bad("{'prompt':null}", 400, "'prompt' must be"),
+                new Bad("{'prompt':[]}", 400, "'prompt' must be"),
+                new Bad("{'prompt':[1.5]}", 400, "'prompt' must be a whole number"),
+                new Bad("{'prompt':[-1]}", 400, "'prompt' must be a whole number"),
+                new Bad("{'prompt':{}}", 400, "'prompt' must be a string"),
+                new Bad("{'prompt':'a\\ud800'}", 400, "surrogate"),
+                new Bad("{'prompt':'x','tempo':1}", 400, "there is no option 'tempo'"),
+                new Bad("{'prompt':'x','temperature':'1'}", 400, "'temperature' must be a number"),
+                new Bad("{'prompt':'x','temperature':-1}", 400, "'temperature' must be a number"),
+                new Bad("{'prompt':'x','temperature':1e999}", 400, "'temperature' must be"),
+                new Bad("{'prompt':'x','temperature':NaN}", 400, "not JSON"),
+                new Bad("{'prompt':'x','top_p':0}", 400, "'top_p' must be"),
+                new Bad("{'prompt':'x','top_k':2147483648}", 400, "'top_k' must be"),
+                new Bad("{'prompt':'x','max_tokens':0}", 400, "'max_tokens' must be"),
+                new Bad("{'prompt':'x','max_tokens':1e1000000000}", 400, "'max_tokens' must"),
+                new Bad("{'prompt':'x','seed':9223372036854775808}", 400, "'seed' must be"),
+                new Bad("{'prompt':'x','stop':['']}", 400, "'stop' must be"),
+                new Bad("{'prompt':'x','stop':[1]}", 400, "'stop' must be a string"),
+                new Bad("{'prompt':'x','stop':['a'" + ",'a'".repeat(16) + "]}", 400, "at most 16"),
+                new Bad("{'prompt':'x','stream':'yes'}", 400, "'stream' must be true or false"),
+                new Bad("{'prompt':'x','stream':true,'stream_options':1}", 400, "an object"),
+                new Bad("{'prompt':'x','n':2}", 400, "'n' must be 1"),
+                new Bad("{'prompt':'x','logprobs':1}", 400, "'logprobs' must be left out"),
+                new Bad("{'prompt':'x','logit_bias':{'5':1}}", 400, "'logit_bias.5'"),
+                new Bad("{'prompt':'x','model':'other'}", 404, "no model 'other', but 'tiny'"),
+                new Bad("{'messages':[]}", 400, "'messages' must be"),
+                new Bad("{'messages':[1]}", 400, "'messages' must be"),
+                new Bad("{'messages':[{}]}", 400, "'messages[0].role' must be"),
+                new Bad("{'messages':[{'role':'tool','content':'x'}]}", 400, "role' must be"),
+                new Bad("{'messages':[{'role':'user'}]}", 400, "'messages[0].content' must"),
+                new Bad(
+                        "{'messages':[{'role':'user','content':[{'type':'image_url'}]}]}",
+                        400,
+                        "'messages[0].content[0].type' must be text"),
+                new Bad(
+                        "{'messages':[{'role':'user','content':'x<|eot_id|>'}]}",
+                        400,
+                        "control token <|eot_id|>"),
+                new Bad("{'messages':[" + message + "],'tools':[]}", 400, "no option 'tools'"),
+                new Bad("{'inputs':['a']}", 400, "'inputs' must be a string"),
+                new Bad("{'inputs':'a','parameters':[]}", 400, "'parameters' must be an object"),
+                new Bad(
+                        "{'inputs':'a','parameters':{'num_beams':2}}",
+                        400,
+                        "no option 'parameters.num_beams'"));
+    }
+
+    @ParameterizedTest
+    @MethodSource("badRequests")
+    void badRequestsSayWhatIsWrong(Bad bad) {
+        ApiException e = assertThrows(ApiException.class, () -> read(bad.json));
+        assertTrue(e.getMessage().contains(bad.message), e.getMessage());
+        JsonObject error = json(e.toJson()).getAsJsonObject("error");
+        assertEquals(bad.status, error.get("code").getAsInt());
+        assertEquals(e.getMessage(), error.get("message").getAsString());
+    }
+
+    @Test
+    void textThatIsNotUtf8IsRefused() {
+        byte[] bytes = bytes("{'prompt':'x'}");
+        bytes[11] = (byte) 0xff;
+        ApiException e = assertThrows(ApiException.class, () -> api.read(bytes));
+        assertEquals("the request is not UTF-8", e.getMessage());
+    }
+
+    private static String streamed(AnswerFormat format, FinishReason reason) {
+        StringBuilder answer = new StringBuilder(format.begin());
+        PIECES.forEach(piece -> answer.append(format.piece(piece)));
+        return answer.append(format.end(new Ended(reason))).toString();
+    }
+
+    private static List<String> events(String answer) {
+        assertTrue(answer.endsWith("data: [DONE]\n\n"), answer);
+        return Stream.of(answer.split("\n\n"))
+                .map(event -> event.substring("data: ".length()))
+                .toList();
+    }
+
+    @Test
+    void chatsAnswerLikeOpenAi() {
+        String request = "'messages':[{'role':'user','content':'x'}]";
+        AnswerFormat format = read("{" + request + "}").format();
+        assertEquals("application/json", format.contentType());
+        JsonObject whole = json(format.whole(PIECES, new Ended(FinishReason.STOP)));
+        assertEquals("chat.completion", whole.get("object").getAsString());
+        assertEquals("tiny", whole.get("model").getAsString());
+        JsonObject choice = whole.getAsJsonArray("choices").get(0).getAsJsonObject();
+        assertEquals("hello", choice.getAsJsonObject("message").get("content").getAsString());
+        assertEquals("stop", choice.get("finish_reason").getAsString());
+        assertEquals(5, whole.getAsJsonObject("usage").get("total_tokens").getAsInt());
+
+        format =
+                read("{" + request + ",'stream':true,'stream_options':{'include_usage':true}}")
+                        .format();
+        assertEquals("text/event-stream", format.contentType());
+        List<String> events = events(streamed(format, FinishReason.LENGTH));
+        assertEquals(6, events.size());
+        StringBuilder text = new StringBuilder();
+        for (String event : events.subList(0, 4)) {
+            JsonObject chunk = json(event);
+            assertEquals("chat.completion.chunk", chunk.get("object").getAsString());
+            JsonObject delta =
+                    chunk.getAsJsonArray("choices")
+                            .get(0)
+                            .getAsJsonObject()
+                            .getAsJsonObject("delta");
+            text.append(delta.has("content") ? delta.get("content").getAsString() : "");
+        }
+        assertEquals("hello", text.toString());
+        assertTrue(events.get(0).contains("\"role\":\"assistant\""), events.get(0));
+        assertTrue(events.get(2).contains("\"finish_reason\":null"), events.get(2));
+        assertTrue(events.get(3).contains("\"finish_reason\":\"length\""), events.get(3));
+        assertTrue(events.get(4).contains("\"completion_tokens\":2"), events.get(4));
+    }
+
+    @Test
+    void completionsAnswerLikeOpenAi() {
+        AnswerFormat format = read("{'prompt':'x','echo':true}").format();
+        JsonObject whole = json(format.whole(PIECES, new Ended(FinishReason.LENGTH)));
+        JsonObject choice = whole.getAsJsonArray("choices").get(0).getAsJsonObject();
+        assertEquals("xhello", choice.get("text").getAsString());
+        assertEquals("length", choice.get("finish_reason").getAsString());
+        List<String> events =
+                events(streamed(read("{'prompt':'x','stream':true}").format(), FinishReason.STOP));
+        assertEquals(4, events.size());
+        assertTrue(events.get(0).contains("\"text\":\"he\""), events.get(0));
+        assertTrue(events.get(2).contains("\"finish_reason\":\"stop\""), events.get(2));
+    }
+
+    @Test
+    void invocationsAnswerLikeDjlServing() {
+        AnswerFormat format =
+                read("{'inputs':'x','parameters':{'details':true,'return_full_text':true}}")
+                        .format();
+        JsonObject whole = json(format.whole(PIECES, new Ended(FinishReason.STOP)));
+        assertEquals("xhello", whole.get("generated_text").getAsString());
+        JsonObject details = whole.getAsJsonObject("details");
+        assertEquals("eos_token", details.get("finish_reason").getAsString());
+        JsonArray tokens = details.getAsJsonArray("tokens");
+        assertEquals(-0.25, tokens.get(1).getAsJsonObject().get("log_prob").getAsDouble());
+        assertEquals(
+                "{\"generated_text\":\"hello\"}",
+                read("{'inputs':'x'}").format().whole(PIECES, new Ended(FinishReason.STOP)));
+
+        format = read("{'inputs':'x','stream':true}").format();
+        assertEquals("application/jsonlines", format.contentType());
+        List<String> lines = streamed(format, FinishReason.LENGTH).lines().toList();
+        assertEquals("{\"token\":{\"id\":7,\"text\":\"he\",\"log_prob\":-0.5}}", lines.get(0));
+        assertEquals(
+                "{\"token\":{\"id\":8,\"text\":\"llo\",\"log_prob\":-0.25},"
+                        + "\"generated_text\":\"hello\",\"details\":{\"finish_reason\":\"length\","
+                        + "\"generated_tokens\":2,\"inputs\":\"x\"}}",
+                lines.get(1));
+        assertEquals(2, lines.size());
+    }
+
+    @Test
+    void failuresOnTheWayAreToldInTheFormat() {
+        ApiException failure = new ApiException(500, "server_error", null, "rank 1 failed");
+        String event = read("{'prompt':'x','stream':true}").format().failure(failure);
+        assertTrue(event.startsWith("data: {\"error\":{\"message\":\"rank 1 failed\""), event);
+        String line = read("{'inputs':'x','stream':true}").format().failure(failure);
+        assertTrue(line.contains("\"finish_reason\":\"error\""), line);
+        assertTrue(line.endsWith("}\n"), line);
+    }
+
+    @Test
+    void chatTemplatesAreRecognised(@TempDir Path folder) throws IOException {
+        assertEquals(ChatTemplate.PLAIN, ChatTemplate.of(folder));
+        Path config = folder.resolve("tokenizer_config.json");
+        Files.writeString(config, "{}");
+        assertEquals(ChatTemplate.PLAIN, ChatTemplate.of(folder));
+        Files.writeString(config, "{\"chat_template\":\"{{'<|im_start|>' + role}}\"}");
+        assertEquals(ChatTemplate.CHAT_ML, ChatTemplate.of(folder));
+        Files.writeString(
+                config, "{\"chat_template\":[{\"name\":\"default\",\"template\":\"[INST]\"}]}");
+        assertEquals(ChatTemplate.UNKNOWN, ChatTemplate.of(folder));
+        Files.writeString(config, "{");
+        assertThrows(IOException.class, () -> ChatTemplate.of(folder));
+        Files.writeString(folder.resolve("chat_template.jinja"), "<|start_header_id|>");
+        assertEquals(ChatTemplate.LLAMA_3, ChatTemplate.of(folder));
+        List<ChatTemplate.Message> chat = List.of(new ChatTemplate.Message("user", "Hi"));
+        assertEquals(
+                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+                ChatTemplate.CHAT_ML.write(chat));
+        assertThrows(ApiException.class, () -> ChatTemplate.UNKNOWN.write(chat));
+    }
+}
