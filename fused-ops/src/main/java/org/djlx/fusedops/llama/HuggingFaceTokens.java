@@ -1,0 +1,83 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.huggingface.tokenizers.HuggingFaceTokenizer;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.Map;
+import java.util.concurrent.locks.ReadWriteLock;
+import java.util.concurrent.locks.ReentrantReadWriteLock;
+
+/** The {@code tokenizer.json} of a model directory, through Hugging Face's library. */
+final class HuggingFaceTokens implements TextTokenizer {
+
+    private final HuggingFaceTokenizer tokenizer;
+    // The library's memory must not go while another thread is in it.
+    private final ReadWriteLock lock = new ReentrantReadWriteLock();
+    private boolean closed;
+
+    private HuggingFaceTokens(HuggingFaceTokenizer tokenizer) {
+        this.tokenizer = tokenizer;
+    }
+
+    /**
+     * Reads a tokenizer.
+     *
+     * @throws IllegalArgumentException if it cannot be read
+     */
+    static HuggingFaceTokens read(Path file) throws IOException {
+        try {
+            // A prompt that is too long is refused, not cut off.
+            return new HuggingFaceTokens(
+                    HuggingFaceTokenizer.newInstance(
+                            file, Map.of("truncation", "do_not_truncate", "padding", "false")));
+        } catch (RuntimeException e) { // What the library throws.
+            throw new IllegalArgumentException(
+                    file + " is no tokenizer that can be read: " + e.getMessage(), e);
+        }
+    }
+
+    @Override
+    public int[] encode(String text, boolean specialTokens) {
+        lock.readLock().lock();
+        try {
+            checkOpen();
+            long[] ids = tokenizer.encode(text, specialTokens, false).getIds();
+            return Arrays.stream(ids).mapToInt(Math::toIntExact).toArray();
+        } finally {
+            lock.readLock().unlock();
+        }
+    }
+
+    @Override
+    public String decode(int[] tokens) {
+        lock.readLock().lock();
+        try {
+            checkOpen();
+            return tokenizer.decode(Arrays.stream(tokens).asLongStream().toArray(), true);
+        } finally {
+            lock.readLock().unlock();
+        }
+    }
+
+    private void checkOpen() {
+        if (closed) {
+            throw new IllegalStateException("the tokenizer is closed, with its generator");
+        }
+    }
+
+    @Override
+    public void close() {
+        lock.writeLock().lock();
+        try {
+            closed = true;
+            tokenizer.close();
+        } finally {
+            lock.writeLock().unlock();
+        }
+    }
+}
