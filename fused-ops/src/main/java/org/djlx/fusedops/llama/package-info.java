@@ -7,7 +7,8 @@
  * generated for many requests at a time. A plus marks what users name.
  *
  * <pre>
- * + TextGenerator        takes requests
+ * + LlamaGenerator       a model on several ranks, from its directory
+ * + TextGenerator        what takes requests
  * + GenerationRequest    one of them
  * + Generation           what becomes of it
  * + GeneratedPiece       one token of that, with its text
@@ -15,6 +16,12 @@
  * + GeneratorStatistics  what a generator does
  * + TextTokenizer        turns text into tokens and back
  * + LlamaConfig          the sizes of a model
+ *   Sequence             a request that is being served
+ *   PieceQueue           what its caller sees
+ *   ScoreReader          chooses the next tokens of several sequences
+ *   TokenChooser         those of one
+ *   TextStream           turns tokens into text as they come
+ *   HuggingFaceTokens    the tokenizer of a model directory
  *   LlamaModel           one rank's part of a model, and its forward pass
  *   LlamaBatch           what that computes: tokens of several sequences
  *   LlamaWeights         a rank's weights, and how they are read

@@ -29,8 +29,12 @@ final class LlamaFiles {
      * A model with everything that is particular: grouped heads, Llama 3's rope, odd vocabulary.
      */
     static LlamaConfig config(ScalarType type, boolean tied) {
+        return config(type, tied, 203, 7);
+    }
+
+    static LlamaConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
         return new LlamaConfig(
-                203,
+                vocabulary,
                 40,
                 48,
                 2,
@@ -41,7 +45,7 @@ final class LlamaFiles {
                 1e-5,
                 new LlamaConfig.Rope(10000, 4, 1, 4, 64),
                 tied,
-                List.of(7),
+                List.of(end),
                 type);
     }
 

@@ -1,0 +1,749 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.util.Progress;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Deque;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.RejectedExecutionException;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankPool;
+import org.djlx.fusedops.safetensors.Safetensors;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A Llama from a model directory, on several ranks of this JVM: CPU ranks, or GPUs.
+ *
+ * <pre>{@code
+ * try (TextGenerator generator =
+ *         LlamaGenerator.builder().setDirectory(Path.of("model")).optRanks(2).build()) {
+ *     Generation generation =
+ *             generator.submit(GenerationRequest.builder().setPrompt("Once").build());
+ *     generation.await(Duration.ofMinutes(1)).forEach(piece -> System.out.print(piece.text()));
+ * }
+ * }</pre>
+ *
+ * <p>The directory has {@code config.json} and safetensors as Hugging Face has them, and, if
+ * prompts are to be texts, {@code tokenizer.json}. Each rank reads its part of the weights. They
+ * and the cache, whose sizes the log states before, are all that takes much memory from then on.
+ *
+ * <p>Requests are served in the order in which they come, many at a time: one joins the running
+ * batch when the cache has room for its prompt and all it may generate, and leaves it when it ends.
+ * Long prompts are read in parts, so that others do not wait for them.
+ *
+ * <p>If a rank fails, requests that run or wait fail with the reason, and the model is loaded
+ * again, once; if it fails again before a request has been served, the generator is lost.
+ */
+public final class LlamaGenerator implements TextGenerator {
+
+    private static final Logger LOG = LoggerFactory.getLogger(LlamaGenerator.class);
+    private static final int BLOCK_TOKENS = 16;
+
+    private final Path directory;
+    private final LlamaConfig config;
+    private final TextTokenizer tokenizer; // null if there is none
+    private final Settings settings;
+    private final Thread thread;
+
+    // The thread's own, but for tests; set before it starts.
+    private volatile RankPool<LlamaModel> pool;
+
+    // Guarded by this.
+    private final Deque<Sequence> queued = new ArrayDeque<>();
+    private final List<Sequence> running = new ArrayList<>();
+    private final CacheBlocks cache;
+    private String lost; // why there is no model any more
+    private boolean closed;
+    private long finished;
+    private long cancelled;
+    private long failed;
+    private long promptTokens;
+    private long generatedTokens;
+    private long finishedBeforeRebuild = -1;
+    private int rebuilds;
+
+    private LlamaGenerator(Builder builder) throws IOException {
+        directory = builder.directory;
+        config = LlamaConfig.read(directory);
+        settings = builder.settings(config);
+        cache = new CacheBlocks(settings.cacheBlocks, BLOCK_TOKENS);
+        Path file = directory.resolve("tokenizer.json");
+        tokenizer = Files.exists(file) ? HuggingFaceTokens.read(file) : null;
+        thread = new Thread(this::run, "llama-" + directory.getFileName());
+        thread.setDaemon(true);
+        boolean done = false;
+        try {
+            pool = load();
+            thread.start();
+            done = true;
+        } finally {
+            if (!done) {
+                closeModel();
+            }
+        }
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    private RankPool<LlamaModel> load() throws IOException {
+        int ranks = settings.ranks();
+        int rows = settings.cacheBlocks * BLOCK_TOKENS;
+        try (Safetensors files = Safetensors.open(directory)) {
+            try {
+                LlamaWeights.check(config, files);
+            } catch (IllegalArgumentException e) {
+                throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
+            }
+            long weightBytes = LlamaWeights.byteSize(config, ranks);
+            LOG.info(
+                    "{}: each of {} ranks takes {} MiB for weights and {} MiB for a cache of {}"
+                            + " tokens.",
+                    directory,
+                    ranks,
+                    weightBytes >> 20,
+                    KvCache.byteSize(config, ranks, rows) >> 20,
+                    rows);
+            Progress progress = settings.progress;
+            if (progress != null) {
+                progress.reset("Loading " + directory.getFileName(), weightBytes);
+            }
+            RankPool<LlamaModel> loaded =
+                    RankPool.start(
+                            thread.getName(),
+                            settings.groups(),
+                            group -> model(group, files, rows));
+            if (progress != null) {
+                progress.end();
+            }
+            return loaded;
+        }
+    }
+
+    private LlamaModel model(ProcessGroup group, Safetensors files, int rows) {
+        int ranks = group.worldSize();
+        Progress progress = group.rank() == 0 ? settings.progress : null;
+        LlamaWeights weights =
+                LlamaWeights.read(
+                        config,
+                        group.rank(),
+                        ranks,
+                        group.device(),
+                        files,
+                        bytes -> {
+                            if (progress != null) {
+                                progress.increment(bytes);
+                            }
+                        });
+        KvCache keysAndValues = null;
+        try {
+            keysAndValues = new KvCache(config, ranks, rows, group.device());
+            return new LlamaModel(config, group, weights, keysAndValues, maxLength());
+        } catch (RuntimeException | Error e) { // There may be too little memory.
+            if (keysAndValues != null) {
+                keysAndValues.close();
+            }
+            weights.close();
+            throw e;
+        }
+    }
+
+    @Override
+    public Generation submit(GenerationRequest request) {
+        int[] prompt = request.promptTokens().orElseGet(() -> encode(request));
+        check(prompt.length > 0, "the prompt has no tokens");
+        for (int token : prompt) {
+            check(
+                    token >= 0 && token < config.vocabularySize(),
+                    "the token %d of the prompt is none of the model's %d",
+                    token,
+                    config.vocabularySize());
+        }
+        check(
+                prompt.length <= maxLength() - request.maxNewTokens(),
+                "%d tokens of the prompt and %d new ones are more than the %d that this model is"
+                        + " set up for",
+                prompt.length,
+                request.maxNewTokens(),
+                maxLength());
+        check(
+                tokenizer != null || request.stopStrings().isEmpty(),
+                "stop strings take a tokenizer, and %s has no tokenizer.json",
+                directory);
+        Set<Integer> stops = new HashSet<>();
+        if (!request.ignoresEndOfText()) {
+            stops.addAll(config.endTokens());
+        }
+        Arrays.stream(request.stopTokens()).forEach(stops::add);
+        PieceQueue queue = new PieceQueue(prompt.length, this::wake);
+        Sequence sequence = new Sequence(request, prompt, tokenizer, stops, queue);
+        synchronized (this) {
+            if (lost != null || closed) {
+                throw new IllegalStateException(unavailabilityCause().orElseThrow());
+            }
+            if (queued.size() >= settings.maxQueued) {
+                throw new RejectedExecutionException(
+                        String.format(
+                                "%d requests wait already; try again when some are done",
+                                queued.size()));
+            }
+            queued.add(sequence);
+            notifyAll();
+        }
+        return queue;
+    }
+
+    private int[] encode(GenerationRequest request) {
+        check(
+                tokenizer != null,
+                "the prompt must be given by tokens, as %s has no tokenizer.json",
+                directory);
+        return tokenizer.encode(request.prompt().orElseThrow(), true);
+    }
+
+    private static void check(boolean right, String problem, Object... values) {
+        if (!right) {
+            throw new IllegalArgumentException(
+                    "generation request: " + String.format(problem, values));
+        }
+    }
+
+    private synchronized void wake() {
+        notifyAll();
+    }
+
+    /** Serves requests until this is closed; the generator's thread. */
+    private void run() {
+        try {
+            while (awaitWork()) {
+                if (pool.failure().isPresent()) {
+                    rebuild(); // It has failed while nobody waited.
+                    continue;
+                }
+                try {
+                    step();
+                } catch (ExecutionException e) {
+                    endAll(FinishReason.ERROR, e.getCause());
+                    rebuild();
+                }
+            }
+        } catch (InterruptedException | RuntimeException | Error e) {
+            LOG.error("{}: the generator has failed", directory, e);
+            lose("the generator of " + directory + " has failed: " + e, e);
+        } finally {
+            endAll(FinishReason.CANCELLED, null);
+            closeModel();
+        }
+    }
+
+    /** Waits for requests, and lets those in for which there is room. Returns false at the end. */
+    private synchronized boolean awaitWork() throws InterruptedException {
+        while (true) {
+            leave(running);
+            leave(queued);
+            if (closed || lost != null) {
+                return false;
+            }
+            while (!queued.isEmpty() && running.size() < settings.maxRunning) {
+                int[] rows = cache.take(queued.peek().capacity());
+                if (rows == null) {
+                    break;
+                }
+                Sequence next = queued.remove();
+                next.setRows(rows);
+                running.add(next);
+            }
+            if (!running.isEmpty()) {
+                return true;
+            }
+            wait();
+        }
+    }
+
+    /** Removes sequences that have ended, and takes back their part of the cache. */
+    private void leave(Iterable<Sequence> sequences) {
+        for (var all = sequences.iterator(); all.hasNext(); ) {
+            Sequence sequence = all.next();
+            FinishReason reason = sequence.queue.finishReason().orElse(null);
+            if (reason == null) {
+                continue;
+            }
+            all.remove();
+            if (sequence.rows() != null) {
+                cache.giveBack(sequence.rows());
+            }
+            switch (reason) {
+                case CANCELLED -> cancelled++;
+                case ERROR -> failed++;
+                default -> finished++;
+            }
+        }
+    }
+
+    /** Has the model read tokens of all sequences, and takes what follows. */
+    private void step() throws InterruptedException, ExecutionException {
+        List<Sequence> wanting = new ArrayList<>();
+        LlamaBatch batch = nextBatch(wanting);
+        List<TokenChooser> choosers = wanting.stream().map(each -> each.chooser).toList();
+        List<TokenChooser.Choice> choices =
+                pool.submit((group, model) -> choices(group, model, batch, choosers)).get().get(0);
+        int count = 0;
+        for (int i = 0; i < wanting.size(); i++) {
+            count += take(wanting.get(i), choices.get(i)) ? 1 : 0;
+        }
+        synchronized (this) {
+            generatedTokens += count;
+        }
+    }
+
+    private static List<TokenChooser.Choice> choices(
+            ProcessGroup group, LlamaModel model, LlamaBatch batch, List<TokenChooser> choosers) {
+        try (NDManager manager = NDManager.newBaseManager(group.device())) {
+            NDArray scores = model.forward(batch, manager);
+            return scores == null || group.rank() > 0
+                    ? List.of()
+                    : ScoreReader.choose(scores, choosers);
+        }
+    }
+
+    private boolean take(Sequence sequence, TokenChooser.Choice choice) {
+        if (sequence.isEnded()) {
+            return false; // It was cancelled meanwhile.
+        }
+        try {
+            if (choice == null) {
+                throw new ArithmeticException("the model's scores are not all numbers");
+            }
+            sequence.take(choice);
+            return true;
+        } catch (RuntimeException e) { // The tokenizer's, for example; others go on.
+            sequence.queue.end(FinishReason.ERROR, e);
+            return false;
+        }
+    }
+
+    /**
+     * Makes the next batch: a token of each sequence that generates, and parts of prompts.
+     *
+     * @param wanting gets those for which scores come, in their order
+     */
+    private synchronized LlamaBatch nextBatch(List<Sequence> wanting) {
+        List<LlamaBatch.Chunk> singles = new ArrayList<>();
+        List<LlamaBatch.Chunk> several = new ArrayList<>();
+        List<Sequence> late = new ArrayList<>(); // those of several that want scores
+        int left = settings.prefillTokens;
+        for (Sequence sequence : running) {
+            boolean generates = sequence.unread() == 1;
+            if (!generates && left == 0) {
+                continue; // The next batches read it.
+            }
+            LlamaBatch.Chunk chunk = sequence.read(generates ? 1 : left);
+            int count = chunk.tokens().length;
+            left -= generates ? 0 : count;
+            (count == 1 ? singles : several).add(chunk);
+            if (chunk.wanted()) {
+                (count == 1 ? wanting : late).add(sequence);
+            }
+            int ofPrompt = Math.min(chunk.length(), sequence.promptTokens()) - chunk.start();
+            promptTokens += Math.max(0, ofPrompt);
+        }
+        wanting.addAll(late);
+        singles.addAll(several);
+        return new LlamaBatch(singles);
+    }
+
+    /** Loads the model again after a rank has failed, unless that did not help before. */
+    private void rebuild() {
+        CollectiveException failure = pool.failure().orElseThrow();
+        synchronized (this) {
+            if (finished == finishedBeforeRebuild) {
+                lost = directory + " has failed again after it was loaded again: " + failure;
+            } else {
+                finishedBeforeRebuild = finished;
+                rebuilds++;
+            }
+        }
+        if (lost != null) {
+            endAll(FinishReason.ERROR, failure);
+            return;
+        }
+        LOG.warn("{} is loaded again, as it has failed", directory, failure);
+        pool.close();
+        try {
+            pool = load();
+        } catch (IOException | RuntimeException e) {
+            lose(directory + " could not be loaded again after it had failed: " + e, e);
+        }
+    }
+
+    private void lose(String why, Throwable cause) {
+        synchronized (this) {
+            lost = why;
+        }
+        endAll(FinishReason.ERROR, cause);
+    }
+
+    /** Ends all generations. */
+    private void endAll(FinishReason reason, Throwable cause) {
+        List<Sequence> all = new ArrayList<>();
+        synchronized (this) {
+            all.addAll(running);
+            all.addAll(queued);
+        }
+        all.forEach(sequence -> sequence.queue.end(reason, cause));
+        synchronized (this) {
+            leave(running);
+            leave(queued);
+        }
+    }
+
+    private void closeModel() {
+        if (pool != null) {
+            pool.close();
+        }
+        if (tokenizer != null) {
+            tokenizer.close();
+        }
+    }
+
+    @Override
+    public int maxLength() {
+        return settings.maxLength;
+    }
+
+    @Override
+    public Optional<TextTokenizer> tokenizer() {
+        return Optional.ofNullable(tokenizer);
+    }
+
+    /**
+     * Returns the model's sizes.
+     *
+     * @return the configuration
+     */
+    public LlamaConfig config() {
+        return config;
+    }
+
+    /** Returns the ranks, for tests. */
+    RankPool<LlamaModel> pool() {
+        return pool;
+    }
+
+    @Override
+    public synchronized GeneratorStatistics statistics() {
+        leave(queued); // The cancelled ones do not wait.
+        return new GeneratorStatistics(
+                running.size(),
+                queued.size(),
+                cache.inUse(),
+                cache.blocks(),
+                BLOCK_TOKENS,
+                KvCache.byteSize(config, settings.ranks(), (long) cache.blocks() * BLOCK_TOKENS),
+                finished,
+                cancelled,
+                failed,
+                promptTokens,
+                generatedTokens,
+                rebuilds);
+    }
+
+    @Override
+    public synchronized Optional<String> unavailabilityCause() {
+        return lost != null
+                ? Optional.of(lost)
+                : closed
+                        ? Optional.of("the generator of " + directory + " is closed")
+                        : Optional.empty();
+    }
+
+    @Override
+    public void close() {
+        if (Thread.currentThread() == thread) {
+            throw new IllegalStateException("a listener cannot close its generator");
+        }
+        synchronized (this) {
+            closed = true;
+            notifyAll();
+        }
+        boolean interrupted = false;
+        while (thread.isAlive()) {
+            try {
+                thread.join();
+            } catch (InterruptedException e) {
+                interrupted = true; // What it uses is freed all the same.
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** What a generator is set up with. */
+    private record Settings(
+            List<Device> devices,
+            int cpuRanks,
+            int maxLength,
+            int maxRunning,
+            int maxQueued,
+            int cacheBlocks,
+            int prefillTokens,
+            Duration timeout,
+            Progress progress) {
+
+        int ranks() {
+            return devices.isEmpty() ? cpuRanks : devices.size();
+        }
+
+        List<ProcessGroup> groups() {
+            if (devices.isEmpty()) {
+                return ProcessGroups.local("shm", cpuRanks, new BackendOptions(timeout));
+            }
+            Device[] each = devices.toArray(new Device[0]);
+            NcclOptions nccl = NcclOptions.builder().optDevices(each).optTimeout(timeout).build();
+            CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
+            return ProcessGroups.local("cuda_p2p", each.length, options);
+        }
+    }
+
+    /** Builds a {@link LlamaGenerator}. */
+    public static final class Builder {
+
+        private static final int DEFAULT_LENGTH = 8192;
+        private static final long DEFAULT_CACHE_BYTES = 2L << 30;
+
+        private Path directory;
+        private List<Device> devices = List.of();
+        private int ranks = 1;
+        private int maxLength;
+        private int maxRunning = 64;
+        private int maxQueued = 1024;
+        private long cacheBytes;
+        private int prefillTokens = 4096;
+        private Duration timeout = BackendOptions.DEFAULT_TIMEOUT;
+        private Progress progress;
+
+        private Builder() {}
+
+        /**
+         * Sets where the model is.
+         *
+         * @param directory a directory with {@code config.json} and safetensors
+         * @return this builder
+         */
+        public Builder setDirectory(Path directory) {
+            this.directory = directory;
+            return this;
+        }
+
+        /**
+         * Sets how many CPU ranks there are.
+         *
+         * @param ranks the number, 1 unless set
+         * @return this builder
+         */
+        public Builder optRanks(int ranks) {
+            this.ranks = ranks;
+            return this;
+        }
+
+        /**
+         * Has GPUs as ranks, one each.
+         *
+         * @param devices the GPUs, in the order of the ranks; none for CPU ranks
+         * @return this builder
+         */
+        public Builder optDevices(List<Device> devices) {
+            this.devices = devices;
+            return this;
+        }
+
+        /**
+         * Sets how many tokens a prompt and what is generated after it may have together.
+         *
+         * @param maxLength the tokens; unless set, as many as the model was made for, but 8192 at
+         *     most
+         * @return this builder
+         */
+        public Builder optMaxLength(int maxLength) {
+            this.maxLength = maxLength;
+            return this;
+        }
+
+        /**
+         * Sets how many requests are served at the same time.
+         *
+         * @param maxRunning the number, 64 unless set
+         * @return this builder
+         */
+        public Builder optMaxRunning(int maxRunning) {
+            this.maxRunning = maxRunning;
+            return this;
+        }
+
+        /**
+         * Sets how many requests may wait.
+         *
+         * @param maxQueued the number, 1024 unless set
+         * @return this builder
+         */
+        public Builder optMaxQueued(int maxQueued) {
+            this.maxQueued = maxQueued;
+            return this;
+        }
+
+        /**
+         * Sets the size of the cache for keys and values.
+         *
+         * @param cacheBytes the memory on each rank, in bytes; enough for one sequence of the
+         *     greatest length. Unless set, what as many as are served at the same time need, but 2
+         *     GiB at most, or what one sequence needs
+         * @return this builder
+         */
+        public Builder optCacheBytes(long cacheBytes) {
+            this.cacheBytes = cacheBytes;
+            return this;
+        }
+
+        /**
+         * Sets how many tokens of prompts are read at once.
+         *
+         * @param prefillTokens the number, 4096 unless set; others wait for so many
+         * @return this builder
+         */
+        public Builder optPrefillTokens(int prefillTokens) {
+            this.prefillTokens = prefillTokens;
+            return this;
+        }
+
+        /**
+         * Sets how long ranks wait for each other.
+         *
+         * @param timeout the time after which a rank that does not come has failed; {@link
+         *     BackendOptions#DEFAULT_TIMEOUT} unless set
+         * @return this builder
+         */
+        public Builder optTimeout(Duration timeout) {
+            this.timeout = timeout;
+            return this;
+        }
+
+        /**
+         * Sets who is told how loading goes.
+         *
+         * @param progress is told how many of the bytes of the first rank's weights are there, by
+         *     that rank's thread
+         * @return this builder
+         */
+        public Builder optProgress(Progress progress) {
+            this.progress = progress;
+            return this;
+        }
+
+        /**
+         * Loads the model. Returns when it can be used.
+         *
+         * @return the generator, to be closed
+         * @throws IOException if files cannot be read
+         * @throws IllegalArgumentException if the model or what is asked for is impossible; before
+         *     anything is allocated
+         * @throws CollectiveException if a rank cannot load its part, which takes more memory than
+         *     there is, for example; nothing is left allocated then
+         */
+        public LlamaGenerator build() throws IOException {
+            if (directory == null) {
+                throw new IllegalArgumentException("set the directory of the model");
+            }
+            return new LlamaGenerator(this);
+        }
+
+        private Settings settings(LlamaConfig config) {
+            if (devices == null || timeout == null) {
+                throw new IllegalArgumentException("the devices or the timeout are null");
+            }
+            positive("ranks", ranks);
+            positive("maxRunning", maxRunning);
+            positive("maxQueued", maxQueued);
+            positive("prefillTokens", prefillTokens);
+            for (Device device : devices) {
+                if (device == null || !device.isGpu()) {
+                    throw new IllegalArgumentException(
+                            device + " is no GPU; CPU ranks are given by their number");
+                }
+            }
+            int count = devices.isEmpty() ? ranks : devices.size();
+            config.checkDivisible(count);
+            int length = maxLength == 0 ? Math.min(config.maxLength(), DEFAULT_LENGTH) : maxLength;
+            positive("maxLength", length);
+            if (length > config.maxLength()) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "maxLength %d is more than the model's %d",
+                                length, config.maxLength()));
+            }
+            return new Settings(
+                    List.copyOf(devices),
+                    ranks,
+                    length,
+                    maxRunning,
+                    maxQueued,
+                    cacheBlocks(config, count, length),
+                    prefillTokens,
+                    timeout,
+                    progress);
+        }
+
+        private int cacheBlocks(LlamaConfig config, int ranks, int length) {
+            long blockBytes = KvCache.byteSize(config, ranks, BLOCK_TOKENS);
+            long one = CacheBlocks.blocks(length, BLOCK_TOKENS);
+            long most = Integer.MAX_VALUE / BLOCK_TOKENS;
+            if (cacheBytes == 0) {
+                long fitting = Math.max(one, DEFAULT_CACHE_BYTES / blockBytes);
+                return (int) Math.min(most, Math.min(one * maxRunning, fitting));
+            }
+            long blocks = Math.min(most, cacheBytes / blockBytes);
+            if (blocks < one) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "a cache of %d bytes on each rank is too small: a sequence of"
+                                        + " maxLength %d takes %d",
+                                cacheBytes, length, one * blockBytes));
+            }
+            return (int) blocks;
+        }
+
+        private static void positive(String name, int value) {
+            if (value < 1) {
+                throw new IllegalArgumentException(name + " must be 1 or more, not " + value);
+            }
+        }
+    }
+}

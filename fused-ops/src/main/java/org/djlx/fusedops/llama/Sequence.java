@@ -1,0 +1,94 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import java.util.Arrays;
+import java.util.Set;
+
+/**
+ * A request that is being served: its tokens, what of them is in the cache, and what comes next.
+ */
+final class Sequence {
+
+    final PieceQueue queue;
+    final TokenChooser chooser;
+    private final TextStream text;
+    private final Set<Integer> stopTokens;
+    private final int promptTokens;
+    private final int[] tokens; // the prompt's and those generated, with room for the rest
+    private int count;
+    private int cached;
+    private int[] rows; // of the cache; null before it has some
+
+    Sequence(
+            GenerationRequest request,
+            int[] prompt,
+            TextTokenizer tokenizer,
+            Set<Integer> stopTokens,
+            PieceQueue queue) {
+        this.queue = queue;
+        this.stopTokens = stopTokens;
+        chooser = new TokenChooser(request, prompt);
+        text = new TextStream(tokenizer, request.stopStrings(), prompt);
+        promptTokens = prompt.length;
+        tokens = Arrays.copyOf(prompt, prompt.length + request.maxNewTokens());
+        count = prompt.length;
+    }
+
+    /** Returns how many tokens the sequence may get. */
+    int capacity() {
+        return tokens.length;
+    }
+
+    boolean isEnded() {
+        return queue.finishReason().isPresent();
+    }
+
+    void setRows(int[] rows) {
+        this.rows = rows;
+    }
+
+    int[] rows() {
+        return rows;
+    }
+
+    /** Returns how many tokens the model has not read. */
+    int unread() {
+        return count - cached;
+    }
+
+    /** Returns the next tokens for the model, and takes them for read. */
+    LlamaBatch.Chunk read(int most) {
+        int start = cached;
+        cached = Math.min(count, start + most);
+        return new LlamaBatch.Chunk(
+                Arrays.copyOfRange(tokens, start, cached), start, rows, cached == count);
+    }
+
+    /** Takes the token that follows; the generation may end with it. */
+    void take(TokenChooser.Choice choice) {
+        int token = choice.token();
+        tokens[count++] = token;
+        if (stopTokens.contains(token)) {
+            add(choice, text.end(), FinishReason.STOP);
+            return;
+        }
+        String certain = text.add(token);
+        if (!text.isStopped() && count == tokens.length) {
+            certain += text.end();
+            add(choice, certain, text.isStopped() ? FinishReason.STOP : FinishReason.LENGTH);
+            return;
+        }
+        add(choice, certain, text.isStopped() ? FinishReason.STOP : null);
+    }
+
+    private void add(TokenChooser.Choice choice, String certain, FinishReason end) {
+        queue.add(new GeneratedPiece(choice.token(), certain, choice.logProbability()), end);
+    }
+
+    int promptTokens() {
+        return promptTokens;
+    }
+}
