@@ -1,0 +1,58 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import io.netty.handler.codec.http.HttpHeaderNames;
+import io.netty.handler.codec.http.HttpHeaders;
+import io.netty.util.NetUtil;
+import java.nio.charset.StandardCharsets;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
+
+/**
+ * Who may ask. With a token, whoever shows it. Without one, whoever reaches the port, but no page
+ * of another site in a browser of this host: such a page can only name this server by a name that
+ * its owner has given to this address (DNS rebinding), so names other than the server's own are
+ * refused.
+ */
+final class AccessRules {
+
+    private final byte[] token; // hashed; null if there is none
+    private final String host;
+
+    AccessRules(ServerOptions options) {
+        token = options.token() == null ? null : hash("Bearer " + options.token());
+        host = options.host();
+    }
+
+    /** Tells whether the server's own name was used. */
+    boolean allowsHost(HttpHeaders headers) {
+        if (token != null) {
+            return true;
+        }
+        String name = headers.get(HttpHeaderNames.HOST, "").replaceFirst(":[0-9]*$", "");
+        return name.isEmpty() // HTTP/1.0, which no browser speaks
+                || name.equals("localhost")
+                || name.equals(host)
+                || NetUtil.isValidIpV4Address(name)
+                || name.startsWith("[") && NetUtil.isValidIpV6Address(name);
+    }
+
+    /** Tells whether the token was shown, in a time that does not depend on what was shown. */
+    boolean allowsToken(HttpHeaders headers) {
+        return token == null
+                || MessageDigest.isEqual(
+                        token, hash(headers.get(HttpHeaderNames.AUTHORIZATION, "")));
+    }
+
+    private static byte[] hash(String text) {
+        try {
+            return MessageDigest.getInstance("SHA-256")
+                    .digest(text.getBytes(StandardCharsets.UTF_8));
+        } catch (NoSuchAlgorithmException e) {
+            throw new IllegalStateException("every JDK has SHA-256", e);
+        }
+    }
+}

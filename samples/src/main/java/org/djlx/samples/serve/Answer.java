@@ -1,0 +1,239 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import ai.djl.engine.EngineException;
+import io.netty.buffer.ByteBuf;
+import io.netty.buffer.Unpooled;
+import io.netty.channel.ChannelFuture;
+import io.netty.channel.ChannelHandlerContext;
+import io.netty.handler.codec.http.DefaultHttpContent;
+import io.netty.handler.codec.http.DefaultHttpResponse;
+import io.netty.handler.codec.http.DefaultLastHttpContent;
+import io.netty.handler.codec.http.FullHttpResponse;
+import io.netty.handler.codec.http.HttpResponse;
+import io.netty.handler.codec.http.HttpResponseStatus;
+import io.netty.handler.codec.http.HttpUtil;
+import io.netty.handler.codec.http.HttpVersion;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.fusedops.llama.FinishReason;
+import org.djlx.fusedops.llama.GeneratedPiece;
+import org.djlx.fusedops.llama.Generation;
+import org.djlx.fusedops.llama.schema.AnswerFormat;
+import org.djlx.fusedops.llama.schema.ApiException;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A generation on its way to a client. The connection's event loop takes the pieces that are there
+ * whenever the generator says so, and no more than the client reads: what it does not take waits in
+ * the generation. All methods are called by the event loop.
+ */
+final class Answer {
+
+    private static final Logger logger = LoggerFactory.getLogger(Answer.class);
+
+    /** What happens when the client is to get no more of this answer. */
+    interface Ending {
+        /**
+         * Called once, when the last byte has been handed to the system.
+         *
+         * @param status the status that the client was told
+         * @param sent whether it could be sent
+         */
+        void ended(int status, boolean sent);
+    }
+
+    private final ChannelHandlerContext context;
+    private final AnswerFormat format;
+    private final Generation generation;
+    private final boolean keepAlive;
+    private final long start;
+    private final ServerMetrics metrics;
+    private final Ending ending;
+    private final List<GeneratedPiece> pieces = new ArrayList<>(); // of an answer that is whole
+    private final AtomicBoolean awake = new AtomicBoolean();
+    private boolean begun;
+    private boolean hasPieces;
+    private boolean over;
+
+    /**
+     * Creates an answer.
+     *
+     * @param context the connection
+     * @param format how it is worded
+     * @param generation what to send
+     * @param keepAlive whether the connection stays open; if not, its end is that of the answer
+     * @param start when the request was there, by {@link System#nanoTime}
+     * @param metrics where to note times
+     * @param ending what to do afterwards
+     */
+    Answer(
+            ChannelHandlerContext context,
+            AnswerFormat format,
+            Generation generation,
+            boolean keepAlive,
+            long start,
+            ServerMetrics metrics,
+            Ending ending) {
+        this.context = context;
+        this.format = format;
+        this.generation = generation;
+        this.keepAlive = keepAlive;
+        this.start = start;
+        this.metrics = metrics;
+        this.ending = ending;
+    }
+
+    /** Begins to send. */
+    void start() {
+        generation.onProgress(this::wake);
+    }
+
+    /** Called by the generator's thread. */
+    private void wake() {
+        if (awake.compareAndSet(false, true)) {
+            try {
+                context.executor().execute(this::pump);
+            } catch (RejectedExecutionException e) {
+                generation.cancel(); // The server is closed.
+            }
+        }
+    }
+
+    /** Sends what is there and the client has room for. */
+    void pump() {
+        awake.set(false);
+        if (over) {
+            return;
+        }
+        try {
+            while (!format.isStreamed() || context.channel().isWritable()) {
+                GeneratedPiece piece = generation.next(Duration.ZERO);
+                if (piece == null) {
+                    finish();
+                    return;
+                }
+                take(piece);
+            }
+        } catch (TimeoutException e) {
+            // No more is there yet.
+        } catch (EngineException e) {
+            logger.warn("A generation has failed", e);
+            fail(new ApiException(500, "server_error", null, "generation failed: " + reason(e)));
+            return;
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            fail(new ApiException(503, "server_error", null, "the server is interrupted"));
+            return;
+        }
+        context.flush();
+    }
+
+    private static String reason(Exception e) {
+        return String.valueOf(e.getMessage()).lines().findFirst().orElse("");
+    }
+
+    private void take(GeneratedPiece piece) {
+        if (!hasPieces) {
+            hasPieces = true;
+            metrics.firstToken(Duration.ofNanos(System.nanoTime() - start));
+        }
+        if (!format.isStreamed()) {
+            pieces.add(piece);
+            return;
+        }
+        begin();
+        send(format.piece(piece));
+    }
+
+    private void begin() {
+        if (begun) {
+            return;
+        }
+        begun = true;
+        HttpResponse head = new DefaultHttpResponse(HttpVersion.HTTP_1_1, HttpResponseStatus.OK);
+        Replies.setType(head, format.contentType());
+        HttpUtil.setTransferEncodingChunked(head, keepAlive);
+        HttpUtil.setKeepAlive(head, keepAlive);
+        context.write(head);
+        send(format.begin());
+    }
+
+    private void send(String text) {
+        if (!text.isEmpty()) {
+            context.write(new DefaultHttpContent(buffer(text)));
+        }
+    }
+
+    private static ByteBuf buffer(String text) {
+        return Unpooled.copiedBuffer(text, StandardCharsets.UTF_8);
+    }
+
+    private void finish() {
+        if (generation.finishReason().orElseThrow() == FinishReason.CANCELLED) {
+            // Not by this client, who would not be here.
+            fail(new ApiException(503, "server_error", null, "the generation was cancelled"));
+            return;
+        }
+        if (format.isStreamed()) {
+            begin();
+            end(new DefaultLastHttpContent(buffer(format.end(generation))), 200, true);
+        } else {
+            String text = format.whole(pieces, generation);
+            end(Replies.text(200, format.contentType(), text));
+        }
+    }
+
+    /**
+     * Ends the answer with an error, if it has not ended.
+     *
+     * @param failure what to tell the client
+     */
+    void fail(ApiException failure) {
+        if (over) {
+            return;
+        }
+        generation.cancel();
+        if (begun) {
+            end(new DefaultLastHttpContent(buffer(format.failure(failure))), 200, false);
+        } else {
+            end(Replies.error(failure));
+        }
+    }
+
+    /** Ends the answer without a word: the client has gone. */
+    void abandon() {
+        if (!over) {
+            over = true;
+            generation.cancel();
+            metrics.disconnected();
+        }
+    }
+
+    private void end(FullHttpResponse whole) {
+        HttpUtil.setKeepAlive(whole, keepAlive);
+        int status = whole.status().code();
+        end(whole, status, status == 200);
+    }
+
+    private void end(Object last, int status, boolean complete) {
+        over = true;
+        ChannelFuture sent = context.writeAndFlush(last);
+        sent.addListener(
+                future -> {
+                    if (complete && future.isSuccess()) {
+                        metrics.answered(Duration.ofNanos(System.nanoTime() - start));
+                    }
+                    ending.ended(status, future.isSuccess());
+                });
+    }
+}

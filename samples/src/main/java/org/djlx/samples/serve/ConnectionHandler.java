@@ -1,0 +1,373 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonObject;
+import io.netty.buffer.ByteBufUtil;
+import io.netty.channel.ChannelFutureListener;
+import io.netty.channel.ChannelHandlerContext;
+import io.netty.channel.SimpleChannelInboundHandler;
+import io.netty.handler.codec.http.FullHttpRequest;
+import io.netty.handler.codec.http.FullHttpResponse;
+import io.netty.handler.codec.http.HttpHeaderNames;
+import io.netty.handler.codec.http.HttpMethod;
+import io.netty.handler.codec.http.HttpUtil;
+import io.netty.handler.codec.http.HttpVersion;
+import io.netty.handler.codec.http.TooLongHttpHeaderException;
+import io.netty.handler.codec.http.TooLongHttpLineException;
+import io.netty.util.concurrent.ScheduledFuture;
+import java.time.Duration;
+import java.util.Optional;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.TimeUnit;
+import org.djlx.fusedops.llama.Generation;
+import org.djlx.fusedops.llama.schema.ApiException;
+import org.djlx.fusedops.llama.schema.TextApi;
+import org.djlx.fusedops.llama.schema.TextCall;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * One connection, whose requests are answered one after the other. A clock runs all the time: while
+ * a request is awaited, or comes in, and while it is answered, until the client has read all.
+ */
+final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpRequest> {
+
+    private static final Logger logger = LoggerFactory.getLogger(ConnectionHandler.class);
+
+    /** Reads a request of one kind. */
+    private interface Reader {
+        TextCall read(TextApi api, byte[] json);
+    }
+
+    private final GenerationServer server;
+    private ScheduledFuture<?> clock;
+    private boolean busy;
+    private boolean keepAlive;
+    private String route = "other";
+    private Answer answer;
+
+    ConnectionHandler(GenerationServer server) {
+        this.server = server;
+    }
+
+    @Override
+    public void channelActive(ChannelHandlerContext context) {
+        int connections = server.metrics().connections().incrementAndGet();
+        if (server.isClosing()) {
+            context.close(); // It was being accepted when the others were told.
+            return;
+        }
+        if (connections > server.options().maxConnections()) {
+            busy = true;
+            reply(
+                    context,
+                    Replies.error(
+                            new ApiException(
+                                    503, "server_error", null, "too many clients are connected")));
+            return;
+        }
+        awaitRequest(context);
+    }
+
+    @Override
+    public void channelInactive(ChannelHandlerContext context) {
+        server.metrics().connections().decrementAndGet();
+        setClock(null);
+        if (answer != null) {
+            answer.abandon();
+            answer = null;
+        }
+    }
+
+    /** The server is closing: goodbye to whoever has nothing under way. */
+    @Override
+    public void userEventTriggered(ChannelHandlerContext context, Object event) {
+        if (event == server && !busy) {
+            context.close();
+        }
+    }
+
+    @Override
+    public void exceptionCaught(ChannelHandlerContext context, Throwable cause) {
+        logger.debug("A connection has failed", cause);
+        context.close();
+    }
+
+    @Override
+    public void channelWritabilityChanged(ChannelHandlerContext context) {
+        if (answer != null && context.channel().isWritable()) {
+            answer.pump();
+        }
+    }
+
+    private void setClock(ScheduledFuture<?> next) {
+        if (clock != null) {
+            clock.cancel(false);
+        }
+        clock = next;
+    }
+
+    private void setClock(ChannelHandlerContext context, Duration limit, Runnable atEnd) {
+        setClock(context.executor().schedule(atEnd, limit.toMillis(), TimeUnit.MILLISECONDS));
+    }
+
+    private void awaitRequest(ChannelHandlerContext context) {
+        busy = false;
+        keepAlive = false;
+        route = "other";
+        setClock(context, server.options().requestTimeout(), context::close);
+    }
+
+    @Override
+    protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
+        if (busy) {
+            context.close(); // It does not wait for its answer.
+            return;
+        }
+        busy = true;
+        keepAlive =
+                HttpUtil.isKeepAlive(request)
+                        && request.protocolVersion().equals(HttpVersion.HTTP_1_1)
+                        && !server.isClosing();
+        setClock(context, server.options().answerTimeout(), () -> timeOut(context));
+        try {
+            serve(context, request);
+        } catch (ApiException e) {
+            reply(context, Replies.error(e));
+        }
+    }
+
+    private void timeOut(ChannelHandlerContext context) {
+        if (answer == null || !context.channel().isWritable()) {
+            context.close(); // The client does not read.
+            return;
+        }
+        setClock(context, server.options().requestTimeout(), context::close);
+        answer.fail(
+                new ApiException(
+                        504,
+                        "timeout_error",
+                        null,
+                        "the answer has taken longer than "
+                                + server.options().answerTimeout().toSeconds()
+                                + " s"));
+    }
+
+    private void serve(ChannelHandlerContext context, FullHttpRequest request) {
+        Throwable malformed = request.decoderResult().cause();
+        if (malformed != null) {
+            keepAlive = false;
+            boolean large =
+                    malformed instanceof TooLongHttpHeaderException
+                            || malformed instanceof TooLongHttpLineException;
+            throw new ApiException(
+                    large ? 431 : 400,
+                    "invalid_request_error",
+                    null,
+                    large ? "the request's head is too large" : "the request is not HTTP");
+        }
+        if (!server.access().allowsHost(request.headers())) {
+            throw new ApiException(
+                    403,
+                    "permission_error",
+                    null,
+                    "this server does not go by the name of "
+                            + request.headers().get(HttpHeaderNames.HOST));
+        }
+        String path = request.uri().replaceFirst("[?#].*", "");
+        switch (path) {
+            case "/" -> get(context, request, path, Replies::page);
+            case "/health" -> get(context, request, path, this::health);
+            case "/metrics" -> getForToken(context, request, path, this::metrics);
+            case "/v1/models" -> getForToken(context, request, path, this::models);
+            case "/v1/chat/completions" -> generate(context, request, path, TextApi::chat);
+            case "/v1/completions" -> generate(context, request, path, TextApi::completion);
+            case "/invocations" -> generate(context, request, path, TextApi::invocation);
+            default -> {
+                if (path.equals("/v1/models/" + server.api().model())) {
+                    getForToken(context, request, "/v1/models", this::model);
+                } else {
+                    throw new ApiException(
+                            404, "not_found_error", null, "there is nothing at this path");
+                }
+            }
+        }
+    }
+
+    /** Makes a reply. */
+    private interface Reply {
+        FullHttpResponse make();
+    }
+
+    private void requireMethod(FullHttpRequest request, HttpMethod method) {
+        if (!request.method().equals(method)) {
+            throw new ApiException(
+                    405, "invalid_request_error", null, "this path takes " + method + " only");
+        }
+    }
+
+    private void requireToken(FullHttpRequest request) {
+        if (!server.access().allowsToken(request.headers())) {
+            throw new ApiException(
+                    401,
+                    "authentication_error",
+                    null,
+                    "send the server's token as 'Authorization: Bearer TOKEN'");
+        }
+    }
+
+    private void get(
+            ChannelHandlerContext context, FullHttpRequest request, String path, Reply reply) {
+        route = path;
+        requireMethod(request, HttpMethod.GET);
+        reply(context, reply.make());
+    }
+
+    private void getForToken(
+            ChannelHandlerContext context, FullHttpRequest request, String path, Reply reply) {
+        route = path;
+        requireToken(request);
+        get(context, request, path, reply);
+    }
+
+    private FullHttpResponse health() {
+        Optional<String> cause = server.unavailabilityCause();
+        JsonObject json = new JsonObject();
+        json.addProperty("status", cause.isEmpty() ? "Healthy" : "Unhealthy");
+        cause.ifPresent(reason -> json.addProperty("cause", reason));
+        return Replies.text(cause.isEmpty() ? 200 : 503, "application/json", json.toString());
+    }
+
+    private FullHttpResponse metrics() {
+        return Replies.text(
+                200,
+                "text/plain; version=0.0.4; charset=utf-8",
+                server.metrics().write(server.generator().statistics()));
+    }
+
+    private FullHttpResponse models() {
+        JsonArray models = new JsonArray();
+        models.add(describeModel());
+        JsonObject json = new JsonObject();
+        json.addProperty("object", "list");
+        json.add("data", models);
+        return Replies.text(200, "application/json", json.toString());
+    }
+
+    private FullHttpResponse model() {
+        return Replies.text(200, "application/json", describeModel().toString());
+    }
+
+    private JsonObject describeModel() {
+        JsonObject json = new JsonObject();
+        json.addProperty("id", server.api().model());
+        json.addProperty("object", "model");
+        json.addProperty("created", server.startedAt().getEpochSecond());
+        json.addProperty("owned_by", "djlx");
+        json.addProperty("max_model_len", server.generator().maxLength());
+        return json;
+    }
+
+    private void generate(
+            ChannelHandlerContext context, FullHttpRequest request, String path, Reader reader) {
+        route = path;
+        requireToken(request);
+        requireMethod(request, HttpMethod.POST);
+        String type = request.headers().get(HttpHeaderNames.CONTENT_TYPE, "");
+        // A page of another site can send other types without asking first.
+        if (!type.split(";")[0].trim().equalsIgnoreCase("application/json")) {
+            throw new ApiException(
+                    415,
+                    "invalid_request_error",
+                    null,
+                    "the content type must be application/json");
+        }
+        server.unavailabilityCause()
+                .ifPresent(
+                        cause -> {
+                            throw new ApiException(503, "server_error", null, cause);
+                        });
+        byte[] json = ByteBufUtil.getBytes(request.content());
+        long start = System.nanoTime();
+        try {
+            server.readers().execute(() -> submit(context, reader, json, start));
+        } catch (RejectedExecutionException e) {
+            throw tooMany();
+        }
+    }
+
+    private static ApiException tooMany() {
+        return new ApiException(
+                429, "rate_limit_error", null, "too many requests wait; try again later");
+    }
+
+    /** Tokenizes and submits a request, which may take a while, on a thread of its own. */
+    private void submit(ChannelHandlerContext context, Reader reader, byte[] json, long start) {
+        ApiException failure;
+        try {
+            TextCall call = reader.read(server.api(), json);
+            Generation generation = server.generator().submit(call.request());
+            try {
+                context.executor().execute(() -> begin(context, call, generation, start));
+            } catch (RejectedExecutionException e) {
+                generation.cancel(); // The server is closed.
+            }
+            return;
+        } catch (ApiException e) {
+            failure = e;
+        } catch (IllegalArgumentException e) {
+            failure = new ApiException(400, "invalid_request_error", null, e.getMessage());
+        } catch (RejectedExecutionException e) {
+            failure = tooMany();
+        } catch (IllegalStateException e) {
+            failure = new ApiException(503, "server_error", null, e.getMessage());
+        } catch (RuntimeException e) {
+            logger.warn("A request could not be submitted", e);
+            failure = new ApiException(500, "server_error", null, "the request has failed: " + e);
+        }
+        FullHttpResponse error = Replies.error(failure);
+        context.executor().execute(() -> reply(context, error));
+    }
+
+    private void begin(
+            ChannelHandlerContext context, TextCall call, Generation generation, long start) {
+        if (!context.channel().isActive()) {
+            generation.cancel();
+            server.metrics().disconnected();
+            return;
+        }
+        answer =
+                new Answer(
+                        context,
+                        call.format(),
+                        generation,
+                        keepAlive,
+                        start,
+                        server.metrics(),
+                        (status, sent) -> {
+                            answer = null;
+                            server.metrics().replied(route, status);
+                            next(context, sent);
+                        });
+        answer.start();
+    }
+
+    private void reply(ChannelHandlerContext context, FullHttpResponse reply) {
+        server.metrics().replied(route, reply.status().code());
+        HttpUtil.setKeepAlive(reply, keepAlive);
+        context.writeAndFlush(reply)
+                .addListener((ChannelFutureListener) sent -> next(context, sent.isSuccess()));
+    }
+
+    private void next(ChannelHandlerContext context, boolean sent) {
+        if (sent && keepAlive && !server.isClosing()) {
+            awaitRequest(context);
+        } else {
+            context.close();
+        }
+    }
+}

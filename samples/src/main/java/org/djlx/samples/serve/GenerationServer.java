@@ -1,0 +1,218 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import io.netty.bootstrap.ServerBootstrap;
+import io.netty.channel.Channel;
+import io.netty.channel.ChannelHandlerContext;
+import io.netty.channel.ChannelInitializer;
+import io.netty.channel.ChannelOption;
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.group.ChannelGroup;
+import io.netty.channel.group.DefaultChannelGroup;
+import io.netty.channel.nio.NioEventLoopGroup;
+import io.netty.channel.socket.SocketChannel;
+import io.netty.channel.socket.nio.NioServerSocketChannel;
+import io.netty.handler.codec.http.FullHttpResponse;
+import io.netty.handler.codec.http.HttpMessage;
+import io.netty.handler.codec.http.HttpObjectAggregator;
+import io.netty.handler.codec.http.HttpServerCodec;
+import io.netty.handler.codec.http.HttpUtil;
+import io.netty.util.concurrent.DefaultThreadFactory;
+import io.netty.util.concurrent.GlobalEventExecutor;
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.time.Instant;
+import java.util.Optional;
+import java.util.concurrent.ArrayBlockingQueue;
+import java.util.concurrent.Executor;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import org.djlx.fusedops.llama.TextGenerator;
+import org.djlx.fusedops.llama.schema.ApiException;
+import org.djlx.fusedops.llama.schema.TextApi;
+
+/**
+ * An HTTP server in front of a generator. Event loops move bytes; two threads tokenize; the
+ * generator does the rest.
+ */
+final class GenerationServer implements AutoCloseable {
+
+    private static final int READERS = 2;
+    private static final int MAX_UNREAD = 256;
+
+    private final TextApi api;
+    private final TextGenerator generator;
+    private final ServerOptions options;
+    private final AccessRules access;
+    private final ServerMetrics metrics = new ServerMetrics();
+    private final Instant startedAt = Instant.now();
+    private final ChannelGroup connections = new DefaultChannelGroup(GlobalEventExecutor.INSTANCE);
+    private final EventLoopGroup acceptors =
+            new NioEventLoopGroup(1, new DefaultThreadFactory("serve-accept", true));
+    private final EventLoopGroup loops =
+            new NioEventLoopGroup(2, new DefaultThreadFactory("serve", true));
+    private final ThreadPoolExecutor readers =
+            new ThreadPoolExecutor(
+                    READERS,
+                    READERS,
+                    0,
+                    TimeUnit.SECONDS,
+                    new ArrayBlockingQueue<>(MAX_UNREAD),
+                    new DefaultThreadFactory("serve-read", true));
+    private final Channel listener;
+    private volatile boolean closing;
+
+    /**
+     * Starts a server.
+     *
+     * @param api reads requests
+     * @param generator the model, which the caller closes after this
+     * @param options where to listen, and what is bounded
+     * @throws IOException if the port cannot be had
+     */
+    GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)
+            throws IOException {
+        this.api = api;
+        this.generator = generator;
+        this.options = options;
+        access = new AccessRules(options);
+        ServerBootstrap bootstrap =
+                new ServerBootstrap()
+                        .group(acceptors, loops)
+                        .channel(NioServerSocketChannel.class)
+                        .option(ChannelOption.SO_REUSEADDR, true)
+                        .childOption(ChannelOption.TCP_NODELAY, true)
+                        .childHandler(
+                                new ChannelInitializer<SocketChannel>() {
+                                    @Override
+                                    protected void initChannel(SocketChannel channel) {
+                                        connect(channel);
+                                    }
+                                });
+        var bound = bootstrap.bind(options.host(), options.port()).awaitUninterruptibly();
+        if (!bound.isSuccess()) {
+            stopThreads();
+            throw new IOException(
+                    String.format(
+                            "cannot listen on %s port %d: %s",
+                            options.host(), options.port(), bound.cause().getMessage()),
+                    bound.cause());
+        }
+        listener = bound.channel();
+    }
+
+    private void connect(Channel channel) {
+        connections.add(channel);
+        channel.pipeline()
+                .addLast(new HttpServerCodec())
+                .addLast(new Aggregator(options.maxBodyBytes()))
+                .addLast(new ConnectionHandler(this));
+    }
+
+    /** Puts requests together, and tells who sends too large ones so in the API's words. */
+    private static final class Aggregator extends HttpObjectAggregator {
+
+        private Aggregator(int maxBytes) {
+            super(maxBytes);
+        }
+
+        @Override
+        protected void handleOversizedMessage(ChannelHandlerContext context, HttpMessage request) {
+            FullHttpResponse reply =
+                    Replies.error(
+                            new ApiException(
+                                    413,
+                                    "invalid_request_error",
+                                    null,
+                                    "a request may have " + maxContentLength() + " bytes at most"));
+            // What the client is still sending is read and dropped, so that it gets to read this.
+            HttpUtil.setKeepAlive(reply, false);
+            context.writeAndFlush(reply);
+        }
+    }
+
+    TextApi api() {
+        return api;
+    }
+
+    TextGenerator generator() {
+        return generator;
+    }
+
+    ServerOptions options() {
+        return options;
+    }
+
+    AccessRules access() {
+        return access;
+    }
+
+    ServerMetrics metrics() {
+        return metrics;
+    }
+
+    Executor readers() {
+        return readers;
+    }
+
+    Instant startedAt() {
+        return startedAt;
+    }
+
+    boolean isClosing() {
+        return closing;
+    }
+
+    /** Returns why no requests are taken, or empty. */
+    Optional<String> unavailabilityCause() {
+        return closing
+                ? Optional.of("the server is being closed")
+                : generator.unavailabilityCause();
+    }
+
+    /**
+     * Returns where the server listens.
+     *
+     * @return the port
+     */
+    int port() {
+        return ((InetSocketAddress) listener.localAddress()).getPort();
+    }
+
+    /** Waits until the server is closed. */
+    void await() throws InterruptedException {
+        listener.closeFuture().await();
+    }
+
+    /**
+     * Takes no more requests, lets answers that are on their way come to their end for as long as
+     * the options say, cancels what is left and ends all threads. Does nothing when called again.
+     */
+    @Override
+    public void close() {
+        synchronized (this) {
+            if (closing) {
+                return;
+            }
+            closing = true;
+        }
+        listener.close().awaitUninterruptibly();
+        connections.forEach(channel -> channel.pipeline().fireUserEventTriggered(this));
+        connections
+                .newCloseFuture()
+                .awaitUninterruptibly(options.shutdownTimeout().toMillis(), TimeUnit.MILLISECONDS);
+        connections.close().awaitUninterruptibly();
+        stopThreads();
+    }
+
+    private void stopThreads() {
+        readers.shutdownNow();
+        var accepting = acceptors.shutdownGracefully(0, 5, TimeUnit.SECONDS);
+        var looping = loops.shutdownGracefully(0, 5, TimeUnit.SECONDS);
+        accepting.awaitUninterruptibly();
+        looping.awaitUninterruptibly();
+    }
+}

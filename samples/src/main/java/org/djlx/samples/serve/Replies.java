@@ -1,0 +1,79 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import io.netty.buffer.ByteBuf;
+import io.netty.buffer.Unpooled;
+import io.netty.handler.codec.http.DefaultFullHttpResponse;
+import io.netty.handler.codec.http.FullHttpResponse;
+import io.netty.handler.codec.http.HttpHeaderNames;
+import io.netty.handler.codec.http.HttpResponse;
+import io.netty.handler.codec.http.HttpResponseStatus;
+import io.netty.handler.codec.http.HttpVersion;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+import org.djlx.fusedops.llama.schema.ApiException;
+
+/** Responses that are whole. */
+final class Replies {
+
+    private static final byte[] PAGE = resource("chat.html");
+
+    private Replies() {}
+
+    private static byte[] resource(String name) {
+        try (InputStream in = Replies.class.getResourceAsStream(name)) {
+            return in.readAllBytes();
+        } catch (IOException e) {
+            throw new UncheckedIOException("cannot read the resource " + name, e);
+        }
+    }
+
+    /** Returns the page to chat with, which may load nothing and talk to nobody but this server. */
+    static FullHttpResponse page() {
+        FullHttpResponse page =
+                reply(200, "text/html; charset=utf-8", Unpooled.wrappedBuffer(PAGE));
+        page.headers()
+                .set(
+                        HttpHeaderNames.CONTENT_SECURITY_POLICY,
+                        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline';"
+                                + " connect-src 'self'; base-uri 'none'; form-action 'none';"
+                                + " frame-ancestors 'none'");
+        return page;
+    }
+
+    static FullHttpResponse text(int status, String type, String text) {
+        return reply(status, type, Unpooled.copiedBuffer(text, StandardCharsets.UTF_8));
+    }
+
+    static FullHttpResponse error(ApiException e) {
+        FullHttpResponse reply = text(e.status(), "application/json", e.toJson());
+        if (e.status() == HttpResponseStatus.UNAUTHORIZED.code()) {
+            reply.headers().set(HttpHeaderNames.WWW_AUTHENTICATE, "Bearer");
+        }
+        if (e.status() == HttpResponseStatus.TOO_MANY_REQUESTS.code()) {
+            reply.headers().set(HttpHeaderNames.RETRY_AFTER, 1);
+        }
+        return reply;
+    }
+
+    private static FullHttpResponse reply(int status, String type, ByteBuf content) {
+        FullHttpResponse reply =
+                new DefaultFullHttpResponse(
+                        HttpVersion.HTTP_1_1, HttpResponseStatus.valueOf(status), content);
+        reply.headers().set(HttpHeaderNames.CONTENT_LENGTH, content.readableBytes());
+        setType(reply, type);
+        return reply;
+    }
+
+    static void setType(HttpResponse reply, String type) {
+        reply.headers()
+                .set(HttpHeaderNames.CONTENT_TYPE, type)
+                .set(HttpHeaderNames.CACHE_CONTROL, "no-store")
+                .set("x-content-type-options", "nosniff");
+    }
+}

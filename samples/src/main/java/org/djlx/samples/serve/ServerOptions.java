@@ -1,0 +1,42 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import java.time.Duration;
+
+/**
+ * Where a server listens, and what is bounded.
+ *
+ * @param host the address or name to listen on
+ * @param port the port; 0 for any that is free
+ * @param token what clients must show; null if they need not
+ * @param maxBodyBytes how large a request may be
+ * @param maxConnections how many clients may be connected
+ * @param requestTimeout how long a connection may take to send a request, or be idle
+ * @param answerTimeout how long an answer may take, until the client has it all
+ * @param shutdownTimeout how long answers may go on when the server is closed
+ */
+record ServerOptions(
+        String host,
+        int port,
+        String token,
+        int maxBodyBytes,
+        int maxConnections,
+        Duration requestTimeout,
+        Duration answerTimeout,
+        Duration shutdownTimeout) {
+
+    /** Checks what is given. */
+    ServerOptions {
+        if (token != null && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127))) {
+            throw new IllegalArgumentException(
+                    "the token must be of visible ASCII characters, one or more");
+        }
+        if (maxBodyBytes < 1 || maxConnections < 1) {
+            throw new IllegalArgumentException(
+                    "the sizes of requests and the number of connections must be 1 or more");
+        }
+    }
+}

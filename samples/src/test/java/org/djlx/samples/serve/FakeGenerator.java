@@ -1,0 +1,296 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import ai.djl.engine.EngineException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import org.djlx.fusedops.llama.FinishReason;
+import org.djlx.fusedops.llama.GeneratedPiece;
+import org.djlx.fusedops.llama.Generation;
+import org.djlx.fusedops.llama.GenerationRequest;
+import org.djlx.fusedops.llama.GeneratorStatistics;
+import org.djlx.fusedops.llama.TextGenerator;
+import org.djlx.fusedops.llama.TextTokenizer;
+
+/**
+ * A generator whose tokens are characters, and which says the end of the prompt, its last ten
+ * characters, again and again. A thread gives every running request a piece in turn. A prompt with
+ * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled.
+ */
+final class FakeGenerator implements TextGenerator, TextTokenizer {
+
+    static final int MAX_RUNNING = 100;
+    private static final int PERIOD = 10;
+
+    private final List<FakeGeneration> running = new CopyOnWriteArrayList<>();
+    private final Thread thread = new Thread(this::generate, "fake-generator");
+    private long finished;
+    private long cancelled;
+    private long failed;
+    private volatile boolean closed;
+    private volatile String unavailable;
+
+    FakeGenerator() {
+        thread.start();
+    }
+
+    /** Returns what a prompt is answered with. */
+    static String expected(String prompt, int tokens) {
+        StringBuilder answer = new StringBuilder();
+        for (int i = 0; i < tokens; i++) {
+            answer.append(expectedAt(prompt, i));
+        }
+        return answer.toString();
+    }
+
+    private static char expectedAt(String prompt, int index) {
+        int period = Math.min(prompt.length(), PERIOD);
+        return prompt.charAt(prompt.length() - period + index % period);
+    }
+
+    void setUnavailable(String cause) {
+        unavailable = cause;
+    }
+
+    private final class FakeGeneration implements Generation {
+
+        private final String prompt;
+        private final int tokens;
+        private final LinkedBlockingQueue<Optional<GeneratedPiece>> pieces =
+                new LinkedBlockingQueue<>();
+        private Runnable listener;
+        private int generated;
+        private FinishReason reason;
+        private boolean taken;
+
+        private FakeGeneration(String prompt, int tokens) {
+            this.prompt = prompt;
+            this.tokens = tokens;
+        }
+
+        /** Generates a piece; tells whether it is over. */
+        private synchronized boolean step() {
+            if (reason == null && generated == 2 && prompt.contains("FAIL")) {
+                end(FinishReason.ERROR);
+            } else if (reason == null && !hangs()) {
+                char next = expectedAt(prompt, generated);
+                pieces.add(Optional.of(new GeneratedPiece(next, String.valueOf(next), -1)));
+                if (++generated == tokens) {
+                    end(FinishReason.LENGTH);
+                } else {
+                    tell();
+                }
+            }
+            return reason != null;
+        }
+
+        private synchronized boolean waits() {
+            return reason == null && hangs();
+        }
+
+        private boolean hangs() {
+            return generated == 1 && prompt.contains("HANG");
+        }
+
+        private void end(FinishReason why) {
+            reason = why;
+            pieces.add(Optional.empty());
+            tell();
+        }
+
+        private void tell() {
+            if (listener != null) {
+                listener.run();
+            }
+        }
+
+        @Override
+        public GeneratedPiece next(Duration timeout) throws TimeoutException, InterruptedException {
+            if (taken) {
+                return ended();
+            }
+            Optional<GeneratedPiece> piece = pieces.poll(timeout.toMillis(), TimeUnit.MILLISECONDS);
+            if (piece == null) {
+                throw new TimeoutException();
+            }
+            taken = piece.isEmpty();
+            return taken ? ended() : piece.get();
+        }
+
+        private synchronized GeneratedPiece ended() {
+            if (reason == FinishReason.ERROR) {
+                throw new EngineException("rank 1 has failed\nat native code");
+            }
+            return null;
+        }
+
+        @Override
+        public List<GeneratedPiece> await(Duration timeout) throws InterruptedException {
+            List<GeneratedPiece> all = new ArrayList<>();
+            try {
+                for (GeneratedPiece p = next(timeout); p != null; p = next(timeout)) {
+                    all.add(p);
+                }
+            } catch (TimeoutException e) {
+                throw new IllegalStateException(e);
+            }
+            return all;
+        }
+
+        @Override
+        public void cancel() {
+            synchronized (this) {
+                if (reason == null) {
+                    end(FinishReason.CANCELLED);
+                }
+            }
+            goOn();
+        }
+
+        @Override
+        public synchronized Optional<FinishReason> finishReason() {
+            return Optional.ofNullable(reason);
+        }
+
+        @Override
+        public Optional<Throwable> failure() {
+            return Optional.empty();
+        }
+
+        @Override
+        public int promptTokens() {
+            return prompt.length();
+        }
+
+        @Override
+        public synchronized int generatedTokens() {
+            return generated;
+        }
+
+        @Override
+        public synchronized void onProgress(Runnable code) {
+            listener = code;
+            if (!pieces.isEmpty()) {
+                code.run();
+            }
+        }
+    }
+
+    private void generate() {
+        while (!closed) {
+            for (FakeGeneration generation : running) {
+                if (generation.step()) {
+                    running.remove(generation);
+                    count(generation.finishReason().orElseThrow());
+                }
+            }
+            pause();
+        }
+    }
+
+    private synchronized void goOn() {
+        notifyAll();
+    }
+
+    private synchronized void count(FinishReason reason) {
+        switch (reason) {
+            case ERROR -> failed++;
+            case CANCELLED -> cancelled++;
+            default -> finished++;
+        }
+        notifyAll();
+    }
+
+    private synchronized void pause() {
+        try {
+            while (!closed && running.stream().allMatch(FakeGeneration::waits)) {
+                wait();
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** Waits until so many requests have come to their end. */
+    synchronized void awaitFinished(long count) throws InterruptedException {
+        while (finished < count) {
+            wait();
+        }
+    }
+
+    /** Waits until so many requests were cancelled. */
+    synchronized void awaitCancelled(long count) throws InterruptedException {
+        while (cancelled < count) {
+            wait();
+        }
+    }
+
+    @Override
+    public synchronized Generation submit(GenerationRequest request) {
+        String prompt = request.prompt().orElseGet(() -> decode(request.promptTokens().get()));
+        if (prompt.length() + request.maxNewTokens() > maxLength()) {
+            throw new IllegalArgumentException("the prompt and the answer are too long");
+        }
+        if (running.size() == MAX_RUNNING) {
+            throw new RejectedExecutionException("too many requests");
+        }
+        FakeGeneration generation = new FakeGeneration(prompt, request.maxNewTokens());
+        running.add(generation);
+        notifyAll();
+        return generation;
+    }
+
+    @Override
+    public int maxLength() {
+        return 300_000;
+    }
+
+    @Override
+    public Optional<TextTokenizer> tokenizer() {
+        return Optional.of(this);
+    }
+
+    @Override
+    public synchronized GeneratorStatistics statistics() {
+        return new GeneratorStatistics(
+                running.size(), 0, 3, 10, 16, 4096, finished, cancelled, failed, 5, 6, 0);
+    }
+
+    @Override
+    public Optional<String> unavailabilityCause() {
+        return Optional.ofNullable(unavailable);
+    }
+
+    @Override
+    public int[] encode(String text, boolean specialTokens) {
+        return text.chars().toArray();
+    }
+
+    @Override
+    public String decode(int[] tokens) {
+        return new String(tokens, 0, tokens.length);
+    }
+
+    @Override
+    public void close() {
+        closed = true;
+        synchronized (this) {
+            notifyAll();
+        }
+        try {
+            thread.join();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}

@@ -1,0 +1,558 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.io.InputStream;
+import java.net.Socket;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpRequest.BodyPublishers;
+import java.net.http.HttpResponse;
+import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.djlx.fusedops.llama.schema.ChatTemplate;
+import org.djlx.fusedops.llama.schema.TextApi;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+@Timeout(60)
+class GenerationServerTest {
+
+    private static final Duration LONG = Duration.ofSeconds(50);
+    private static final Duration SHORT = Duration.ofMillis(300);
+    private static final int MAX_BODY = 2000;
+
+    private final FakeGenerator generator = new FakeGenerator();
+    private final HttpClient client = HttpClient.newHttpClient();
+    private GenerationServer server;
+
+    @BeforeEach
+    void start() throws IOException {
+        start(null, 200, LONG, LONG);
+    }
+
+    private void start(String token, int connections, Duration request, Duration answer)
+            throws IOException {
+        if (server != null) {
+            server.close();
+        }
+        server =
+                new GenerationServer(
+                        new TextApi("tiny", generator, ChatTemplate.PLAIN),
+                        generator,
+                        new ServerOptions(
+                                "127.0.0.1",
+                                0,
+                                token,
+                                MAX_BODY,
+                                connections,
+                                request,
+                                answer,
+                                Duration.ofSeconds(5)));
+    }
+
+    @AfterEach
+    void stop() {
+        server.close();
+        generator.close();
+    }
+
+    private HttpRequest.Builder request(String path) {
+        return HttpRequest.newBuilder(URI.create("http://127.0.0.1:" + server.port() + path));
+    }
+
+    private HttpRequest post(String path, String json) {
+        return request(path)
+                .header("Content-Type", "application/json")
+                .POST(BodyPublishers.ofString(json.replace('\'', '"')))
+                .build();
+    }
+
+    private HttpResponse<String> send(HttpRequest request)
+            throws IOException, InterruptedException {
+        return client.send(request, BodyHandlers.ofString());
+    }
+
+    private static JsonObject json(String text) {
+        return JsonParser.parseString(text).getAsJsonObject();
+    }
+
+    private static String error(HttpResponse<String> response) {
+        JsonObject error = json(response.body()).getAsJsonObject("error");
+        assertEquals(response.statusCode(), error.get("code").getAsInt());
+        return error.get("message").getAsString();
+    }
+
+    /** Puts together the text of an answer that came as events. */
+    private static String text(Stream<String> lines) {
+        StringBuilder text = new StringBuilder();
+        List<String> events = lines.filter(line -> !line.isEmpty()).toList();
+        assertEquals("data: [DONE]", events.get(events.size() - 1));
+        for (String event : events.subList(0, events.size() - 1)) {
+            JsonObject choice =
+                    json(event.substring("data: ".length()))
+                            .getAsJsonArray("choices")
+                            .get(0)
+                            .getAsJsonObject();
+            JsonObject content = choice.has("delta") ? choice.getAsJsonObject("delta") : choice;
+            String key = choice.has("delta") ? "content" : "text";
+            text.append(content.has(key) ? content.get(key).getAsString() : "");
+        }
+        return text.toString();
+    }
+
+    @Test
+    void answersWhole() throws Exception {
+        HttpResponse<String> chat =
+                send(
+                        post(
+                                "/v1/chat/completions",
+                                "{'messages':[{'role':'user','content':'Hi'}],'max_tokens':12}"));
+        assertEquals(200, chat.statusCode(), chat::body);
+        assertTrue(chat.body().contains("\"content\":\"assistant:as\""), chat::body);
+        HttpResponse<String> completion =
+                send(post("/v1/completions", "{'prompt':'ab','max_tokens':5}"));
+        assertTrue(completion.body().contains("\"text\":\"ababa\""), completion::body);
+        HttpResponse<String> invocation =
+                send(post("/invocations", "{'inputs':'ab','parameters':{'max_new_tokens':3}}"));
+        assertEquals("{\"generated_text\":\"aba\"}", invocation.body());
+    }
+
+    @Test
+    void answersPieceByPiece() throws Exception {
+        HttpResponse<Stream<String>> chat =
+                client.send(
+                        post(
+                                "/v1/chat/completions",
+                                "{'messages':[{'role':'user','content':'Hi'}],'max_tokens':12,"
+                                        + "'stream':true}"),
+                        BodyHandlers.ofLines());
+        assertEquals("text/event-stream", chat.headers().firstValue("content-type").orElseThrow());
+        assertEquals("assistant:as", text(chat.body()));
+        HttpResponse<String> invocation =
+                send(
+                        post(
+                                "/invocations",
+                                "{'inputs':'ab','parameters':{'max_new_tokens':3},'stream':true}"));
+        assertEquals(3, invocation.body().lines().count());
+        assertTrue(invocation.body().contains("\"generated_text\":\"aba\""), invocation::body);
+    }
+
+    @Test
+    void tokensComeWhenTheyAreThere() throws Exception {
+        HttpResponse<InputStream> response =
+                client.send(
+                        post("/v1/completions", "{'prompt':'HANG','stream':true}"),
+                        BodyHandlers.ofInputStream());
+        byte[] first = response.body().readNBytes(6);
+        assertEquals("data: ", new String(first, StandardCharsets.UTF_8));
+        response.body().close(); // The client goes away.
+        generator.awaitCancelled(1);
+    }
+
+    @Test
+    void aClientThatGoesAwayCancelsAWholeAnswerToo() throws Exception {
+        CompletableFuture<HttpResponse<String>> response =
+                client.sendAsync(
+                        post("/v1/completions", "{'prompt':'HANG'}"), BodyHandlers.ofString());
+        while (generator.statistics().running() == 0) {
+            Thread.sleep(1);
+        }
+        response.cancel(true);
+        generator.awaitCancelled(1);
+        assertEquals(200, send(post("/v1/completions", "{'prompt':'x'}")).statusCode());
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "/v1/completions|",
+                "/v1/completions|{",
+                "/v1/completions|{'prompt':''}",
+                "/v1/completions|{'prompt':'x','max_tokens':300000}",
+                "/v1/completions|{'prompt':'x','tempo':1}",
+                "/v1/completions|{'prompt':7}",
+                "/v1/completions|{'prompt':'x','top_k':1e400}",
+                "/v1/chat/completions|{'messages':'x'}",
+                "/invocations|{'inputs':{}}"
+            })
+    void badRequestsHarmNoOther(String bad) throws Exception {
+        String[] parts = bad.split("\\|", 2);
+        HttpResponse<String> response = send(post(parts[0], parts[1]));
+        assertEquals(400, response.statusCode(), response::body);
+        assertFalse(error(response).isEmpty());
+        assertEquals(200, send(post("/v1/completions", "{'prompt':'x'}")).statusCode());
+    }
+
+    @Test
+    void deepAndLargeRequestsAreRefused() throws Exception {
+        HttpResponse<String> deep = send(post("/v1/completions", "[".repeat(MAX_BODY)));
+        assertEquals(400, deep.statusCode(), deep::body);
+        HttpResponse<String> large = send(post("/v1/completions", " ".repeat(MAX_BODY + 1)));
+        assertEquals(413, large.statusCode(), large::body);
+        assertEquals("a request may have 2000 bytes at most", error(large));
+        HttpResponse<String> endless =
+                send(
+                        request("/v1/completions")
+                                .header("Content-Type", "application/json")
+                                .POST(
+                                        BodyPublishers.ofInputStream(
+                                                () ->
+                                                        new java.io.ByteArrayInputStream(
+                                                                new byte[1_000_000])))
+                                .build());
+        assertEquals(413, endless.statusCode(), endless::body);
+        HttpResponse<String> head = send(request("/" + "x".repeat(10_000)).build());
+        assertEquals(431, head.statusCode(), head::body);
+        assertEquals(200, send(post("/v1/completions", "{'prompt':'x'}")).statusCode());
+    }
+
+    @Test
+    void pathsMethodsAndTypesAreChecked() throws Exception {
+        assertEquals(404, send(request("/v2").build()).statusCode());
+        assertEquals(404, send(request("/v1/models/other").build()).statusCode());
+        assertEquals(405, send(request("/v1/completions").build()).statusCode());
+        assertEquals(405, send(post("/health", "{}")).statusCode());
+        HttpRequest form = request("/v1/completions").POST(BodyPublishers.ofString("{}")).build();
+        assertEquals(415, send(form).statusCode());
+        String models = send(request("/v1/models").build()).body();
+        assertTrue(models.contains("\"id\":\"tiny\""), models);
+        assertEquals(200, send(request("/v1/models/tiny").build()).statusCode());
+        HttpResponse<String> other =
+                send(post("/v1/completions", "{'prompt':'x','model':'other'}"));
+        assertEquals(404, other.statusCode(), other::body);
+    }
+
+    @Test
+    void aFailureIsToldWhereverItComes() throws Exception {
+        HttpResponse<String> whole = send(post("/v1/completions", "{'prompt':'FAIL'}"));
+        assertEquals(500, whole.statusCode());
+        assertEquals("generation failed: rank 1 has failed", error(whole));
+        HttpResponse<String> streamed =
+                send(post("/v1/completions", "{'prompt':'FAIL','stream':true}"));
+        assertEquals(200, streamed.statusCode());
+        List<String> events = streamed.body().lines().filter(line -> !line.isEmpty()).toList();
+        assertEquals(3, events.size(), streamed::body);
+        assertTrue(events.get(2).contains("rank 1 has failed"), events.get(2));
+        HttpResponse<String> line = send(post("/invocations", "{'inputs':'FAIL','stream':true}"));
+        assertTrue(line.body().contains("\"finish_reason\":\"error\""), line::body);
+    }
+
+    @Test
+    void manyClientsGetTheirOwnAnswers() throws Exception {
+        List<CompletableFuture<Void>> answers = new ArrayList<>();
+        for (int i = 0; i < 64; i++) {
+            String prompt = "client " + i + " of many";
+            boolean streams = i % 2 == 0;
+            String json = "{'prompt':'" + prompt + "','max_tokens':200,'stream':" + streams + "}";
+            answers.add(
+                    client.sendAsync(post("/v1/completions", json), BodyHandlers.ofString())
+                            .thenAccept(
+                                    response -> {
+                                        String text =
+                                                streams
+                                                        ? text(response.body().lines())
+                                                        : json(response.body())
+                                                                .getAsJsonArray("choices")
+                                                                .get(0)
+                                                                .getAsJsonObject()
+                                                                .get("text")
+                                                                .getAsString();
+                                        assertEquals(FakeGenerator.expected(prompt, 200), text);
+                                    }));
+        }
+        for (CompletableFuture<Void> answer : answers) {
+            answer.get();
+        }
+        assertEquals(64, generator.statistics().finished());
+    }
+
+    @Test
+    void tooManyRequestsAreToldToComeAgain() throws Exception {
+        List<CompletableFuture<HttpResponse<String>>> hanging =
+                IntStream.range(0, FakeGenerator.MAX_RUNNING)
+                        .mapToObj(
+                                i ->
+                                        client.sendAsync(
+                                                post("/v1/completions", "{'prompt':'HANG'}"),
+                                                BodyHandlers.ofString()))
+                        .toList();
+        while (generator.statistics().running() < FakeGenerator.MAX_RUNNING) {
+            Thread.sleep(1);
+        }
+        HttpResponse<String> response = send(post("/v1/completions", "{'prompt':'x'}"));
+        assertEquals(429, response.statusCode(), response::body);
+        assertEquals("1", response.headers().firstValue("retry-after").orElseThrow());
+        hanging.forEach(request -> request.cancel(true));
+        generator.awaitCancelled(FakeGenerator.MAX_RUNNING);
+        assertEquals(200, send(post("/v1/completions", "{'prompt':'x'}")).statusCode());
+    }
+
+    @Test
+    void theTokenIsAskedFor() throws Exception {
+        start("s3cret", 200, LONG, LONG);
+        HttpRequest completion = post("/v1/completions", "{'prompt':'x'}");
+        HttpResponse<String> none = send(completion);
+        assertEquals(401, none.statusCode());
+        assertEquals("Bearer", none.headers().firstValue("www-authenticate").orElseThrow());
+        assertTrue(error(none).contains("Authorization: Bearer"), none::body);
+        for (String wrong : List.of("Bearer s3cre", "Bearer s3cret2", "s3cret", "Basic s3cret")) {
+            HttpRequest request =
+                    HttpRequest.newBuilder(completion, (name, value) -> true)
+                            .header("Authorization", wrong)
+                            .build();
+            assertEquals(401, send(request).statusCode(), wrong);
+        }
+        HttpRequest right =
+                HttpRequest.newBuilder(completion, (name, value) -> true)
+                        .header("Authorization", "Bearer s3cret")
+                        .build();
+        assertEquals(200, send(right).statusCode());
+        assertEquals(401, send(request("/metrics").build()).statusCode());
+        assertEquals(401, send(request("/v1/models").build()).statusCode());
+        assertEquals(200, send(request("/health").build()).statusCode());
+        assertEquals(200, send(request("/").build()).statusCode());
+        assertThrows(IllegalArgumentException.class, () -> start("", 1, LONG, LONG));
+        assertThrows(IllegalArgumentException.class, () -> start("a b", 1, LONG, LONG));
+    }
+
+    /** Sends bytes and returns what comes until the server closes. */
+    private String exchange(String request) throws IOException {
+        try (Socket socket = new Socket("127.0.0.1", server.port())) {
+            socket.getOutputStream().write(request.getBytes(StandardCharsets.UTF_8));
+            return new String(socket.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+        }
+    }
+
+    @Test
+    void otherSitesNamesAreRefused() throws Exception {
+        String answer =
+                exchange(
+                        "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n"
+                                + "Connection: close\r\n\r\n");
+        assertTrue(answer.startsWith("HTTP/1.1 403"), answer);
+        for (String name :
+                List.of("localhost", "localhost:80", "127.0.0.1:80", "[::1]", "[::1]:9")) {
+            answer =
+                    exchange(
+                            "GET /v1/models HTTP/1.1\r\nHost: "
+                                    + name
+                                    + "\r\nConnection: close\r\n\r\n");
+            assertTrue(answer.startsWith("HTTP/1.1 200"), answer);
+        }
+    }
+
+    @Test
+    void whatIsNotHttpIsRefused() throws Exception {
+        String answer = exchange("what is this\r\n\r\n");
+        assertTrue(answer.startsWith("HTTP/1.1 400"), answer);
+        answer = exchange("GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n");
+        assertTrue(answer.startsWith("HTTP/1.1 400"), answer);
+    }
+
+    @Test
+    void clientsOfHttp10GetTheirStream() throws Exception {
+        String json = "{\"prompt\":\"ab\",\"max_tokens\":3,\"stream\":true}";
+        String answer =
+                exchange(
+                        "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\n"
+                                + "Content-Length: "
+                                + json.length()
+                                + "\r\n\r\n"
+                                + json);
+        String body = answer.substring(answer.indexOf("\r\n\r\n") + 4);
+        assertEquals("aba", text(body.lines()));
+    }
+
+    @Test
+    void requestsThatDoNotWaitEndTheConnection() throws Exception {
+        String json = "{\"prompt\":\"HANG\"}";
+        String hanging =
+                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                        + "Content-Type: application/json\r\nContent-Length: "
+                        + json.length()
+                        + "\r\n\r\n"
+                        + json;
+        assertEquals("", exchange(hanging + "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+        assertEquals(200, send(request("/health").build()).statusCode());
+    }
+
+    @Test
+    void slowRequestsEnd() throws Exception {
+        start(null, 200, SHORT, LONG);
+        assertEquals("", exchange("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"));
+        assertEquals("", exchange(""));
+    }
+
+    @Test
+    void slowAnswersEnd() throws Exception {
+        start(null, 200, LONG, SHORT);
+        HttpResponse<String> whole = send(post("/v1/completions", "{'prompt':'HANG'}"));
+        assertEquals(504, whole.statusCode(), whole::body);
+        generator.awaitCancelled(1);
+        HttpResponse<String> streamed =
+                send(post("/v1/completions", "{'prompt':'HANG','stream':true}"));
+        assertTrue(streamed.body().contains("has taken longer than"), streamed::body);
+        generator.awaitCancelled(2);
+    }
+
+    @Test
+    void aClientThatDoesNotReadIsGivenUp() throws Exception {
+        start(null, 200, LONG, Duration.ofSeconds(2));
+        String json = "{\"prompt\":\"ab\",\"max_tokens\":250000,\"stream\":true}";
+        try (Socket socket = new Socket()) {
+            socket.setReceiveBufferSize(4096);
+            socket.connect(new java.net.InetSocketAddress("127.0.0.1", server.port()));
+            socket.getOutputStream()
+                    .write(
+                            ("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                                            + "Content-Type: application/json\r\nContent-Length: "
+                                            + json.length()
+                                            + "\r\n\r\n"
+                                            + json)
+                                    .getBytes(StandardCharsets.UTF_8));
+            while (server.metrics().connections().get() > 0) {
+                Thread.sleep(10);
+            }
+        }
+    }
+
+    @Test
+    void aSlowReaderGetsItAll() throws Exception {
+        HttpResponse<InputStream> response =
+                client.send(
+                        post("/v1/completions", "{'prompt':'ab','max_tokens':20000,'stream':true}"),
+                        BodyHandlers.ofInputStream());
+        generator.awaitFinished(1); // Most of it waits.
+        String body = new String(response.body().readAllBytes(), StandardCharsets.UTF_8);
+        assertEquals("ab".repeat(10_000), text(body.lines()));
+    }
+
+    @Test
+    void connectionsAreBounded() throws Exception {
+        start(null, 1, LONG, LONG);
+        try (Socket first = new Socket("127.0.0.1", server.port())) {
+            first.getOutputStream()
+                    .write(
+                            "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                                    .getBytes(StandardCharsets.UTF_8));
+            assertEquals('H', first.getInputStream().read());
+            String answer = exchange("");
+            assertTrue(answer.startsWith("HTTP/1.1 503"), answer);
+        }
+        while (server.metrics().connections().get() > 0) {
+            Thread.sleep(1);
+        }
+        assertEquals(200, send(request("/health").build()).statusCode());
+    }
+
+    @Test
+    void metricsAreInPrometheusFormat() throws Exception {
+        send(post("/v1/completions", "{'prompt':'x'}"));
+        send(post("/v1/completions", "{"));
+        String metrics = send(request("/metrics").build()).body();
+        String sample = "[a-z_]+(\\{[a-z]+=\"[^\"]*\"(,[a-z]+=\"[^\"]*\")*})? [0-9.]+";
+        metrics.lines()
+                .filter(line -> !line.startsWith("# "))
+                .forEach(line -> assertTrue(line.matches(sample), line));
+        for (String line :
+                List.of(
+                        "djlx_http_requests_total{path=\"/v1/completions\",code=\"200\"} 1",
+                        "djlx_http_requests_total{path=\"/v1/completions\",code=\"400\"} 1",
+                        "djlx_first_token_seconds_bucket{le=\"+Inf\"} 1",
+                        "djlx_answer_seconds_count 1",
+                        "# TYPE djlx_cache_blocks gauge",
+                        "djlx_finished_total 1")) {
+            assertTrue(metrics.lines().anyMatch(line::equals), line + " in " + metrics);
+        }
+    }
+
+    @Test
+    void healthIsThatOfTheModel() throws Exception {
+        assertEquals("{\"status\":\"Healthy\"}", send(request("/health").build()).body());
+        generator.setUnavailable("rank 1 is gone");
+        HttpResponse<String> sick = send(request("/health").build());
+        assertEquals(503, sick.statusCode());
+        assertTrue(sick.body().contains("rank 1 is gone"), sick::body);
+        assertEquals(503, send(post("/v1/completions", "{'prompt':'x'}")).statusCode());
+    }
+
+    @Test
+    void thePageLoadsNothingFromElsewhere() throws Exception {
+        HttpResponse<String> page = send(request("/?x=1").build());
+        assertEquals(200, page.statusCode());
+        assertTrue(
+                page.headers()
+                        .firstValue("content-security-policy")
+                        .orElseThrow()
+                        .startsWith("default-src 'none'"));
+        assertFalse(page.body().matches("(?s).*(src|href)=.*"), "nothing to load");
+        assertFalse(page.body().contains("innerHTML"), "answers are text, not HTML");
+    }
+
+    @Test
+    void closingLetsAnswersEndAndCancelsTheRest() throws Exception {
+        HttpResponse<InputStream> hanging =
+                client.send(
+                        post("/v1/completions", "{'prompt':'HANG','stream':true}"),
+                        BodyHandlers.ofInputStream());
+        try (Socket idle = new Socket("127.0.0.1", server.port())) {
+            int port = server.port();
+            CompletableFuture<Void> closed = CompletableFuture.runAsync(server::close);
+            assertEquals(-1, idle.getInputStream().read());
+            assertFalse(closed.isDone(), "an answer is under way");
+            while (isListening(port)) {
+                Thread.sleep(1);
+            }
+            hanging.body().close();
+            closed.get();
+        }
+        generator.awaitCancelled(1);
+        server.await();
+    }
+
+    private static boolean isListening(int port) {
+        try {
+            new Socket("127.0.0.1", port).close();
+            return true;
+        } catch (IOException e) {
+            return false;
+        }
+    }
+
+    @Test
+    void aPortThatIsTakenIsNamed() {
+        int port = server.port();
+        IOException e =
+                assertThrows(
+                        IOException.class,
+                        () ->
+                                new GenerationServer(
+                                        server.api(),
+                                        generator,
+                                        new ServerOptions(
+                                                "127.0.0.1", port, null, 1, 1, LONG, LONG, SHORT)));
+        assertTrue(e.getMessage().contains("cannot listen on 127.0.0.1 port " + port), "" + e);
+    }
+}
