@@ -14,10 +14,12 @@ import org.djlx.samples.bench.GpuBenchCommand;
 import org.djlx.samples.bench.TrainBenchCommand;
 import org.djlx.samples.flight.FlightCommand;
 import org.djlx.samples.launch.LaunchCommand;
+import org.djlx.samples.llama.GenerateCommand;
 import org.djlx.samples.llama.ServeModelCommand;
 import org.djlx.samples.mlp.MlpCommand;
 import org.djlx.samples.op.OpCommand;
 import org.djlx.samples.plan.PlanCommand;
+import org.djlx.samples.serve.ServeCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
 import org.djlx.samples.trace.TraceCommand;
@@ -44,6 +46,8 @@ import picocli.CommandLine.Spec;
         subcommands = {
             MlpCommand.class,
             TrainCommand.class,
+            GenerateCommand.class,
+            ServeCommand.class,
             ServeModelCommand.class,
             OpCommand.class,
             BenchCommand.class,

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Model directories of Llamas: {@link org.djlx.samples.llama.ServeModelCommand} writes a small one
- * of random weights.
+ * Llamas: {@link org.djlx.samples.llama.ServeModelCommand} writes a small one of random weights,
+ * {@link org.djlx.samples.llama.GenerateCommand} has one write text.
  */
 package org.djlx.samples.llama;

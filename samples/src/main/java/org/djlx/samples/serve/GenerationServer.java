@@ -182,6 +182,11 @@ final class GenerationServer implements AutoCloseable {
         return ((InetSocketAddress) listener.localAddress()).getPort();
     }
 
+    /** Tells whether only this host can reach the server. */
+    boolean listensOnLoopback() {
+        return ((InetSocketAddress) listener.localAddress()).getAddress().isLoopbackAddress();
+    }
+
     /** Waits until the server is closed. */
     void await() throws InterruptedException {
         listener.closeFuture().await();

@@ -34,6 +34,9 @@ record ServerOptions(
             throw new IllegalArgumentException(
                     "the token must be of visible ASCII characters, one or more");
         }
+        if (port < 0 || port > 65_535) {
+            throw new IllegalArgumentException("the port must be from 0 to 65535, not " + port);
+        }
         if (maxBodyBytes < 1 || maxConnections < 1) {
             throw new IllegalArgumentException(
                     "the sizes of requests and the number of connections must be 1 or more");

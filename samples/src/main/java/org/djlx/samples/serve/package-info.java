@@ -6,6 +6,7 @@
  * A model behind HTTP.
  *
  * <pre>
+ * ServeCommand        the command line
  * GenerationServer    listens, and ends
  * ConnectionHandler   one connection: what each request is answered with
  * Answer              a generation on its way to a client

@@ -1,0 +1,166 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.llama;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.concurrent.TimeoutException;
+import org.djlx.fusedops.llama.FinishReason;
+import org.djlx.fusedops.llama.GeneratedPiece;
+import org.djlx.fusedops.llama.Generation;
+import org.djlx.fusedops.llama.GenerationRequest;
+import org.djlx.fusedops.llama.TextGenerator;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Spec;
+
+/** {@code generate}: the text that a model writes after a prompt. */
+@Command(
+        name = "generate",
+        description = {
+            "Has a Llama go on with a prompt, on several ranks, and says how fast it was. The most"
+                    + " probable token is taken unless a temperature is given."
+        })
+public final class GenerateCommand implements Callable<Integer> {
+
+    private static final Duration PATIENCE = Duration.ofMinutes(10);
+
+    @Spec private CommandSpec spec;
+
+    @Mixin private ModelOptions model;
+
+    @Option(names = "--prompt", required = true, paramLabel = "TEXT", description = "The prompt.")
+    private String prompt;
+
+    @Option(
+            names = "--max-tokens",
+            paramLabel = "N",
+            defaultValue = "128",
+            description = "How much to write at most; ${DEFAULT-VALUE} if not given.")
+    private int maxTokens;
+
+    @Option(
+            names = "--temperature",
+            paramLabel = "T",
+            defaultValue = "0",
+            description = "By what scores are divided before a token is drawn.")
+    private double temperature;
+
+    @Option(
+            names = "--top-k",
+            paramLabel = "K",
+            defaultValue = "0",
+            description = "Draws among the K most probable tokens.")
+    private int topK;
+
+    @Option(
+            names = "--top-p",
+            paramLabel = "P",
+            defaultValue = "1",
+            description = "Draws among the most probable tokens that have P together.")
+    private double topP;
+
+    @Option(
+            names = "--repetition-penalty",
+            paramLabel = "R",
+            defaultValue = "1",
+            description = "Lowers the scores of tokens that are there already.")
+    private double repetitionPenalty;
+
+    @Option(names = "--seed", description = "What tokens are drawn with.")
+    private Long seed;
+
+    @Option(names = "--stop", paramLabel = "TEXT", description = "Ends at this text; repeatable.")
+    private List<String> stops = List.of();
+
+    @Option(names = "--ignore-eos", description = "Goes on after the end of a text.")
+    private boolean ignoreEnd;
+
+    private GenerateCommand() {}
+
+    @Override
+    public Integer call() throws IOException, InterruptedException, TimeoutException {
+        GenerationRequest request = request();
+        try (TextGenerator generator = model.load()) {
+            if (generator.tokenizer().isEmpty()) {
+                throw new ParameterException(
+                        spec.commandLine(), model.directory() + " has no tokenizer.json");
+            }
+            long start = System.nanoTime();
+            Generation generation;
+            try {
+                generation = generator.submit(request);
+            } catch (IllegalArgumentException e) {
+                throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+            }
+            write(generation, start);
+        }
+        return 0;
+    }
+
+    private GenerationRequest request() {
+        GenerationRequest.Builder builder =
+                GenerationRequest.builder()
+                        .setPrompt(prompt)
+                        .optMaxNewTokens(maxTokens)
+                        .optTemperature(temperature)
+                        .optTopK(topK)
+                        .optTopP(topP)
+                        .optRepetitionPenalty(repetitionPenalty)
+                        .optStopStrings(stops)
+                        .optIgnoreEndOfText(ignoreEnd);
+        if (seed != null) {
+            builder.optSeed(seed);
+        }
+        try {
+            return builder.build();
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+    }
+
+    private void write(Generation generation, long start)
+            throws InterruptedException, TimeoutException {
+        PrintWriter out = spec.commandLine().getOut();
+        out.print(prompt);
+        out.flush();
+        long first = start;
+        GeneratedPiece piece = generation.next(PATIENCE);
+        if (piece != null) {
+            first = System.nanoTime();
+        }
+        for (; piece != null; piece = generation.next(PATIENCE)) {
+            out.print(piece.text());
+            out.flush();
+        }
+        long end = System.nanoTime();
+        int tokens = generation.generatedTokens();
+        out.printf("%n%n%s%n", summary(generation, tokens, first - start, end - first));
+        out.flush();
+    }
+
+    private static String summary(
+            Generation generation, int tokens, long firstNanos, long otherNanos) {
+        // The first token takes reading the prompt, which is another kind of work.
+        String speed =
+                tokens < 2
+                        ? ""
+                        : String.format(", then %.1f tokens/s", (tokens - 1) * 1e9 / otherNanos);
+        boolean stopped = generation.finishReason().orElseThrow() == FinishReason.STOP;
+        return String.format(
+                "%d tokens after a prompt of %d%s: the first in %.0f ms%s",
+                tokens,
+                generation.promptTokens(),
+                stopped ? ", to the end of the text" : "",
+                firstNanos / 1e6,
+                speed);
+    }
+}

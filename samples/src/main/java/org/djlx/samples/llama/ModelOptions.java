@@ -1,0 +1,146 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.llama;
+
+import ai.djl.Device;
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.stream.IntStream;
+import org.djlx.fusedops.llama.LlamaGenerator;
+import org.djlx.fusedops.llama.TextGenerator;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.samples.Gpus;
+import org.djlx.samples.Ranks;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** The options of commands that generate text: which model, and on what. */
+public final class ModelOptions {
+
+    /** Where the ranks are. */
+    enum DeviceKind {
+        cpu,
+        gpu
+    }
+
+    @Spec(Spec.Target.MIXEE)
+    private CommandSpec spec;
+
+    @Parameters(
+            paramLabel = "DIR",
+            description =
+                    "A Llama in Hugging Face's layout; serve-model writes one to try things with.")
+    private Path directory;
+
+    @Option(
+            names = "--ranks",
+            paramLabel = "N",
+            defaultValue = "1",
+            description =
+                    "Among how many ranks the model is divided; ${DEFAULT-VALUE} if not given.")
+    private int ranks;
+
+    @Option(
+            names = "--device",
+            defaultValue = "cpu",
+            description =
+                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu every"
+                            + " rank has a GPU of its own.")
+    private DeviceKind device;
+
+    @Option(
+            names = "--max-length",
+            paramLabel = "N",
+            description =
+                    "Tokens that a prompt and its answer may have; unless given, the model's, but"
+                            + " 8192 at most.")
+    private Integer maxLength;
+
+    @Option(
+            names = "--max-running",
+            paramLabel = "N",
+            defaultValue = "64",
+            description = "Requests that are generated at a time; ${DEFAULT-VALUE} if not given.")
+    private int maxRunning;
+
+    @Option(
+            names = "--max-queued",
+            paramLabel = "N",
+            defaultValue = "1024",
+            description = "Requests that may wait; ${DEFAULT-VALUE} if not given.")
+    private int maxQueued;
+
+    @Option(
+            names = "--cache-bytes",
+            paramLabel = "BYTES",
+            description =
+                    "Memory for keys and values on each rank; unless given, what --max-running"
+                            + " need, but 2 GiB at most.")
+    private Long cacheBytes;
+
+    @Option(
+            names = "--rank-timeout",
+            paramLabel = "SECONDS",
+            defaultValue = "60",
+            description = "How long ranks wait for each other; ${DEFAULT-VALUE} if not given.")
+    private int rankTimeout;
+
+    private ModelOptions() {}
+
+    /**
+     * Returns where the model is.
+     *
+     * @return the directory
+     */
+    public Path directory() {
+        return directory;
+    }
+
+    /**
+     * Loads the model.
+     *
+     * @return the generator, to be closed
+     * @throws IOException if a file cannot be read
+     * @throws ParameterException if an option does not fit the model
+     */
+    public TextGenerator load() throws IOException {
+        Ranks.check(spec, "--ranks", ranks, false);
+        if (!Files.isDirectory(directory)) {
+            throw new ParameterException(
+                    spec.commandLine(), directory.toAbsolutePath() + " is no directory");
+        }
+        Ranks.of(ranks, 1);
+        LlamaGenerator.Builder builder =
+                LlamaGenerator.builder()
+                        .setDirectory(directory)
+                        .optRanks(ranks)
+                        .optMaxRunning(maxRunning)
+                        .optMaxQueued(maxQueued)
+                        .optTimeout(Duration.ofSeconds(rankTimeout));
+        if (maxLength != null) {
+            builder.optMaxLength(maxLength);
+        }
+        if (cacheBytes != null) {
+            builder.optCacheBytes(cacheBytes);
+        }
+        if (device == DeviceKind.gpu) {
+            Gpus.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+            builder.optDevices(IntStream.range(0, ranks).mapToObj(Device::gpu).toList());
+        }
+        PrintWriter err = spec.commandLine().getErr();
+        builder.optProgress(new LoadingProgress(err));
+        try {
+            return builder.build();
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+    }
+}

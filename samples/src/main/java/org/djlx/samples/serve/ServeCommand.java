@@ -1,0 +1,157 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.serve;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.time.Duration;
+import java.util.concurrent.Callable;
+import org.djlx.fusedops.llama.TextGenerator;
+import org.djlx.fusedops.llama.schema.ChatTemplate;
+import org.djlx.fusedops.llama.schema.TextApi;
+import org.djlx.samples.llama.ModelOptions;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Spec;
+
+/** {@code serve}: a model behind HTTP, for OpenAI's clients and for browsers. */
+@Command(
+        name = "serve",
+        description = {
+            "Serves a Llama over HTTP: /v1/chat/completions, /v1/completions and /v1/models as"
+                    + " OpenAI's clients want them, /invocations as DJL Serving's do, /health,"
+                    + " /metrics for Prometheus, and a page to chat with at /.",
+            "If the environment variable DJLX_SERVE_TOKEN is set, clients must send it as"
+                    + " 'Authorization: Bearer TOKEN'. SIGTERM lets answers end before it stops."
+        })
+public final class ServeCommand implements Callable<Integer> {
+
+    private static final String TOKEN = "DJLX_SERVE_TOKEN";
+
+    @Spec private CommandSpec spec;
+
+    @Mixin private ModelOptions model;
+
+    @Option(
+            names = "--host",
+            defaultValue = "127.0.0.1",
+            description = "The address to listen on; ${DEFAULT-VALUE} if not given.")
+    private String host;
+
+    @Option(
+            names = "--port",
+            defaultValue = "8080",
+            description = "The port; 0 for any. ${DEFAULT-VALUE} if not given.")
+    private int port;
+
+    @Option(
+            names = "--name",
+            description = "What clients call the model; the directory's name if not given.")
+    private String name;
+
+    @Option(
+            names = "--max-body",
+            paramLabel = "BYTES",
+            defaultValue = "1048576",
+            description = "How large a request may be; ${DEFAULT-VALUE} if not given.")
+    private int maxBody;
+
+    @Option(
+            names = "--max-connections",
+            paramLabel = "N",
+            defaultValue = "1024",
+            description = "How many clients may be connected; ${DEFAULT-VALUE} if not given.")
+    private int maxConnections;
+
+    @Option(
+            names = "--request-timeout",
+            paramLabel = "SECONDS",
+            defaultValue = "30",
+            description =
+                    "How long a client may take for a request, or be idle; ${DEFAULT-VALUE} if not"
+                            + " given.")
+    private int requestTimeout;
+
+    @Option(
+            names = "--answer-timeout",
+            paramLabel = "SECONDS",
+            defaultValue = "300",
+            description = "How long an answer may take; ${DEFAULT-VALUE} if not given.")
+    private int answerTimeout;
+
+    @Option(
+            names = "--shutdown-timeout",
+            paramLabel = "SECONDS",
+            defaultValue = "10",
+            description =
+                    "How long answers may go on after SIGTERM; ${DEFAULT-VALUE} if not given.")
+    private int shutdownTimeout;
+
+    private ServeCommand() {}
+
+    @Override
+    public Integer call() throws IOException, InterruptedException {
+        ServerOptions options = options();
+        ChatTemplate template = ChatTemplate.of(model.directory());
+        try (TextGenerator generator = model.load()) {
+            if (generator.tokenizer().isEmpty()) {
+                throw new ParameterException(
+                        spec.commandLine(), model.directory() + " has no tokenizer.json");
+            }
+            TextApi api = new TextApi(modelName(), generator, template);
+            try (GenerationServer server = new GenerationServer(api, generator, options)) {
+                Runtime.getRuntime().addShutdownHook(ending(server, generator));
+                say(server);
+                server.await();
+            }
+        }
+        return 0;
+    }
+
+    /** Returns what ends both in order when the process is told to end. */
+    private static Thread ending(GenerationServer server, TextGenerator generator) {
+        return new Thread(
+                () -> {
+                    server.close();
+                    generator.close();
+                },
+                "serve-end");
+    }
+
+    private String modelName() {
+        return name == null
+                ? model.directory().toAbsolutePath().normalize().getFileName().toString()
+                : name;
+    }
+
+    private ServerOptions options() {
+        try {
+            return new ServerOptions(
+                    host,
+                    port,
+                    System.getenv(TOKEN),
+                    maxBody,
+                    maxConnections,
+                    Duration.ofSeconds(requestTimeout),
+                    Duration.ofSeconds(answerTimeout),
+                    Duration.ofSeconds(shutdownTimeout));
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+    }
+
+    private void say(GenerationServer server) {
+        PrintWriter out = spec.commandLine().getOut();
+        String shown = host.contains(":") ? '[' + host + ']' : host;
+        out.printf("Serving %s at http://%s:%d/%n", modelName(), shown, server.port());
+        if (System.getenv(TOKEN) == null && !server.listensOnLoopback()) {
+            out.printf("Whoever reaches this port can use it: %s is not set.%n", TOKEN);
+        }
+        out.flush();
+    }
+}

@@ -1,0 +1,102 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.llama;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.stream.Stream;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import picocli.CommandLine;
+
+@Timeout(120)
+class GenerateCommandTest {
+
+    @TempDir private static Path folder;
+    private static Path model;
+
+    @BeforeAll
+    static void writeModel() {
+        model = folder.resolve("tiny");
+        Path readme = Path.of("..", "README.md");
+        run(0, "serve-model", model, "--text", readme, "--vocabulary", 400);
+    }
+
+    private static String run(int code, Object... args) {
+        StringWriter out = new StringWriter();
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
+        String[] words = Stream.of(args).map(Object::toString).toArray(String[]::new);
+        assertEquals(code, root.execute(words), out::toString);
+        return out.toString();
+    }
+
+    /** Returns what was written, without what follows it about speed, and what loading said. */
+    private static String text(Object... args) {
+        Object[] all =
+                Stream.concat(Stream.of("generate", model, "--prompt", "GPUs"), Stream.of(args))
+                        .toArray();
+        String output = run(0, all);
+        return output.substring(output.indexOf("GPUs"), output.lastIndexOf("\n\n"));
+    }
+
+    @Test
+    void anyNumberOfRanksWritesTheSame() {
+        String one = text("--max-tokens", 24, "--ignore-eos");
+        assertTrue(one.length() > 20, one);
+        assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 2));
+        assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 4));
+    }
+
+    @Test
+    void theSeedDecides() {
+        Object[] seven = {"--temperature", 1, "--seed", 7, "--max-tokens", 24, "--ignore-eos"};
+        String text = text(seven);
+        assertEquals(text, text(seven));
+        seven[3] = 8;
+        assertNotEquals(text, text(seven));
+    }
+
+    @Test
+    void saysHowFastItWas() {
+        String output =
+                run(0, "generate", model, "--prompt", "GPUs", "--max-tokens", 3, "--ignore-eos");
+        String last = output.lines().reduce((a, b) -> b).orElseThrow();
+        assertTrue(
+                last.matches(
+                        "3 tokens after a prompt of [0-9]+: the first in [0-9]+ ms, then [0-9.,]+"
+                                + " tokens/s"),
+                output);
+    }
+
+    @Test
+    void wrongArgumentsAreNamed() throws Exception {
+        Path none = folder.resolve("none");
+        assertTrue(run(2, "generate", none, "--prompt", "x").contains("is no directory"));
+        assertTrue(run(2, "generate", model).contains("--prompt"));
+        assertTrue(run(2, "generate", model, "--prompt", "").contains("the prompt is empty"));
+        assertTrue(
+                run(2, "generate", model, "--prompt", "x", "--top-p", 0).contains("topP must be"));
+        assertTrue(
+                run(2, "generate", model, "--prompt", "x", "--ranks", 3)
+                        .contains("cannot be divided among 3 ranks"));
+        assertTrue(run(2, "generate", model, "--prompt", "x", "--ranks", 0).contains("--ranks"));
+        String tooLong = run(2, "generate", model, "--prompt", "x", "--max-tokens", 5000);
+        assertTrue(tooLong.contains("1024"), tooLong);
+        Files.createDirectory(none);
+        assertTrue(run(1, "generate", none, "--prompt", "x").contains("config.json"));
+        Files.copy(model.resolve("config.json"), none.resolve("config.json"));
+        assertTrue(run(1, "generate", none, "--prompt", "x").contains("has neither"), "no weights");
+    }
+}
