@@ -104,6 +104,19 @@ public record LlamaConfig(
     /**
      * Checks the sizes.
      *
+     * @param vocabularySize the number of tokens
+     * @param hiddenSize the size of what goes from layer to layer
+     * @param intermediateSize the size within the MLP
+     * @param layers the number of layers
+     * @param heads the number of heads of queries
+     * @param kvHeads the number of heads of keys and values
+     * @param headSize the size of a head
+     * @param maxLength the longest sequence, in tokens
+     * @param epsilon what the normalisation adds to the mean square
+     * @param rope how positions turn queries and keys
+     * @param tied whether the matrix of the output is that of the embedding
+     * @param endTokens the tokens that end a text
+     * @param type the element type
      * @throws IllegalArgumentException if one is impossible
      */
     public LlamaConfig {
