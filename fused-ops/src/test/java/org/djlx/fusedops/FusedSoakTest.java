@@ -27,6 +27,7 @@ class FusedSoakTest {
             List.of(
                     "allGatherMatmul",
                     "matmulReduceScatter",
+                    "allReduceRmsNorm",
                     "lowContentionAllGather",
                     "lowContentionReduceScatter");
     private static final int TIMES = 10;

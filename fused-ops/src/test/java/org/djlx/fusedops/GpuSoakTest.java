@@ -57,7 +57,12 @@ class GpuSoakTest {
                             groups.forEach(ProcessGroup::destroy);
                         }
                     }
-                    soak.requireAll(List.of("allReduce", "allGatherMatmul", "matmulReduceScatter"));
+                    soak.requireAll(
+                            List.of(
+                                    "allReduce",
+                                    "allGatherMatmul",
+                                    "matmulReduceScatter",
+                                    "allReduceRmsNorm"));
                 });
     }
 

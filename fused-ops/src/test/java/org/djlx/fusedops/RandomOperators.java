@@ -40,6 +40,7 @@ final class RandomOperators {
         this.random = new Random(seed);
         kinds.put("allGatherMatmul", this::allGatherMatmul);
         kinds.put("matmulReduceScatter", this::matmulReduceScatter);
+        kinds.put("allReduceRmsNorm", this::allReduceRmsNorm);
         kinds.put("lowContentionAllGather", () -> lowContention(true));
         kinds.put("lowContentionReduceScatter", () -> lowContention(false));
     }
@@ -102,6 +103,18 @@ final class RandomOperators {
         ReduceOp op = random.nextBoolean() ? ReduceOp.SUM : ReduceOp.AVG;
         call(shape, List.of(columns), dim)
                 .checkMatmulReduceScatter(group, op, 1 + random.nextInt(3));
+    }
+
+    private void allReduceRmsNorm() {
+        long[] sizes = shape(1 + random.nextInt(4)).getShape();
+        sizes[sizes.length - 1] = 1 + random.nextInt(random.nextInt(4) == 0 ? 5000 : 100);
+        new NormCase(
+                        NormCase.TYPES.get(random.nextInt(NormCase.TYPES.size())),
+                        new Shape(sizes),
+                        random.nextInt(3) == 0,
+                        Math.scalb(1f, -random.nextInt(30)),
+                        random.nextInt(1 << 30))
+                .check(group, 1 + random.nextInt(3));
     }
 
     private FusedCase call(Shape shape, List<Integer> columns, int dim) {
