@@ -66,6 +66,10 @@ import org.djlx.nativeops.NativeLibrary;
  * then, and when the trainer is closed. Statistics such as those of batch normalisation stay each
  * rank's own; rank 0's are those of the model. What draws random numbers, such as dropout, takes
  * them from one generator for all ranks of a JVM, in no fixed order.
+ *
+ * <p>Models whose directory a {@link ParallelModelLoader} knows, such as Llamas, are divided among
+ * ranks when they are loaded, and take an {@link ai.djl.modality.Input} and return an {@link
+ * ai.djl.modality.Output}.
  */
 public final class P2pEngine extends Engine {
 
@@ -141,7 +145,9 @@ public final class P2pEngine extends Engine {
 
     @Override
     public Model newModel(String name, Device device) {
-        return new P2pModel(pytorch.newModel(name, device == null ? defaultDevice() : device));
+        Device where = device == null ? defaultDevice() : device;
+        // Of several devices, the first has what is not divided.
+        return new P2pModel(pytorch.newModel(name, where.getDevices().get(0)), where);
     }
 
     @Override

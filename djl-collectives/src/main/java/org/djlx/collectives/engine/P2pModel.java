@@ -22,23 +22,35 @@ import ai.djl.util.PairList;
 import java.io.IOException;
 import java.io.InputStream;
 import java.net.URL;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
+import java.util.ServiceLoader;
 import java.util.function.Function;
 import java.util.function.Predicate;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** A model of the PyTorch engine, but for its trainer. Of several processes, the first saves it. */
+/**
+ * A model of the PyTorch engine, but for its trainer, and for models that are divided among ranks,
+ * which {@link ParallelModelLoader}s load. Of several processes, the first saves it.
+ */
 final class P2pModel implements Model {
+
+    // By which DJL Serving knows whether a model has failed.
+    private static final String FAILED = "failed";
 
     private static final Logger LOG = LoggerFactory.getLogger(P2pModel.class);
 
     private final Model model;
+    private final Device device; // or several
     private volatile int process; // this one's rank among those that train the model
+    private volatile ParallelModel parallel; // null if it is not divided
+    private volatile Path directory; // of that
 
-    P2pModel(Model model) {
+    P2pModel(Model model, Device device) {
         this.model = model;
+        this.device = device;
     }
 
     @Override
@@ -70,6 +82,16 @@ final class P2pModel implements Model {
     @Override
     public void load(Path modelPath, String prefix, Map<String, ?> options)
             throws IOException, MalformedModelException {
+        if (getBlock() == null && Files.isDirectory(modelPath)) {
+            for (ParallelModelLoader loader : ServiceLoader.load(ParallelModelLoader.class)) {
+                if (loader.canLoad(modelPath)) {
+                    Map<String, ?> given = options == null ? Map.of() : options;
+                    directory = modelPath;
+                    parallel = loader.load(getName(), modelPath, device, given);
+                    return;
+                }
+            }
+        }
         model.load(modelPath, prefix, options);
     }
 
@@ -81,7 +103,7 @@ final class P2pModel implements Model {
 
     @Override
     public Path getModelPath() {
-        return model.getModelPath();
+        return parallel == null ? model.getModelPath() : directory;
     }
 
     @Override
@@ -106,6 +128,10 @@ final class P2pModel implements Model {
 
     @Override
     public String getProperty(String key) {
+        ParallelModel divided = parallel;
+        if (FAILED.equals(key) && divided != null && divided.unavailabilityCause().isPresent()) {
+            return String.valueOf(Integer.MAX_VALUE);
+        }
         return model.getProperty(key);
     }
 
@@ -121,22 +147,26 @@ final class P2pModel implements Model {
 
     @Override
     public <I, O> Predictor<I, O> newPredictor(Translator<I, O> translator, Device device) {
-        return model.newPredictor(translator, device);
+        return parallel == null
+                ? model.newPredictor(translator, device)
+                : new ParallelPredictor<>(this, translator, parallel);
     }
 
     @Override
     public <I, O> Predictor<I, O> newPredictor(Translator<I, O> translator) {
-        return model.newPredictor(translator);
+        return parallel == null
+                ? model.newPredictor(translator)
+                : new ParallelPredictor<>(this, translator, parallel);
     }
 
     @Override
     public PairList<String, Shape> describeInput() {
-        return model.describeInput();
+        return parallel == null ? model.describeInput() : new PairList<>();
     }
 
     @Override
     public PairList<String, Shape> describeOutput() {
-        return model.describeOutput();
+        return parallel == null ? model.describeOutput() : new PairList<>();
     }
 
     @Override
@@ -181,6 +211,10 @@ final class P2pModel implements Model {
 
     @Override
     public void close() {
+        ParallelModel divided = parallel;
+        if (divided != null) {
+            divided.close();
+        }
         model.close();
     }
 

@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * DJL's PyTorch engine with training on several ranks. A plus marks what users name.
+ * DJL's PyTorch engine with models on several ranks. A plus marks what users name.
  *
  * <pre>
  * + P2pEngine             the engine, {@code PyTorch-P2P}: how ranks come about, and what they do
@@ -15,6 +15,9 @@
  * + DistributedSampler    divides a dataset among processes
  * + CheckpointManager     saves a job's state, and has it go on from there
  * + TrainingProgress      how far a job has come
+ * + ParallelModelLoader   loads models that are divided among ranks; for loaders of your own
+ * + ParallelModel         what it loads
+ *   ParallelPredictor     hands requests to that
  *   P2pModel              a model of PyTorch's, but for its trainer
  *   DataParallelTrainer   the trainer
  *   SplitForward          one forward pass on the parts of a batch, and the way back

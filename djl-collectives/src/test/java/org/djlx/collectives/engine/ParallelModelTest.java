@@ -1,0 +1,140 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.engine;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.inference.Predictor;
+import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import ai.djl.translate.TranslateException;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Map;
+import java.util.Optional;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+/** Models that a loader found by ServiceLoader has loaded. */
+class ParallelModelTest {
+
+    private static final String MARK = "a.test.of.loaders";
+    @TempDir private Path directory;
+
+    /** Loads directories with a certain file only, so that it is in no other test's way. */
+    public static final class Loader implements ParallelModelLoader {
+
+        private static Loaded last;
+
+        @Override
+        public boolean canLoad(Path directory) {
+            return Files.exists(directory.resolve(MARK));
+        }
+
+        @Override
+        public ParallelModel load(
+                String name, Path directory, Device device, Map<String, ?> options) {
+            last = new Loaded(device, options);
+            return last;
+        }
+    }
+
+    /** Answers with what it was asked. */
+    private static final class Loaded implements ParallelModel {
+
+        final Device device;
+        final Map<String, ?> options;
+        String lost;
+        boolean closed;
+
+        Loaded(Device device, Map<String, ?> options) {
+            this.device = device;
+            this.options = options;
+        }
+
+        @Override
+        public Output predict(Input input) {
+            Output output = new Output();
+            output.add(input.getData());
+            return output;
+        }
+
+        @Override
+        public Optional<String> unavailabilityCause() {
+            return Optional.ofNullable(lost);
+        }
+
+        @Override
+        public void close() {
+            closed = true;
+        }
+    }
+
+    @BeforeEach
+    void mark() throws IOException {
+        Files.writeString(directory.resolve(MARK), "");
+        Files.writeString(
+                directory.resolve("serving.properties"), "engine=PyTorch-P2P\noption.answer=42\n");
+    }
+
+    @Test
+    void isLoadedAndServedByDjl() throws Exception {
+        Criteria<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(directory)
+                        .build();
+        Loaded loaded;
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            loaded = Loader.last;
+            assertEquals("42", loaded.options.get("answer"));
+            assertEquals(Device.cpu(), loaded.device);
+            Input input = new Input();
+            input.add("hello");
+            assertEquals("hello", predictor.predict(input).getData().getAsString());
+            assertTrue(model.describeInput().isEmpty());
+            assertNull(model.getProperty("failed"));
+            loaded.lost = "a rank is gone";
+            assertTrue(Integer.parseInt(model.getProperty("failed", "0")) > 0);
+        }
+        assertTrue(loaded.closed);
+    }
+
+    @Test
+    void takesInputsOnly() throws Exception {
+        try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
+            model.load(directory);
+            try (Predictor<String, String> predictor = model.newPredictor(null)) {
+                String message =
+                        assertThrows(TranslateException.class, () -> predictor.predict("a"))
+                                .getMessage();
+                assertTrue(message.contains("java.lang.String"), message);
+            }
+        }
+    }
+
+    @Test
+    void isNotAskedForWhatPyTorchLoads() throws IOException {
+        Files.delete(directory.resolve(MARK));
+        Loader.last = null;
+        try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
+            assertThrows(FileNotFoundException.class, () -> model.load(directory));
+        }
+        assertNull(Loader.last);
+        assertFalse(Files.exists(directory.resolve("test.pt")));
+    }
+}
