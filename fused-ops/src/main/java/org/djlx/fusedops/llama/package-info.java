@@ -7,6 +7,7 @@
  * generated for many requests at a time. A plus marks what users name.
  *
  * <pre>
+ * + LlamaLoader          loads a model directory for DJL and DJL Serving
  * + LlamaGenerator       a model on several ranks, from its directory
  * + TextGenerator        what takes requests
  * + GenerationRequest    one of them
@@ -16,6 +17,7 @@
  * + GeneratorStatistics  what a generator does
  * + TextTokenizer        turns text into tokens and back
  * + LlamaConfig          the sizes of a model
+ *   LlamaService         serves DJL's requests by a generator
  *   Sequence             a request that is being served
  *   PieceQueue           what its caller sees
  *   ScoreReader          chooses the next tokens of several sequences

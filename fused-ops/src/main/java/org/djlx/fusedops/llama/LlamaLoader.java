@@ -1,0 +1,168 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.Device;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import org.djlx.collectives.engine.ParallelModel;
+import org.djlx.collectives.engine.ParallelModelLoader;
+import org.djlx.fusedops.llama.schema.ChatTemplate;
+import org.djlx.fusedops.llama.schema.TextApi;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Loads a Llama for DJL, and so for DJL Serving, from a directory in Hugging Face's layout with a
+ * {@code serving.properties}:
+ *
+ * <pre>
+ * engine=PyTorch-P2P
+ * option.tensor_parallel_degree=2
+ * load_on_devices=gpu0+gpu1
+ * </pre>
+ *
+ * <pre>{@code
+ * Criteria<Input, Output> criteria =
+ *         Criteria.builder().setTypes(Input.class, Output.class).optModelPath(directory).build();
+ * try (ZooModel<Input, Output> model = criteria.loadModel();
+ *         Predictor<Input, Output> predictor = model.newPredictor()) {
+ *     Input input = new Input();
+ *     input.add(BytesSupplier.wrap("{\"inputs\": \"Once\", \"parameters\": {\"max_new_tokens\": 20}}"));
+ *     System.out.println(predictor.predict(input).getData().getAsString());
+ * }
+ * }</pre>
+ *
+ * <p>Requests and answers are those of {@link TextApi}. An answer is returned at once, and its data
+ * comes as a {@link ai.djl.inference.streaming.ChunkedBytesSupplier}: one chunk for each piece if
+ * it is streamed, otherwise one; so one worker of DJL Serving serves many requests at a time.
+ *
+ * <p>Options, all of them optional:
+ *
+ * <ul>
+ *   <li>{@code tensor_parallel_degree}: the number of ranks. Unless given, one for each GPU that
+ *       the model is loaded on, or one on the CPU. With one GPU and a larger degree, those that
+ *       follow it are taken.
+ *   <li>{@code max_model_len}: as {@link LlamaGenerator.Builder#optMaxLength}.
+ *   <li>{@code max_rolling_batch_size}: as {@link LlamaGenerator.Builder#optMaxRunning}.
+ *   <li>{@code max_rolling_batch_prefill_tokens}: as {@link
+ *       LlamaGenerator.Builder#optPrefillTokens}.
+ *   <li>{@code max_queue_size}: as {@link LlamaGenerator.Builder#optMaxQueued}.
+ *   <li>{@code kv_cache_bytes}: as {@link LlamaGenerator.Builder#optCacheBytes}.
+ * </ul>
+ */
+public final class LlamaLoader implements ParallelModelLoader {
+
+    private static final Logger LOG = LoggerFactory.getLogger(LlamaLoader.class);
+    private static final Set<String> KNOWN =
+            Set.of(
+                    "tensor_parallel_degree",
+                    "max_model_len",
+                    "max_rolling_batch_size",
+                    "max_rolling_batch_prefill_tokens",
+                    "max_queue_size",
+                    "kv_cache_bytes",
+                    "modelName");
+
+    /** Creates the loader; for {@link java.util.ServiceLoader}. */
+    public LlamaLoader() {}
+
+    @Override
+    public boolean canLoad(Path directory) {
+        return Files.exists(directory.resolve("config.json"))
+                && (Files.exists(directory.resolve("model.safetensors"))
+                        || Files.exists(directory.resolve("model.safetensors.index.json")));
+    }
+
+    @Override
+    public ParallelModel load(String name, Path directory, Device device, Map<String, ?> options)
+            throws IOException {
+        Set<String> unknown = new TreeSet<>(options.keySet());
+        unknown.removeAll(KNOWN);
+        if (!unknown.isEmpty()) {
+            LOG.warn("{}: the options {} are not known, and do nothing", name, unknown);
+        }
+        LlamaGenerator.Builder builder = LlamaGenerator.builder().setDirectory(directory);
+        Integer degree = number(options, "tensor_parallel_degree");
+        if (device.getDevices().get(0).isGpu()) {
+            builder.optDevices(gpus(device.getDevices(), degree));
+        } else if (degree != null) {
+            builder.optRanks(degree);
+        }
+        Integer length = number(options, "max_model_len");
+        if (length != null) {
+            builder.optMaxLength(length);
+        }
+        Integer running = number(options, "max_rolling_batch_size");
+        if (running != null) {
+            builder.optMaxRunning(running);
+        }
+        Integer prefill = number(options, "max_rolling_batch_prefill_tokens");
+        if (prefill != null) {
+            builder.optPrefillTokens(prefill);
+        }
+        Integer queued = number(options, "max_queue_size");
+        if (queued != null) {
+            builder.optMaxQueued(queued);
+        }
+        Long cache = longNumber(options, "kv_cache_bytes");
+        if (cache != null) {
+            builder.optCacheBytes(cache);
+        }
+        ChatTemplate template = ChatTemplate.of(directory);
+        LlamaGenerator generator = builder.build();
+        boolean done = false;
+        try {
+            TextApi api = new TextApi(name, generator, template);
+            done = true;
+            return new LlamaService(generator, api);
+        } finally {
+            if (!done) {
+                generator.close();
+            }
+        }
+    }
+
+    private static Long longNumber(Map<String, ?> options, String name) {
+        Object value = options.get(name);
+        try {
+            return value == null ? null : Long.valueOf(value.toString().trim());
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    "the option " + name + " is no whole number: " + value, e);
+        }
+    }
+
+    private static Integer number(Map<String, ?> options, String name) {
+        Long value = longNumber(options, name);
+        if (value != null && (value < 1 || value > Integer.MAX_VALUE)) {
+            throw new IllegalArgumentException("the option " + name + " is impossible: " + value);
+        }
+        return value == null ? null : value.intValue();
+    }
+
+    static List<Device> gpus(List<Device> given, Integer degree) {
+        if (degree == null || degree == given.size()) {
+            return given;
+        }
+        if (given.size() > 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "tensor_parallel_degree is %d, but the model is loaded on %s",
+                            degree, given));
+        }
+        List<Device> all = new ArrayList<>();
+        for (int i = 0; i < degree; i++) {
+            all.add(Device.gpu(given.get(0).getDeviceId() + i));
+        }
+        return all;
+    }
+}

@@ -1,0 +1,148 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.inference.streaming.ChunkedBytesSupplier;
+import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.ndarray.BytesSupplier;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.TimeoutException;
+import org.djlx.collectives.engine.ParallelModel;
+import org.djlx.fusedops.llama.schema.AnswerFormat;
+import org.djlx.fusedops.llama.schema.ApiException;
+import org.djlx.fusedops.llama.schema.TextApi;
+import org.djlx.fusedops.llama.schema.TextCall;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** Serves requests in JSON by a generator, as DJL Serving has them. */
+final class LlamaService implements ParallelModel {
+
+    private static final Logger LOG = LoggerFactory.getLogger(LlamaService.class);
+
+    private final TextGenerator generator;
+    private final TextApi api;
+
+    /** Takes the generator, which it closes. */
+    LlamaService(TextGenerator generator, TextApi api) {
+        this.generator = generator;
+        this.api = api;
+    }
+
+    @Override
+    public Output predict(Input input) {
+        try {
+            BytesSupplier data = input.getData();
+            TextCall call = api.read(data == null ? new byte[0] : data.getAsBytes());
+            Generation generation = generator.submit(call.request());
+            Answer answer = new Answer(input, call.format(), generation);
+            generation.onProgress(answer::goOn);
+            return output(200, "OK", call.format().contentType(), answer.content);
+        } catch (ApiException e) {
+            return refusal(e);
+        } catch (IllegalArgumentException e) {
+            return refusal(new ApiException(400, "invalid_request_error", null, e.getMessage()));
+        } catch (RejectedExecutionException e) {
+            return refusal(new ApiException(429, "rate_limit_error", null, e.getMessage()));
+        } catch (IllegalStateException e) {
+            return refusal(new ApiException(503, "server_error", null, e.getMessage()));
+        }
+    }
+
+    private static Output refusal(ApiException e) {
+        return output(
+                e.status(), e.getMessage(), "application/json", BytesSupplier.wrap(e.toJson()));
+    }
+
+    private static Output output(int code, String message, String type, BytesSupplier content) {
+        Output output = new Output(code, message);
+        output.addProperty("Content-Type", type);
+        output.add(content);
+        return output;
+    }
+
+    /** The data of an answer, which comes as its generation goes on. */
+    private static final class Answer {
+
+        final ChunkedBytesSupplier content = new ChunkedBytesSupplier();
+        private final Input input;
+        private final AnswerFormat format;
+        private final Generation generation;
+        private final List<GeneratedPiece> pieces = new ArrayList<>(); // if it is not streamed
+        private boolean ended;
+
+        Answer(Input input, AnswerFormat format, Generation generation) {
+            this.input = input;
+            this.format = format;
+            this.generation = generation;
+            if (format.isStreamed()) {
+                send(format.begin());
+            }
+        }
+
+        /** Takes what has come; by the generator's thread, and at first by the caller's. */
+        synchronized void goOn() {
+            if (ended) {
+                return;
+            }
+            if (input.isCancelled()) {
+                generation.cancel(); // DJL Serving's client has gone.
+            }
+            try {
+                GeneratedPiece piece;
+                while ((piece = generation.next(Duration.ZERO)) != null) {
+                    if (format.isStreamed()) {
+                        send(format.piece(piece));
+                    } else {
+                        pieces.add(piece);
+                    }
+                }
+                end(
+                        format.isStreamed()
+                                ? format.end(generation)
+                                : format.whole(pieces, generation));
+            } catch (TimeoutException e) {
+                LOG.trace("more will come");
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            } catch (RuntimeException e) {
+                LOG.warn("a request has failed", e);
+                ApiException failure =
+                        new ApiException(500, "server_error", null, String.valueOf(e.getMessage()));
+                end(format.isStreamed() ? format.failure(failure) : failure.toJson());
+                generation.cancel();
+            }
+        }
+
+        private void send(String text) {
+            if (!text.isEmpty()) {
+                content.appendContent(text.getBytes(StandardCharsets.UTF_8), false);
+            }
+        }
+
+        private void end(String text) {
+            ended = true;
+            send(text);
+            // By itself: a reader may see that it is the last before it is there, and leave.
+            content.appendContent(new byte[0], true);
+        }
+    }
+
+    @Override
+    public Optional<String> unavailabilityCause() {
+        return generator.unavailabilityCause();
+    }
+
+    @Override
+    public void close() {
+        generator.close();
+    }
+}

@@ -1,0 +1,227 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.inference.Predictor;
+import ai.djl.inference.streaming.ChunkedBytesSupplier;
+import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.ndarray.BytesSupplier;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import ai.djl.translate.TranslateException;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/** A Llama that DJL loads from a directory. */
+@Timeout(120)
+class LlamaLoaderTest {
+
+    private static final String PROMPT = "How?";
+    @TempDir private static Path directory;
+
+    @BeforeAll
+    static void write() throws IOException {
+        LlamaFiles.write(
+                directory,
+                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
+                3);
+        ByteTokens.write(directory);
+        Files.writeString(
+                directory.resolve("serving.properties"),
+                "engine=PyTorch-P2P\noption.tensor_parallel_degree=2\noption.max_model_len=128\n");
+    }
+
+    private static ZooModel<Input, Output> load(String... options) throws Exception {
+        Criteria.Builder<Input, Output> builder =
+                Criteria.builder().setTypes(Input.class, Output.class).optModelPath(directory);
+        for (int i = 0; i < options.length; i += 2) {
+            builder.optOption(options[i], options[i + 1]);
+        }
+        return builder.build().loadModel();
+    }
+
+    private static Input input(String json) {
+        Input input = new Input();
+        input.addProperty("Content-Type", "application/json");
+        input.add(BytesSupplier.wrap(json));
+        return input;
+    }
+
+    private static String invocation(int tokens, boolean streamed) {
+        return String.format(
+                "{\"inputs\": \"%s\", \"parameters\": {\"max_new_tokens\": %d}, \"stream\": %b}",
+                PROMPT, tokens, streamed);
+    }
+
+    private static String expected(int tokens) throws Exception {
+        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+            GenerationRequest request =
+                    GenerationRequest.builder().setPrompt(PROMPT).optMaxNewTokens(tokens).build();
+            return generator.submit(request).await(Duration.ofMinutes(1)).stream()
+                    .map(GeneratedPiece::text)
+                    .collect(Collectors.joining());
+        }
+    }
+
+    private static JsonObject json(String text) {
+        return JsonParser.parseString(text).getAsJsonObject();
+    }
+
+    @Test
+    void answersThroughPlainDjl() throws Exception {
+        String expected = expected(9);
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            assertEquals("PyTorch-P2P", model.getProperty("engine"));
+            Output output = predictor.predict(input(invocation(9, false)));
+            assertEquals(200, output.getCode());
+            assertEquals("application/json", output.getProperty("Content-Type", null));
+            JsonObject answer = json(output.getData().getAsString());
+            assertEquals(expected, answer.get("generated_text").getAsString());
+            Output chat =
+                    predictor.predict(
+                            input(
+                                    "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}],"
+                                            + " \"max_tokens\": 3}"));
+            JsonObject usage = json(chat.getData().getAsString()).getAsJsonObject("usage");
+            assertEquals(3, usage.get("completion_tokens").getAsInt());
+        }
+    }
+
+    @Test
+    void streamsALineForEachToken() throws Exception {
+        String expected = expected(9);
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            Output output = predictor.predict(input(invocation(9, true)));
+            ChunkedBytesSupplier chunks = (ChunkedBytesSupplier) output.getData();
+            StringBuilder lines = new StringBuilder();
+            int count = 0;
+            while (chunks.hasNext()) {
+                lines.append(chunks.next(1, TimeUnit.MINUTES).getAsString());
+                count++;
+            }
+            assertTrue(count >= 9, count + " chunks");
+            List<JsonObject> all = lines.toString().lines().map(LlamaLoaderTest::json).toList();
+            assertEquals(9, all.size());
+            String text =
+                    all.stream()
+                            .map(line -> line.getAsJsonObject("token").get("text").getAsString())
+                            .collect(Collectors.joining());
+            assertEquals(expected, text);
+            assertEquals(expected, all.get(8).get("generated_text").getAsString());
+        }
+    }
+
+    @Test
+    void refusesOneRequestAndServesTheNext() throws Exception {
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            refuse(predictor, "not json");
+            refuse(predictor, "");
+            refuse(predictor, "{}");
+            refuse(predictor, "{\"inputs\": \"\"}");
+            refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokens\": 128}}");
+            refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokns\": 1}}");
+            assertEquals(400, predictor.predict(new Input()).getCode());
+            Output output = predictor.predict(input(invocation(2, false)));
+            assertEquals(200, output.getCode());
+            assertTrue(json(output.getData().getAsString()).has("generated_text"));
+        }
+    }
+
+    private static void refuse(Predictor<Input, Output> predictor, String json)
+            throws TranslateException {
+        Output output = predictor.predict(input(json));
+        assertEquals(400, output.getCode(), json);
+        JsonObject error = json(output.getData().getAsString()).getAsJsonObject("error");
+        assertEquals(output.getMessage(), error.get("message").getAsString());
+    }
+
+    @Test
+    void serves64CallersWithOnePredictor() throws Exception {
+        String expected = expected(5);
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            List<CompletableFuture<String>> answers = new ArrayList<>();
+            for (int i = 0; i < 64; i++) {
+                answers.add(
+                        CompletableFuture.supplyAsync(
+                                () -> {
+                                    try {
+                                        Output output =
+                                                predictor.predict(input(invocation(5, false)));
+                                        return output.getData().getAsString();
+                                    } catch (TranslateException e) {
+                                        throw new IllegalStateException(e);
+                                    }
+                                }));
+            }
+            for (CompletableFuture<String> answer : answers) {
+                assertEquals(expected, json(answer.get()).get("generated_text").getAsString());
+            }
+        }
+    }
+
+    @Test
+    void aCancelledInputEndsItsGeneration() throws Exception {
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            Input input =
+                    input(
+                            "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokens\": 120,"
+                                    + " \"ignore_eos_token\": true}, \"stream\": true}");
+            input.setCancelled(true);
+            String lines = predictor.predict(input).getData().getAsString();
+            assertTrue(lines.lines().count() < 100, lines);
+        }
+    }
+
+    @Test
+    void saysWhatIsWrongWithOptionsAndFiles() throws Exception {
+        refuse("tensor_parallel_degree", "tensor_parallel_degree", "two");
+        refuse("tensor_parallel_degree", "tensor_parallel_degree", "0");
+        refuse("3 ranks", "tensor_parallel_degree", "3");
+        refuse("max_model_len", "max_model_len", "99999999999");
+        refuse("cache", "kv_cache_bytes", "1");
+        load("no_such_option", "1").close();
+    }
+
+    private static void refuse(String problem, String... options) {
+        Exception failure = assertThrows(Exception.class, () -> load(options).close());
+        assertTrue(failure.toString().contains(problem), failure.toString());
+    }
+
+    @Test
+    void takesTheGpusThatFollow() {
+        List<Device> one = List.of(Device.gpu(2));
+        List<Device> two = List.of(Device.gpu(0), Device.gpu(1));
+        assertEquals(one, LlamaLoader.gpus(one, null));
+        assertEquals(List.of(Device.gpu(2), Device.gpu(3)), LlamaLoader.gpus(one, 2));
+        assertEquals(two, LlamaLoader.gpus(two, null));
+        assertEquals(two, LlamaLoader.gpus(two, 2));
+        assertThrows(IllegalArgumentException.class, () -> LlamaLoader.gpus(two, 1));
+    }
+}
