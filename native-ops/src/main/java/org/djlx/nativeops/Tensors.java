@@ -83,6 +83,39 @@ final class Tensors {
         }
     }
 
+    /** Checks that a query, keys and values are (batch, heads, places, size) of one type. */
+    static void requireAttention(long query, long key, long value) {
+        long[] q = sizes(query);
+        long[] k = sizes(key);
+        boolean fits =
+                q.length == 4
+                        && k.length == 4
+                        && Arrays.equals(k, sizes(value))
+                        && q[0] == k[0]
+                        && q[1] == k[1]
+                        && q[3] == k[3];
+        if (!fits) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "attention takes a query, keys and values of shape (batch, heads,"
+                                    + " places, size), of which places alone may differ between the"
+                                    + " query and the others, not %s, %s and %s",
+                            Arrays.toString(q), Arrays.toString(k), Arrays.toString(sizes(value))));
+        }
+        ScalarType type = scalarType(query);
+        if (type != scalarType(key) || type != scalarType(value)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the element types differ: the query is %s, the key %s, the value %s",
+                            type, scalarType(key), scalarType(value)));
+        }
+        if (!type.isFloatingPoint() || type.isFloat8()) {
+            throw new IllegalArgumentException("there is no attention of " + type);
+        }
+        requireSameDevice("the query", query, "the key", key);
+        requireSameDevice("the query", query, "the value", value);
+    }
+
     /** Checks that {@code acc op= other} is defined, and stored without loss of kind. */
     static void requireArithmetic(long self, long operand) {
         ScalarType selfType = scalarType(self);

@@ -30,11 +30,11 @@ import java.util.Arrays;
  * and return at once. libtorch takes care of arrays that are closed before this stream has passed
  * them; for other streams, {@link CudaStream#keepAlive} does.
  *
- * <p><b>Gradients.</b> {@link #copy}, {@link #cast} and the in-place operators are recorded by
- * autograd like PyTorch's own if the calling thread has its gradient mode on, which libtorch's
- * threads have unless it is switched off ({@link NoGradient}): writing to an array that was given a
- * gradient is then an {@link EngineException}, and what is computed from one keeps the graph alive.
- * {@link #mmOut} and writes through a view are never recorded.
+ * <p><b>Gradients.</b> {@link #copy}, {@link #cast}, {@link #attention} and the in-place operators
+ * are recorded by autograd like PyTorch's own if the calling thread has its gradient mode on, which
+ * libtorch's threads have unless it is switched off ({@link NoGradient}): writing to an array that
+ * was given a gradient is then an {@link EngineException}, and what is computed from one keeps the
+ * graph alive. {@link #mmOut} and writes through a view are never recorded.
  */
 public final class Torch {
 
@@ -423,6 +423,30 @@ public final class Torch {
                         ? AotiTorchCuda.aoti_torch_cuda_mm_out(result, left, right)
                         : AotiTorch.aoti_torch_cpu_mm_out(result, left, right),
                 "Torch.mmOut");
+    }
+
+    /**
+     * Computes attention, {@code softmax(query keyᵀ / sqrt(size)) value} for each head (Vaswani et
+     * al., 2017, <a href="https://arxiv.org/abs/1706.03762">arXiv:1706.03762</a>), as PyTorch's
+     * {@code scaled_dot_product_attention}. Recorded by autograd. Where libtorch has a kernel for
+     * it, as on CPUs and for 16-bit types on GPUs, the scores of all pairs are never in memory at
+     * once (Dao et al., 2022, <a href="https://arxiv.org/abs/2205.14135">arXiv:2205.14135</a>).
+     *
+     * @param query of shape (batch, heads, queries, size), of a floating-point type
+     * @param key of shape (batch, heads, keys, size)
+     * @param value of shape (batch, heads, keys, size)
+     * @param causal whether a query sees no key after the one at its own place
+     * @return the result, of the query's shape and type and in its manager
+     * @throws IllegalArgumentException also unless all three are of one type and on one device
+     */
+    public static NDArray attention(NDArray query, NDArray key, NDArray value, boolean causal) {
+        PtNDArray array = TorchChecks.array(query, "the query");
+        long queries = TorchChecks.tensor(query, "the query");
+        long keys = TorchChecks.tensor(key, "the key");
+        long values = TorchChecks.tensor(value, "the value");
+        Tensors.requireAttention(queries, keys, values);
+        long result = TorchDispatcher.attention("Torch.attention", queries, keys, values, causal);
+        return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
     }
 
     /**

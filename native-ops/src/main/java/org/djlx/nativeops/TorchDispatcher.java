@@ -15,7 +15,7 @@ import com.sun.jna.Pointer;
  */
 final class TorchDispatcher {
 
-    /** An operator whose arguments are all tensors and that returns a tensor, or what it tells. */
+    /** An operator that returns a tensor, or what it tells; its arguments are mostly tensors. */
     enum Operator {
         BITWISE_AND_("aten::bitwise_and_", "Tensor"),
         BITWISE_OR_("aten::bitwise_or_", "Tensor"),
@@ -24,7 +24,8 @@ final class TorchDispatcher {
         IS_LEAF("aten::is_leaf", ""),
         MAXIMUM_OUT("aten::maximum", "out"),
         MINIMUM_OUT("aten::minimum", "out"),
-        MUL_("aten::mul_", "Tensor");
+        MUL_("aten::mul_", "Tensor"),
+        SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", "");
 
         private final Memory name;
         private final Memory overload;
@@ -52,6 +53,26 @@ final class TorchDispatcher {
     /** Calls an operator that returns a bool. */
     static boolean tell(Operator operator, String operation, long... tensors) {
         return (byte) result(operator, operation, tensors) != 0;
+    }
+
+    /**
+     * Calls {@code scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor?
+     * attn_mask, float dropout_p, bool is_causal, *, float? scale, bool enable_gqa)} without mask,
+     * dropout, scale and groups.
+     *
+     * @return a handle of the result, the caller's to delete
+     */
+    static long attention(String operation, long query, long key, long value, boolean causal) {
+        Scratch scratch = Scratch.get();
+        long noMask = 0;
+        long noDropout = Double.doubleToRawLongBits(0);
+        long noScale = 0;
+        long noGroups = 0;
+        long[] others = {noMask, noDropout, causal ? 1 : 0, noScale, noGroups};
+        for (int i = 0; i < others.length; i++) {
+            scratch.putLong(3 + i, others[i]);
+        }
+        return result(Operator.SCALED_DOT_PRODUCT_ATTENTION, operation, query, key, value);
     }
 
     private static long result(Operator operator, String operation, long... tensors) {

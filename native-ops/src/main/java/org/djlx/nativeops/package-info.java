@@ -18,7 +18,7 @@
  *     LoadedLibraries       those that the process has loaded already
  *     LibC                  functions of the C library
  *   libtorch, through its stable C interface
- *   + Torch                 what DJL does not show of its arrays, and operators that write in place
+ *   + Torch                 what DJL does not show of its arrays, and further operators
  *   + ScalarType            the element types
  *   + TensorInfo            what is known of an array, asked for at once
  *   + TensorHold            keeps an array's storage alive

@@ -1,0 +1,157 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+class TorchAttentionTest {
+
+    private final NDManager manager = NDManager.newBaseManager("PyTorch");
+    private final Random random = new Random(5);
+
+    @BeforeEach
+    void switchGradientsOn() {
+        JniUtils.setGradMode(true);
+    }
+
+    @AfterEach
+    void close() {
+        JniUtils.setGradMode(false);
+        manager.close();
+    }
+
+    private NDArray random(Shape shape, ScalarType type) {
+        double[] values = new double[(int) shape.size()];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = random.nextGaussian();
+        }
+        return Torch.cast(manager.create(values, shape), type);
+    }
+
+    /** The result and the gradients of all three inputs. */
+    private static List<double[]> run(NDArray[] inputs, boolean causal, NDArray weights) {
+        List<double[]> results = new ArrayList<>();
+        for (NDArray input : inputs) {
+            input.setRequiresGradient(true);
+        }
+        NDArray y = Torch.attention(inputs[0], inputs[1], inputs[2], causal);
+        JniUtils.backward((PtNDArray) y, (PtNDArray) weights, false, false);
+        results.add(doubles(y.stopGradient()));
+        for (NDArray input : inputs) {
+            try (NDArray gradient = input.getGradient()) {
+                results.add(doubles(gradient));
+            }
+        }
+        return results;
+    }
+
+    private static double[] doubles(NDArray array) {
+        return NoGradient.get(() -> Torch.cast(array, ScalarType.FLOAT64).toDoubleArray());
+    }
+
+    /** The same by matmuls and softmax, in float64. */
+    private List<double[]> reference(NDArray[] originals, boolean causal, NDArray weights) {
+        NDArray[] inputs = new NDArray[3];
+        for (int i = 0; i < 3; i++) {
+            NDArray original = originals[i].stopGradient();
+            inputs[i] = NoGradient.get(() -> Torch.cast(original, ScalarType.FLOAT64));
+            inputs[i].setRequiresGradient(true);
+        }
+        long queries = inputs[0].getShape().get(2);
+        long keys = inputs[1].getShape().get(2);
+        double[] mask = new double[(int) (queries * keys)];
+        for (int q = 0; q < queries; q++) {
+            for (int k = 0; k < keys; k++) {
+                mask[(int) (q * keys + k)] = causal && k > q ? Double.NEGATIVE_INFINITY : 0;
+            }
+        }
+        NDArray scale = manager.create(1 / Math.sqrt(inputs[0].getShape().get(3)));
+        NDArray scores = inputs[0].matMul(inputs[1].transpose(0, 1, 3, 2)).mul(scale);
+        NDArray seen = scores.add(manager.create(mask, new Shape(queries, keys)));
+        NDArray y = seen.softmax(3).matMul(inputs[2]);
+        NDArray wide = NoGradient.get(() -> Torch.cast(weights, ScalarType.FLOAT64));
+        JniUtils.backward((PtNDArray) y, (PtNDArray) wide, false, false);
+        List<double[]> results = new ArrayList<>();
+        results.add(doubles(y.stopGradient()));
+        for (NDArray input : inputs) {
+            try (NDArray gradient = input.getGradient()) {
+                results.add(doubles(gradient));
+            }
+        }
+        return results;
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "FLOAT64, true, 5, 5, 1e-12",
+        "FLOAT64, false, 5, 7, 1e-12",
+        "FLOAT32, true, 33, 33, 1e-4",
+        "BFLOAT16, true, 33, 33, 0.1"
+    })
+    void equalsMatmulsAndSoftmax(
+            ScalarType type, boolean causal, long queries, long keys, double tolerance) {
+        NDArray[] inputs = {
+            random(new Shape(2, 3, queries, 8), type),
+            random(new Shape(2, 3, keys, 8), type),
+            random(new Shape(2, 3, keys, 8), type)
+        };
+        NDArray weights = random(new Shape(2, 3, queries, 8), type);
+        List<double[]> actual = run(inputs, causal, weights);
+        List<double[]> expected = reference(inputs, causal, weights);
+        for (int i = 0; i < 4; i++) {
+            assertArrayEquals(expected.get(i), actual.get(i), tolerance, "number " + i);
+        }
+    }
+
+    @Test
+    void returnsAnArrayOfTheQuerysTypeAndManager() {
+        NDArray query = random(new Shape(1, 2, 3, 4), ScalarType.BFLOAT16);
+        NDArray y = Torch.attention(query, query, query, true);
+        assertEquals(ScalarType.BFLOAT16, Torch.scalarType(y));
+        assertEquals(query.getManager(), y.getManager());
+        assertEquals(query.getShape(), y.getShape());
+    }
+
+    @Test
+    void refusesWhatDoesNotFit() {
+        NDArray query = random(new Shape(1, 2, 3, 4), ScalarType.FLOAT32);
+        NDArray otherHeads = random(new Shape(1, 1, 3, 4), ScalarType.FLOAT32);
+        NDArray matrix = random(new Shape(3, 4), ScalarType.FLOAT32);
+        NDArray otherType = random(new Shape(1, 2, 3, 4), ScalarType.FLOAT64);
+        NDArray whole = manager.ones(new Shape(1, 2, 3, 4)).toType(DataType.INT32, true);
+        assertRefused("[1, 1, 3, 4]", query, otherHeads, otherHeads);
+        assertRefused("[3, 4]", matrix, matrix, matrix);
+        assertRefused("[1, 1, 3, 4]", query, query, otherHeads);
+        assertRefused("FLOAT64", query, otherType, otherType);
+        assertRefused("INT32", whole, whole, whole);
+        assertRefused("the key is null", query, null, query);
+    }
+
+    private static void assertRefused(String what, NDArray query, NDArray key, NDArray value) {
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> Torch.attention(query, key, value, false));
+        assertTrue(e.getMessage().contains(what), e.getMessage());
+    }
+}
