@@ -11,6 +11,7 @@
  * + RowParallelLinear      a linear layer, divided by inputs: out of it
  * + ParallelMlp            both around SwiGLU
  * + RmsNorm                the normalisation between them
+ * + RotaryEmbedding        tells attention where tokens are
  * + ShardedBlock           what they have in common: how parameters are divided, saved and loaded
  * </pre>
  */
