@@ -7,12 +7,15 @@
  * name.
  *
  * <pre>
- * + ColumnParallelLinear   a linear layer, divided by outputs: into a parallel region
- * + RowParallelLinear      a linear layer, divided by inputs: out of it
- * + ParallelMlp            both around SwiGLU
- * + RmsNorm                the normalisation between them
- * + RotaryEmbedding        tells attention where tokens are
- * + ShardedBlock           what they have in common: how parameters are divided, saved and loaded
+ * + RotaryEmbedding                  tells attention where tokens are
+ * + ParallelMlp                      both linear layers around SwiGLU
+ * + ColumnParallelLinear             a linear layer, divided by outputs: into a parallel region
+ * + RowParallelLinear                a linear layer, divided by inputs: out of it
+ * + RmsNorm                          the normalisation between them
+ * + VocabularyParallelCrossEntropy   the loss of a language model, of divided scores
+ * + ShardedBlock                     what they have in common: how parameters are divided, saved
+ *                                    and loaded
+ *   VocabularyPart                   which tokens are a rank's
  * </pre>
  */
 package org.djlx.fusedops.nn;

@@ -1,0 +1,273 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.training.loss.Loss;
+import java.util.List;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.gradient.DifferentiableCollectives;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The cross entropy of a softmax over a vocabulary that is divided among the ranks, as in
+ * Megatron-LM's {@code vocab_parallel_cross_entropy}: the ranks exchange the largest score, the sum
+ * of the exponentials, and the label's score of each token, never the scores. The gradient is the
+ * softmax less 1 at the label.
+ *
+ * <p>The prediction is one array of scores, (tokens, …, V / W) for all tokens, of this rank's part
+ * of the vocabulary: what a {@link ColumnParallelLinear} returns. If the ranks cannot share the
+ * vocabulary evenly, each has room for V / W, rounded up, and what is behind the vocabulary counts
+ * for nothing. The label is one array of as many numbers as there are tokens, of any type, the same
+ * on all ranks. The loss is the mean over all tokens whose label is not ignored, and 0 if all are;
+ * of float32, or float64 if the scores are. All ranks compute the same loss, which counts once.
+ *
+ * <p>A label that is not in the vocabulary is refused on the CPU. On a GPU, where looking would
+ * make the host wait, the loss is NaN.
+ */
+public final class VocabularyParallelCrossEntropy extends Loss {
+
+    private static final String OPERATOR = "VocabularyParallelCrossEntropy";
+
+    private final ProcessGroup group;
+    private final VocabularyPart part;
+    private final Long ignored; // null for none
+
+    private VocabularyParallelCrossEntropy(Builder builder) {
+        super(OPERATOR);
+        group = builder.group;
+        part = new VocabularyPart(builder.vocabulary, group);
+        ignored = builder.ignored;
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /**
+     * What is known of each token from its label.
+     *
+     * @param index the label's place on this rank, of shape (tokens, 1); any place if it has none
+     * @param isOwn 1 if it has one, otherwise 0
+     * @param weights by how much the token counts; NaN if it has no label
+     */
+    private record Tokens(NDArray index, NDArray isOwn, NDArray weights) {}
+
+    /**
+     * What the ranks have found out together, for each token.
+     *
+     * @param losses the cross entropy
+     * @param logSums the logarithm of the sum of the exponentials
+     */
+    private record Entropies(NDArray losses, NDArray logSums) {}
+
+    @Override
+    public NDArray evaluate(NDList labels, NDList predictions) {
+        NDArray prediction = predictions.singletonOrThrow();
+        NDArray label = labels.singletonOrThrow();
+        Optional<GradientScope> scope =
+                GradientScope.recording(OPERATOR, "the prediction", prediction);
+        check(prediction, label);
+        NDManager owner = prediction.getManager();
+        try (NDManager manager = owner.newSubManager(prediction.getDevice())) {
+            NDArray own = Torch.alias(manager, prediction);
+            NDArray ownLabel = Torch.alias(manager, label);
+            return NoGradient.get(
+                    () -> {
+                        NDArray scores = scores(own);
+                        Tokens tokens = tokens(ownLabel, Torch.scalarType(scores));
+                        Entropies entropies = entropies(scores, tokens);
+                        NDArray loss = entropies.losses().mul(tokens.weights()).sum();
+                        loss.attach(owner);
+                        scope.ifPresent(
+                                recording ->
+                                        record(recording, prediction, tokens, entropies, loss));
+                        return loss;
+                    });
+        }
+    }
+
+    private void check(NDArray prediction, NDArray label) {
+        Shape shape = prediction.getShape();
+        ScalarType type = Torch.scalarType(prediction);
+        boolean fits =
+                shape.dimension() > 1
+                        && shape.getLastDimension() == part.room()
+                        && label.size() == shape.size() / part.room();
+        if (!fits || !type.isFloatingPoint() || type.itemSize() < 2) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: on rank %d of %s the prediction must be (tokens, …, %d) of a"
+                                    + " floating-point type, and the label a number for each token,"
+                                    + " not %s of %s and %s",
+                            OPERATOR,
+                            group.rank(),
+                            group.name(),
+                            part.room(),
+                            shape,
+                            type,
+                            label.getShape()));
+        }
+    }
+
+    /** Returns the scores as a matrix, in at least float32. */
+    private NDArray scores(NDArray prediction) {
+        NDArray matrix = prediction.reshape(-1, part.room());
+        return Torch.scalarType(matrix).itemSize() < Float.BYTES
+                ? Torch.cast(matrix, ScalarType.FLOAT32)
+                : matrix;
+    }
+
+    private Tokens tokens(NDArray label, ScalarType type) {
+        NDArray ids = Torch.cast(label.reshape(-1), ScalarType.INT64);
+        NDArray isIgnored = ignored == null ? ids.neq(ids) : ids.eq(ignored);
+        if (!label.getDevice().isGpu()) {
+            part.check(OPERATOR, "label", ids, isIgnored);
+        }
+        NDArray isAny = part.isAny(ids);
+        NDArray counts = number(isAny.logicalAnd(isIgnored.logicalNot()), type);
+        NDArray total = counts.sum().maximum(1);
+        NDArray nan = counts.zerosLike().add(Float.NaN);
+        NDArray weights = NDArrays.where(isAny.logicalOr(isIgnored), counts, nan).div(total);
+        return new Tokens(part.index(ids).expandDims(1), number(part.isOwn(ids), type), weights);
+    }
+
+    private static NDArray number(NDArray truth, ScalarType type) {
+        return Torch.cast(truth, type);
+    }
+
+    private Entropies entropies(NDArray scores, Tokens tokens) {
+        // What follows the vocabulary, to make parts equal, counts for nothing.
+        NDArray valid = scores.get(":, :" + part.count());
+        NDArray largest =
+                part.count() == 0
+                        ? tokens.isOwn().zerosLike().add(Float.NEGATIVE_INFINITY)
+                        : valid.max(new int[] {1});
+        complete(group.allReduce(largest, ReduceOp.MAX));
+        NDArray sum = valid.sub(largest.expandDims(1)).exp().sum(new int[] {1});
+        NDArray atLabel = scores.gather(tokens.index(), 1).squeeze(1).sub(largest);
+        NDArray own = NDArrays.where(tokens.isOwn().gt(0), atLabel, tokens.isOwn().zerosLike());
+        NDArray sums =
+                DifferentiableCollectives.allReduce(NDArrays.stack(new NDList(sum, own)), group);
+        NDArray logSums = sums.get(0).log();
+        return new Entropies(logSums.sub(sums.get(1)), logSums.add(largest));
+    }
+
+    /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
+    private void complete(Work work) {
+        if (group.device().isGpu()) {
+            work.blockCurrentStream();
+        } else {
+            work.await();
+        }
+    }
+
+    private void record(
+            GradientScope scope,
+            NDArray prediction,
+            Tokens tokens,
+            Entropies entropies,
+            NDArray loss) {
+        scope.record(
+                OPERATOR,
+                List.of(prediction),
+                List.of(tokens.index(), tokens.isOwn(), tokens.weights(), entropies.logSums()),
+                List.of(loss),
+                (inputs, kept, gradients) ->
+                        List.of(
+                                gradient(
+                                        inputs.get(0),
+                                        new Tokens(kept.get(0), kept.get(1), kept.get(2)),
+                                        kept.get(3),
+                                        gradients.get(0))));
+    }
+
+    private NDArray gradient(NDArray prediction, Tokens tokens, NDArray logSums, NDArray ofLoss) {
+        NDArray softmax = scores(prediction).sub(logSums.expandDims(1)).exp();
+        NDArray atLabel = softmax.gather(tokens.index(), 1).sub(tokens.isOwn().expandDims(1));
+        NDArray gradient = softmax.scatter(tokens.index(), atLabel, 1);
+        gradient.muli(tokens.weights().mul(ofLoss).expandDims(1));
+        if (part.count() < part.room()) {
+            gradient.set(new NDIndex(":, " + part.count() + ":"), 0);
+        }
+        return Torch.cast(gradient.reshape(prediction.getShape()), Torch.scalarType(prediction));
+    }
+
+    /** Builds a {@link VocabularyParallelCrossEntropy}. */
+    public static final class Builder {
+
+        private ProcessGroup group;
+        private long vocabulary;
+        private Long ignored;
+
+        private Builder() {}
+
+        /**
+         * Sets the group whose ranks share the vocabulary.
+         *
+         * @param group this rank's handle, which stays the caller's
+         * @return this builder
+         */
+        public Builder setGroup(ProcessGroup group) {
+            this.group = group;
+            return this;
+        }
+
+        /**
+         * Sets the number of different tokens.
+         *
+         * @param vocabulary the number, without what is added to make parts equal
+         * @return this builder
+         */
+        public Builder setVocabulary(long vocabulary) {
+            this.vocabulary = vocabulary;
+            return this;
+        }
+
+        /**
+         * Sets the label of tokens that do not count.
+         *
+         * @param label the label, in the vocabulary or not, such as -100; none unless set
+         * @return this builder
+         */
+        public Builder optIgnoredLabel(long label) {
+            ignored = label;
+            return this;
+        }
+
+        /**
+         * Builds the loss.
+         *
+         * @return the loss
+         * @throws IllegalArgumentException if the group or the vocabulary are missing or wrong
+         */
+        public VocabularyParallelCrossEntropy build() {
+            if (group == null || vocabulary < 1) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s: the group must be set, and the vocabulary be 1 or more, not %s"
+                                        + " and %d",
+                                OPERATOR, group == null ? null : group.name(), vocabulary));
+            }
+            return new VocabularyParallelCrossEntropy(this);
+        }
+    }
+}
