@@ -14,20 +14,35 @@ import java.util.List;
  * A linear layer whose outputs are divided among the ranks: the way into a parallel region. It
  * takes (tokens, …, in), with this rank's tokens alone if sequence-parallel, and returns (tokens,
  * …, units / W) for all tokens. Its full weight is (units, in) and its full bias (units), as those
- * of {@link ai.djl.nn.core.Linear}.
+ * of {@link ai.djl.nn.core.Linear}. As the last layer of a language model it may have the weight of
+ * the embedding, and units that the ranks cannot share evenly.
  */
 public final class ColumnParallelLinear extends ShardedBlock {
 
     private final long units;
-    private final Parameter weight;
+    private final ParallelEmbedding embedding; // whose weight it has; null if it has its own
+    private final Parameter weight; // null if it is the embedding's
     private final Parameter bias; // null if there is none
 
     private ColumnParallelLinear(Builder builder) {
         super(builder);
-        units = builder.units;
-        checkDivisible("the units", units);
-        weight = add("weight", Parameter.Type.WEIGHT, 0, true);
-        bias = builder.bias ? add("bias", Parameter.Type.BIAS, 0, false) : null;
+        embedding = builder.embedding;
+        units = embedding == null ? builder.units : embedding.vocabulary();
+        boolean padded = builder.padded || embedding != null;
+        if (!padded) {
+            checkDivisible("the units", units);
+        }
+        weight =
+                embedding != null
+                        ? null
+                        : add(
+                                "weight",
+                                Parameter.Type.WEIGHT,
+                                Division.ROWS_TRANSPOSED.withPadding(padded));
+        bias =
+                builder.bias
+                        ? add("bias", Parameter.Type.BIAS, Division.ROWS.withPadding(padded))
+                        : null;
     }
 
     /**
@@ -41,7 +56,9 @@ public final class ColumnParallelLinear extends ShardedBlock {
 
     @Override
     protected void prepare(Shape[] inputShapes) {
-        setFullShape(weight, units, inputShapes[0].getLastDimension());
+        if (weight != null) {
+            setFullShape(weight, units, inputShapes[0].getLastDimension());
+        }
         if (bias != null) {
             setFullShape(bias, units);
         }
@@ -49,14 +66,18 @@ public final class ColumnParallelLinear extends ShardedBlock {
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
-        NDArray w = store.getValue(weight, x.getDevice(), training);
+        NDArray w =
+                embedding == null
+                        ? value(store, weight, x, training)
+                        : embedding.weight(store, x, training).transpose();
         NDArray y = intoRegion(x, List.of(w)).get(0);
-        return bias == null ? y : y.add(store.getValue(bias, x.getDevice(), training));
+        return bias == null ? y : y.add(value(store, bias, x, training));
     }
 
     @Override
     public Shape[] getOutputShapes(Shape[] inputShapes) {
-        return new Shape[] {outputShape(inputShapes[0], units / group().worldSize(), true, false)};
+        long own = (units + group().worldSize() - 1) / group().worldSize();
+        return new Shape[] {outputShape(inputShapes[0], own, true, false)};
     }
 
     /** Builds a {@link ColumnParallelLinear}. */
@@ -64,6 +85,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
 
         private long units;
         private boolean bias = true;
+        private boolean padded;
+        private ParallelEmbedding embedding;
 
         private Builder() {}
 
@@ -75,7 +98,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
         /**
          * Sets the number of outputs.
          *
-         * @param units those of all ranks, which the world size divides
+         * @param units those of all ranks, which the world size divides unless {@linkplain
+         *     #optPadded padded}
          * @return this builder
          */
         public Builder setUnits(long units) {
@@ -95,13 +119,45 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
+         * Sets whether units are added on the last ranks if they cannot be divided evenly. Their
+         * weights and outputs are zeros. For a vocabulary: {@link VocabularyParallelCrossEntropy}
+         * knows of them.
+         *
+         * @param padded whether they are; without, such a number is refused, which is so unless set
+         * @return this builder
+         */
+        public Builder optPadded(boolean padded) {
+            this.padded = padded;
+            return this;
+        }
+
+        /**
+         * Has the layer use the weight of an embedding, for its vocabulary as units, which are
+         * padded as there.
+         *
+         * @param embedding an embedding of the same group, in the same model
+         * @return this builder
+         */
+        public Builder optTied(ParallelEmbedding embedding) {
+            this.embedding = embedding;
+            return this;
+        }
+
+        /**
          * Builds the block.
          *
          * @return the block
          * @throws IllegalArgumentException if the group or the units are missing or wrong
          */
         public ColumnParallelLinear build() {
-            if (units < 1) {
+            if (embedding != null && units != 0 && units != embedding.vocabulary()) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "ColumnParallelLinear: the units are the %d of the vocabulary of"
+                                        + " the embedding whose weight it has, not %d",
+                                embedding.vocabulary(), units));
+            }
+            if (units < 1 && embedding == null) {
                 throw new IllegalArgumentException(
                         "ColumnParallelLinear: the units must be 1 or more, not " + units);
             }

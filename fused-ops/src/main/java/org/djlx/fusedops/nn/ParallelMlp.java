@@ -32,9 +32,9 @@ public final class ParallelMlp extends ShardedBlock {
         super(builder);
         hidden = builder.hidden;
         checkDivisible("the hidden values", hidden);
-        gate = add("gate", Parameter.Type.WEIGHT, 0, true);
-        up = add("up", Parameter.Type.WEIGHT, 0, true);
-        down = add("down", Parameter.Type.WEIGHT, 1, true);
+        gate = add("gate", Parameter.Type.WEIGHT, Division.ROWS_TRANSPOSED);
+        up = add("up", Parameter.Type.WEIGHT, Division.ROWS_TRANSPOSED);
+        down = add("down", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
     }
 
     /**
@@ -56,11 +56,11 @@ public final class ParallelMlp extends ShardedBlock {
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
-        NDArray gateWeight = store.getValue(gate, x.getDevice(), training);
-        NDArray upWeight = store.getValue(up, x.getDevice(), training);
+        NDArray gateWeight = value(store, gate, x, training);
+        NDArray upWeight = value(store, up, x, training);
         List<NDArray> in = intoRegion(x, List.of(gateWeight, upWeight));
         NDArray gated = in.get(0).mul(Activation.sigmoid(in.get(0))).mul(in.get(1));
-        return outOfRegion(gated, store.getValue(down, x.getDevice(), training));
+        return outOfRegion(gated, value(store, down, x, training));
     }
 
     @Override

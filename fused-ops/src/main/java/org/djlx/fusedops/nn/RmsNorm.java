@@ -8,12 +8,14 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 
 /**
  * Divides by the root mean square over the last dimension and multiplies by a weight (Zhang and
  * Sennrich, 2019, <a href="https://arxiv.org/abs/1910.07467">arXiv:1910.07467</a>). It takes and
  * returns (tokens, …, size), this rank's tokens alone if sequence-parallel. The weight, of shape
- * (size), is not divided.
+ * (size), is not divided. 16-bit types are normalised in float32.
  */
 public final class RmsNorm extends ShardedBlock {
 
@@ -23,7 +25,7 @@ public final class RmsNorm extends ShardedBlock {
     private RmsNorm(Builder builder) {
         super(builder);
         epsilon = builder.epsilon;
-        weight = add("weight", Parameter.Type.GAMMA, -1, false);
+        weight = add("weight", Parameter.Type.GAMMA, Division.NONE);
     }
 
     /**
@@ -42,9 +44,13 @@ public final class RmsNorm extends ShardedBlock {
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
+        ScalarType type = Torch.scalarType(x);
+        NDArray wide = type.itemSize() == 2 ? Torch.cast(x, ScalarType.FLOAT32) : x;
         int last = x.getShape().dimension() - 1;
-        NDArray mean = x.square().mean(new int[] {last}, true);
-        return x.div(mean.add(epsilon).sqrt()).mul(shared(store, weight, x, training));
+        NDArray mean = wide.square().mean(new int[] {last}, true);
+        NDArray normed = wide.div(mean.add(epsilon).sqrt());
+        NDArray narrow = wide == x ? normed : Torch.cast(normed, type);
+        return narrow.mul(value(store, weight, x, training));
     }
 
     @Override

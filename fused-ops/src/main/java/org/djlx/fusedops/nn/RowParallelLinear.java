@@ -24,8 +24,8 @@ public final class RowParallelLinear extends ShardedBlock {
     private RowParallelLinear(Builder builder) {
         super(builder);
         units = builder.units;
-        weight = add("weight", Parameter.Type.WEIGHT, 1, true);
-        bias = builder.bias ? add("bias", Parameter.Type.BIAS, -1, false) : null;
+        weight = add("weight", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
+        bias = builder.bias ? add("bias", Parameter.Type.BIAS, Division.NONE) : null;
     }
 
     /**
@@ -47,8 +47,8 @@ public final class RowParallelLinear extends ShardedBlock {
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
-        NDArray y = outOfRegion(x, store.getValue(weight, x.getDevice(), training));
-        return bias == null ? y : y.add(shared(store, bias, x, training));
+        NDArray y = outOfRegion(x, value(store, weight, x, training));
+        return bias == null ? y : y.add(value(store, bias, x, training));
     }
 
     @Override

@@ -6,6 +6,7 @@ package org.djlx.fusedops.nn;
 
 import ai.djl.MalformedModelException;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -21,11 +22,14 @@ import java.io.IOException;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -42,7 +46,15 @@ import org.djlx.nativeops.Torch;
  * <p>In training it is called within a {@link org.djlx.collectives.gradient.GradientScope}, which a
  * trainer of the engine {@code PyTorch-P2P} opens. With sequence parallelism gradients are those of
  * the sum of the ranks' losses, each over its own tokens; otherwise of the loss that all ranks
- * compute alike. Either way a parameter that is not divided has the same gradient on all ranks.
+ * compute alike. Either way a parameter that several ranks have has the same gradient on all of
+ * them, the one of the undivided block, so that it stays the same.
+ *
+ * <p>Weights are multiplied in the element type of the activations: a weight of another type is
+ * converted in each forward pass, and its gradient back. So with activations of bfloat16, which
+ * {@link ParallelEmbedding.Builder#optComputeType} makes, parameters of float32 are the master
+ * weights of mixed-precision training (Micikevicius et al., 2017, <a
+ * href="https://arxiv.org/abs/1710.03740">arXiv:1710.03740</a>): optimizers, checkpoints and the
+ * synchronisation of gradients deal with float32 alone.
  *
  * <p>A full parameter has the shape of the same block without division. Initialisers make full
  * ones: those of rank 0 count, of which each rank keeps its part. Saving collects them and loading
@@ -53,18 +65,131 @@ public abstract class ShardedBlock extends AbstractBlock {
 
     private static final byte VERSION = 1;
 
-    /** How a parameter lies on the ranks. */
-    private static final class Layout {
+    /**
+     * How a parameter is divided.
+     *
+     * @param axis the dimension of the full one along which it is divided; -1 if it is not
+     * @param transposed whether a rank's part is kept transposed
+     * @param padded whether the last parts are filled with zeros if the size cannot be divided;
+     *     otherwise such a size is refused
+     * @param parts the number of parts, which divides the world size: as many neighbouring ranks
+     *     have the same one as there are ranks for each; 0 for one a rank
+     */
+    record Division(int axis, boolean transposed, boolean padded, int parts) {
+
+        /** Each rank has all of it. */
+        static final Division NONE = new Division(-1, false, false, 0);
+
+        /** Each rank has some rows. */
+        static final Division ROWS = new Division(0, false, false, 0);
+
+        /** Each rank has some rows, as columns. */
+        static final Division ROWS_TRANSPOSED = new Division(0, true, false, 0);
+
+        /** Each rank has some columns, as rows. */
+        static final Division COLUMNS_TRANSPOSED = new Division(1, true, false, 0);
+
+        Division withPadding(boolean wanted) {
+            return new Division(axis, transposed, wanted, parts);
+        }
+
+        Division into(int number) {
+            return new Division(axis, transposed, padded, number);
+        }
+    }
+
+    /** A parameter and how it lies on the ranks. */
+    private final class Layout {
 
         private final Parameter parameter;
-        private final int axis; // of the full one, along which it is divided; -1 if it is not
-        private final boolean transposed; // from the full one to a rank's part
+        private final Division division;
+        private final int parts;
+        private final int part; // this rank's
         private Shape full;
 
-        Layout(Parameter parameter, int axis, boolean transposed) {
+        Layout(Parameter parameter, Division division) {
             this.parameter = parameter;
-            this.axis = axis;
-            this.transposed = transposed;
+            this.division = division;
+            parts = division.parts() == 0 ? group.worldSize() : division.parts();
+            part = group.rank() / (group.worldSize() / parts);
+        }
+
+        boolean isDivided() {
+            return division.axis() >= 0;
+        }
+
+        private long size() {
+            return full.get(division.axis());
+        }
+
+        /** Returns the size of each part along the dimension that is divided. */
+        long partSize() {
+            if (!division.padded() && size() % parts != 0) {
+                throw indivisible(parameter.getName(), size(), parts);
+            }
+            return (size() + parts - 1) / parts;
+        }
+
+        Shape partShape() {
+            long[] sizes = full.getShape().clone();
+            if (isDivided()) {
+                sizes[division.axis()] = partSize();
+            }
+            return division.transposed() ? new Shape(sizes[1], sizes[0]) : new Shape(sizes);
+        }
+
+        /** Returns this rank's part of a full array, contiguous. */
+        NDArray cut(NDManager manager, NDArray whole) {
+            return NoGradient.get(
+                    () -> {
+                        NDArray own = whole;
+                        if (isDivided()) {
+                            long size = partSize();
+                            NDArray padded = resized(whole, size * parts);
+                            own = rows(padded, size * part, size * (part + 1));
+                        }
+                        own = division.transposed() ? own.transpose() : own;
+                        NDArray copy = Torch.cast(own, Torch.scalarType(own));
+                        copy.attach(manager);
+                        return copy;
+                    });
+        }
+
+        /** Returns the full array, of which each rank has a part. */
+        NDArray join(NDArray own) {
+            NDArray mine = division.transposed() ? own.transpose() : own;
+            if (!isDivided()) {
+                return Torch.cast(mine, Torch.scalarType(mine));
+            }
+            NDArray all = DifferentiableCollectives.allGather(mine, division.axis(), group);
+            if (parts < group.worldSize()) {
+                NDList different = new NDList();
+                long size = partSize();
+                for (int i = 0; i < parts; i++) {
+                    long first = size * i * (group.worldSize() / parts);
+                    different.add(rows(all, first, first + size));
+                }
+                return NDArrays.concat(different, division.axis());
+            }
+            NDArray full = resized(all, size());
+            return Torch.cast(full, Torch.scalarType(full));
+        }
+
+        private NDArray rows(NDArray array, long from, long to) {
+            return array.get(":, ".repeat(division.axis()) + from + ":" + to);
+        }
+
+        /** Cuts off what is too much, or adds zeros. */
+        private NDArray resized(NDArray array, long size) {
+            int axis = division.axis();
+            long[] sizes = array.getShape().getShape().clone();
+            if (sizes[axis] >= size) {
+                return sizes[axis] == size ? array : rows(array, 0, size);
+            }
+            sizes[axis] = size - sizes[axis];
+            try (NDArray zeros = array.getManager().zeros(new Shape(sizes))) {
+                return array.concat(Torch.cast(zeros, Torch.scalarType(array)), axis);
+            }
         }
     }
 
@@ -128,15 +253,10 @@ public abstract class ShardedBlock extends AbstractBlock {
         return sequenceParallel;
     }
 
-    /**
-     * Adds a parameter.
-     *
-     * @param axis the dimension of the full one along which it is divided; -1 for not
-     * @param transposed whether a rank's part is kept transposed
-     */
-    final Parameter add(String name, Parameter.Type type, int axis, boolean transposed) {
+    /** Adds a parameter. */
+    final Parameter add(String name, Parameter.Type type, Division division) {
         Parameter parameter = addParameter(Parameter.builder().setName(name).setType(type).build());
-        layouts.put(name, new Layout(parameter, axis, transposed));
+        layouts.put(name, new Layout(parameter, division));
         return parameter;
     }
 
@@ -144,7 +264,7 @@ public abstract class ShardedBlock extends AbstractBlock {
     final void setFullShape(Parameter parameter, long... sizes) {
         Layout layout = layouts.get(parameter.getName());
         layout.full = new Shape(sizes);
-        parameter.setShape(partShape(layout));
+        parameter.setShape(layout.partShape());
         Initializer initializer = parameter.getInitializer();
         if (!(initializer instanceof PartInitializer)) {
             parameter.setInitializer(new PartInitializer(layout, initializer));
@@ -167,49 +287,23 @@ public abstract class ShardedBlock extends AbstractBlock {
             try (NDManager temporary = manager.newSubManager()) {
                 NDArray full = ofFull.initialize(temporary, layout.full, type);
                 group.broadcast(full, 0).await();
-                return part(manager, layout, full);
+                return layout.cut(manager, full);
             }
         }
-    }
-
-    private Shape partShape(Layout layout) {
-        long[] sizes = layout.full.getShape().clone();
-        if (layout.axis >= 0) {
-            checkDivisible(layout.parameter.getName(), sizes[layout.axis]);
-            sizes[layout.axis] /= group.worldSize();
-        }
-        return layout.transposed ? new Shape(sizes[1], sizes[0]) : new Shape(sizes);
     }
 
     /** Checks that a size can be divided among the ranks. */
     final void checkDivisible(String what, long size) {
         if (size % group.worldSize() != 0) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s: the size %d of %s cannot be divided among the %d ranks of %s",
-                            getClass().getSimpleName(),
-                            size,
-                            what,
-                            group.worldSize(),
-                            group.name()));
+            throw indivisible(what, size, group.worldSize());
         }
     }
 
-    /** Returns this rank's part of a full array, contiguous. */
-    private NDArray part(NDManager manager, Layout layout, NDArray full) {
-        return NoGradient.get(
-                () -> {
-                    NDArray part = full;
-                    if (layout.axis >= 0) {
-                        long size = full.getShape().get(layout.axis) / group.worldSize();
-                        String rows = size * group.rank() + ":" + size * (group.rank() + 1);
-                        part = full.get(":, ".repeat(layout.axis) + rows);
-                    }
-                    part = layout.transposed ? part.transpose() : part;
-                    NDArray copy = Torch.cast(part, Torch.scalarType(part));
-                    copy.attach(manager);
-                    return copy;
-                });
+    private IllegalArgumentException indivisible(String what, long size, int parts) {
+        return new IllegalArgumentException(
+                String.format(
+                        "%s: the size %d of %s cannot be divided among the %d ranks of %s",
+                        getClass().getSimpleName(), size, what, parts, group.name()));
     }
 
     private Layout layout(String name) {
@@ -236,13 +330,7 @@ public abstract class ShardedBlock extends AbstractBlock {
                 () -> {
                     try (NDManager temporary = manager.newSubManager()) {
                         NDArray own = layout.parameter.getArray();
-                        NDArray alias = Torch.alias(temporary, own);
-                        NDArray part = layout.transposed ? alias.transpose() : alias;
-                        NDArray full =
-                                layout.axis < 0
-                                        ? Torch.cast(part, Torch.scalarType(part))
-                                        : DifferentiableCollectives.allGather(
-                                                part, layout.axis, group);
+                        NDArray full = layout.join(Torch.alias(temporary, own));
                         full.attach(manager);
                         return full;
                     }
@@ -266,7 +354,7 @@ public abstract class ShardedBlock extends AbstractBlock {
                             getClass().getSimpleName(), name, layout.full, full.getShape()));
         }
         try (NDManager temporary = own.getManager().newSubManager()) {
-            NDArray part = part(temporary, layout, full);
+            NDArray part = layout.cut(temporary, full);
             NoGradient.run(() -> Torch.copy(own, part));
         }
     }
@@ -302,9 +390,9 @@ public abstract class ShardedBlock extends AbstractBlock {
                     setFull(name, full);
                 } else {
                     layout.full = full.getShape();
-                    partShape(layout); // Says if it cannot be divided.
+                    NDArray part = layout.cut(manager, full);
                     layout.parameter.setShape(null);
-                    layout.parameter.setArray(part(manager, layout, full));
+                    layout.parameter.setArray(part);
                 }
             }
         }
@@ -325,16 +413,66 @@ public abstract class ShardedBlock extends AbstractBlock {
 
     abstract NDArray forward(ParameterStore store, NDArray x, boolean training);
 
-    /** Returns a parameter that all ranks have, where each uses it for tokens of its own. */
-    final NDArray shared(ParameterStore store, Parameter parameter, NDArray x, boolean training) {
+    /**
+     * Returns a parameter's value, of the input's element type. The gradient of what several ranks
+     * have is added up over those that use it for tokens or heads of their own.
+     */
+    final NDArray value(ParameterStore store, Parameter parameter, NDArray x, boolean training) {
+        Layout layout = layouts.get(parameter.getName());
         NDArray value = store.getValue(parameter, x.getDevice(), training);
-        return sequenceParallel && training
-                ? DifferentiableCollectives.enterParallel(value, group)
-                : value;
+        if (training && !layout.isDivided() && sequenceParallel) {
+            value = DifferentiableCollectives.enterParallel(value, group);
+        }
+        if (training && layout.isDivided() && layout.parts < group.worldSize()) {
+            value = enterSharing(value, layout);
+        }
+        ScalarType type = Torch.scalarType(x);
+        return Torch.scalarType(value) == type ? value : Torch.cast(value, type);
+    }
+
+    /** As entering a parallel region, for a part that some of the ranks have. */
+    private NDArray enterSharing(NDArray value, Layout layout) {
+        String operator = getClass().getSimpleName() + ", " + layout.parameter.getName();
+        Optional<GradientScope> scope = GradientScope.recording(operator, "the part", value);
+        NDArray same = value.stopGradient();
+        scope.ifPresent(
+                recording ->
+                        recording.record(
+                                operator,
+                                List.of(value),
+                                List.of(),
+                                List.of(same),
+                                (inputs, kept, gradients) ->
+                                        List.of(sharedGradient(gradients.get(0), layout))));
+        return same;
+    }
+
+    /** Adds up the gradients of all parts, in one operation of the whole group, and takes one. */
+    private NDArray sharedGradient(NDArray gradient, Layout layout) {
+        NDList all = new NDList();
+        NDArray zeros = gradient.zerosLike();
+        for (int i = 0; i < layout.parts; i++) {
+            all.add(i == layout.part ? gradient : zeros);
+        }
+        NDArray sums = DifferentiableCollectives.allReduce(NDArrays.stack(all), group);
+        return sums.get(layout.part);
+    }
+
+    /** Checks the input's last size. */
+    private void checkLast(NDArray x, NDArray weight) {
+        Shape shape = x.getShape();
+        long inner = weight.getShape().get(0);
+        if (shape.dimension() < 2 || shape.getLastDimension() != inner) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: the input must be (tokens, …, %d) on rank %d of %s, not %s",
+                            getClass().getSimpleName(), inner, group.rank(), group.name(), shape));
+        }
     }
 
     /** Multiplies all tokens with this rank's columns. */
     final List<NDArray> intoRegion(NDArray x, List<NDArray> weights) {
+        weights.forEach(weight -> checkLast(x, weight));
         if (sequenceParallel) {
             return FusedOps.allGatherMatmul(x, weights, 0, group, false).outputs();
         }
@@ -344,6 +482,7 @@ public abstract class ShardedBlock extends AbstractBlock {
 
     /** Multiplies with this rank's rows, and adds up. */
     final NDArray outOfRegion(NDArray x, NDArray weight) {
+        checkLast(x, weight);
         return sequenceParallel
                 ? FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group)
                 : DifferentiableCollectives.leaveParallel(product(x, weight), group);

@@ -7,6 +7,7 @@
  * name.
  *
  * <pre>
+ * + ParallelEmbedding                a vector for each token, divided by tokens
  * + RotaryEmbedding                  tells attention where tokens are
  * + ParallelMlp                      both linear layers around SwiGLU
  * + ColumnParallelLinear             a linear layer, divided by outputs: into a parallel region

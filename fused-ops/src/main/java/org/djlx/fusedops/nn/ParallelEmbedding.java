@@ -1,0 +1,193 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.ndarray.types.SparseFormat;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import org.djlx.collectives.gradient.DifferentiableCollectives;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Looks up a vector for each token of a vocabulary that is divided among the ranks. It takes
+ * (tokens, …), numbers of any type, the same on all ranks, and returns (tokens, …, size): for this
+ * rank's tokens alone if sequence-parallel. Each rank looks up the tokens that it has, with zeros
+ * for others, and the results are added up.
+ *
+ * <p>The full weight is (vocabulary, size). If the ranks cannot share the vocabulary evenly, the
+ * last ones have rows of zeros behind it, which no token has and no checkpoint contains: a
+ * vocabulary is given by a tokenizer, and seldom divisible.
+ *
+ * <p>A number that is not in the vocabulary is refused on the CPU. On a GPU, where looking would
+ * make the host wait, it yields NaN.
+ */
+public final class ParallelEmbedding extends ShardedBlock {
+
+    private final long vocabulary;
+    private final long size;
+    private final ScalarType computeType; // null for that of the weight
+    private final Parameter weight;
+
+    private ParallelEmbedding(Builder builder) {
+        super(builder);
+        vocabulary = builder.vocabulary;
+        size = builder.size;
+        computeType = builder.computeType;
+        weight = add("weight", Parameter.Type.WEIGHT, Division.ROWS.withPadding(true));
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    long vocabulary() {
+        return vocabulary;
+    }
+
+    /** Returns the weight, for a layer of the same model that shares it. */
+    NDArray weight(ParameterStore store, NDArray x, boolean training) {
+        return value(store, weight, x, training);
+    }
+
+    @Override
+    protected void prepare(Shape[] inputShapes) {
+        setFullShape(weight, vocabulary, size);
+    }
+
+    @Override
+    NDArray forward(ParameterStore store, NDArray x, boolean training) {
+        Shape shape = x.getShape();
+        if (shape.dimension() < 1 || isSequenceParallel() && !isDivisible(shape)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "ParallelEmbedding: the tokens must be (tokens, …)%s, not %s; reshape"
+                                    + " them",
+                            isSequenceParallel()
+                                    ? " that the " + group().worldSize() + " ranks can divide"
+                                    : "",
+                            shape));
+        }
+        NDArray ids = NoGradient.get(() -> Torch.cast(x, ScalarType.INT64));
+        VocabularyPart part = new VocabularyPart(vocabulary, group());
+        if (!x.getDevice().isGpu()) {
+            part.check("ParallelEmbedding", "token", ids, null);
+        }
+        NDArray value = store.getValue(weight, x.getDevice(), training);
+        NDArray rows =
+                ids.getNDArrayInternal()
+                        .embedding(part.index(ids), value, SparseFormat.DENSE)
+                        .singletonOrThrow();
+        NDArray own = rows.mul(mask(part, ids, Torch.scalarType(value)));
+        if (computeType != null && computeType != Torch.scalarType(own)) {
+            own = Torch.cast(own, computeType);
+        }
+        return isSequenceParallel()
+                ? DifferentiableCollectives.reduceScatter(own, 0, group())
+                : DifferentiableCollectives.leaveParallel(own, group());
+    }
+
+    private boolean isDivisible(Shape shape) {
+        return shape.get(0) % group().worldSize() == 0;
+    }
+
+    /** Returns 1 for tokens of this rank, 0 for those of others, NaN for those of none. */
+    private static NDArray mask(VocabularyPart part, NDArray ids, ScalarType type) {
+        return NoGradient.get(
+                () -> {
+                    NDArray own = part.isOwn(ids).toType(DataType.FLOAT32, false);
+                    NDArray nan = own.zerosLike().add(Float.NaN);
+                    NDArray mask = NDArrays.where(part.isAny(ids), own, nan);
+                    return Torch.cast(mask.expandDims(mask.getShape().dimension()), type);
+                });
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        Shape vectors = inputShapes[0].add(size);
+        return new Shape[] {outputShape(vectors, size, false, true)};
+    }
+
+    /** Builds a {@link ParallelEmbedding}. */
+    public static final class Builder extends ShardedBlock.Builder<Builder> {
+
+        private long vocabulary;
+        private long size;
+        private ScalarType computeType;
+
+        private Builder() {}
+
+        @Override
+        Builder self() {
+            return this;
+        }
+
+        /**
+         * Sets the number of different tokens.
+         *
+         * @param vocabulary the number
+         * @return this builder
+         */
+        public Builder setVocabulary(long vocabulary) {
+            this.vocabulary = vocabulary;
+            return this;
+        }
+
+        /**
+         * Sets the size of the vectors.
+         *
+         * @param size the number of values for a token
+         * @return this builder
+         */
+        public Builder setSize(long size) {
+            this.size = size;
+            return this;
+        }
+
+        /**
+         * Sets the element type of the activations, in which all blocks behind this one compute.
+         *
+         * @param computeType a floating-point type, such as bfloat16; that of the weight unless set
+         * @return this builder
+         */
+        public Builder optComputeType(ScalarType computeType) {
+            if (computeType != null
+                    && (!computeType.isFloatingPoint() || computeType.itemSize() < 2)) {
+                throw new IllegalArgumentException(
+                        "ParallelEmbedding: there is no arithmetic of " + computeType);
+            }
+            this.computeType = computeType;
+            return this;
+        }
+
+        /**
+         * Builds the block.
+         *
+         * @return the block
+         * @throws IllegalArgumentException if the group, the vocabulary or the size are missing or
+         *     wrong
+         */
+        public ParallelEmbedding build() {
+            if (vocabulary < 1 || size < 1) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "ParallelEmbedding: the vocabulary and the size must be 1 or more,"
+                                        + " not %d and %d",
+                                vocabulary, size));
+            }
+            return new ParallelEmbedding(this);
+        }
+    }
+}
