@@ -8,6 +8,8 @@
  *
  * <pre>
  * + ParallelEmbedding                a vector for each token, divided by tokens
+ * + ParallelTransformerBlock         a layer of a Llama: attention and MLP, each behind a norm
+ * + ParallelSelfAttention            attention, divided by heads
  * + RotaryEmbedding                  tells attention where tokens are
  * + ParallelMlp                      both linear layers around SwiGLU
  * + ColumnParallelLinear             a linear layer, divided by outputs: into a parallel region

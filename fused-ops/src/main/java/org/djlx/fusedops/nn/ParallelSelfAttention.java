@@ -1,0 +1,276 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import java.util.List;
+import org.djlx.fusedops.nn.RotaryEmbedding.Table;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Causal self-attention whose heads are divided among the ranks. It takes and returns (batch,
+ * sequence, size), or (tokens, size) for sequences one after the other, which are one unless
+ * {@linkplain Builder#optSequenceLength their length} is said: this rank's part of the first
+ * dimension alone if sequence-parallel. Then query, key and value share one all-gather + matmul,
+ * and the output is a matmul + reduce-scatter.
+ *
+ * <p>Several query heads may share a key and value head (Ainslie et al., 2023, <a
+ * href="https://arxiv.org/abs/2305.13245">arXiv:2305.13245</a>). Where there are fewer of these
+ * than ranks, neighbouring ranks have the same one.
+ *
+ * <p>The full {@code query} is (heads × head size, size), {@code key} and {@code value} are (key
+ * and value heads × head size, size), {@code output} is (size, heads × head size), as in
+ * checkpoints of Llama. There is no bias. {@link Torch#attention} says what is computed.
+ */
+public final class ParallelSelfAttention extends ShardedBlock {
+
+    private final int heads;
+    private final int keyValueHeads;
+    private final int headSize;
+    private final RotaryEmbedding rotary; // null for none
+    private final long sequenceLength; // 0 if the input's shape says it
+    private final Parameter query;
+    private final Parameter key;
+    private final Parameter value;
+    private final Parameter output;
+    private Table table; // null until it is used; in the manager of the parameters
+    private int tablePositions;
+    private ScalarType tableType;
+
+    private ParallelSelfAttention(Builder builder) {
+        super(builder);
+        heads = builder.heads;
+        keyValueHeads = builder.keyValueHeads == 0 ? heads : builder.keyValueHeads;
+        headSize = builder.headSize;
+        rotary = builder.rotary;
+        sequenceLength = builder.sequenceLength;
+        int ranks = group().worldSize();
+        checkDivisible("the heads", heads);
+        if (ranks % keyValueHeads != 0) {
+            checkDivisible("the key and value heads", keyValueHeads);
+        }
+        Division shared = Division.ROWS_TRANSPOSED.into(Math.min(ranks, keyValueHeads));
+        query = add("query", Parameter.Type.WEIGHT, Division.ROWS_TRANSPOSED);
+        key = add("key", Parameter.Type.WEIGHT, shared);
+        value = add("value", Parameter.Type.WEIGHT, shared);
+        output = add("output", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    @Override
+    protected void prepare(Shape[] inputShapes) {
+        long size = inputShapes[0].getLastDimension();
+        setFullShape(query, (long) heads * headSize, size);
+        setFullShape(key, (long) keyValueHeads * headSize, size);
+        setFullShape(value, (long) keyValueHeads * headSize, size);
+        setFullShape(output, size, (long) heads * headSize);
+    }
+
+    @Override
+    NDArray forward(ParameterStore store, NDArray x, boolean training) {
+        long sequence = sequence(x.getShape());
+        List<NDArray> in =
+                intoRegion(
+                        x,
+                        List.of(
+                                value(store, query, x, training),
+                                value(store, key, x, training),
+                                value(store, value, x, training)));
+        NDArray queries = heads(in.get(0), sequence, true);
+        long own = queries.getShape().get(2);
+        NDArray keys = repeated(heads(in.get(1), sequence, true), own);
+        NDArray values = repeated(heads(in.get(2), sequence, false), own);
+        NDArray attended = Torch.attention(inFront(queries), inFront(keys), inFront(values), true);
+        NDArray joined = inFront(attended).reshape(in.get(0).getShape());
+        return outOfRegion(joined, value(store, output, x, training));
+    }
+
+    /** Returns the length of the sequences in an input of a shape. */
+    private long sequence(Shape shape) {
+        int dimensions = shape.dimension();
+        if (dimensions == 3 && (sequenceLength == 0 || sequenceLength == shape.get(1))) {
+            return shape.get(1);
+        }
+        long tokens = shape.get(0) * (isSequenceParallel() ? group().worldSize() : 1);
+        if (dimensions == 2 && (sequenceLength == 0 || tokens % sequenceLength == 0)) {
+            return sequenceLength == 0 ? tokens : sequenceLength;
+        }
+        throw new IllegalArgumentException(
+                String.format(
+                        "ParallelSelfAttention: the input must be (batch, sequence, size) or"
+                                + " (tokens, size)%s, not %s on rank %d of %s%s",
+                        sequenceLength == 0 ? "" : " of sequences of " + sequenceLength + " tokens",
+                        shape,
+                        group().rank(),
+                        group().name(),
+                        isSequenceParallel() ? ", which is part of the first dimension" : ""));
+    }
+
+    /** Returns (batch, sequence, heads, head size). */
+    private NDArray heads(NDArray x, long sequence, boolean turned) {
+        NDArray heads =
+                x.reshape(-1, sequence, x.getShape().getLastDimension() / headSize, headSize);
+        if (rotary == null || !turned) {
+            return heads;
+        }
+        return rotary.rotate(heads, table(x, (int) sequence));
+    }
+
+    private Table table(NDArray x, int positions) {
+        ScalarType type = Torch.scalarType(x);
+        if (table == null || tablePositions != positions || tableType != type) {
+            if (table != null) {
+                table.close();
+            }
+            try (NDManager manager = x.getManager().newSubManager(x.getDevice())) {
+                table = rotary.table(manager, 0, positions, type);
+                table.cosines().attach(query.getArray().getManager());
+                table.sines().attach(query.getArray().getManager());
+            }
+            tablePositions = positions;
+            tableType = type;
+        }
+        return table;
+    }
+
+    /** Gives each query head a key or value head of its own. */
+    private static NDArray repeated(NDArray x, long heads) {
+        Shape shape = x.getShape();
+        if (shape.get(2) == heads) {
+            return x;
+        }
+        long times = heads / shape.get(2);
+        return x.expandDims(3)
+                .broadcast(shape.get(0), shape.get(1), shape.get(2), times, shape.get(3))
+                .reshape(shape.get(0), shape.get(1), heads, shape.get(3));
+    }
+
+    /** Changes (batch, sequence, heads, …) to (batch, heads, sequence, …), and back. */
+    private static NDArray inFront(NDArray x) {
+        return x.transpose(0, 2, 1, 3);
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        return inputShapes;
+    }
+
+    /** Builds a {@link ParallelSelfAttention}. */
+    public static final class Builder extends ShardedBlock.Builder<Builder> {
+
+        private int heads;
+        private int keyValueHeads;
+        private int headSize;
+        private RotaryEmbedding rotary;
+        private long sequenceLength;
+
+        private Builder() {}
+
+        @Override
+        Builder self() {
+            return this;
+        }
+
+        /**
+         * Sets the number of heads.
+         *
+         * @param heads those of all ranks, which the world size divides
+         * @return this builder
+         */
+        public Builder setHeads(int heads) {
+            this.heads = heads;
+            return this;
+        }
+
+        /**
+         * Sets the size of a head.
+         *
+         * @param headSize the number of its values, mostly the input's size divided by the heads
+         * @return this builder
+         */
+        public Builder setHeadSize(int headSize) {
+            this.headSize = headSize;
+            return this;
+        }
+
+        /**
+         * Sets the number of key and value heads.
+         *
+         * @param keyValueHeads a number that divides that of the heads, and that the world size
+         *     divides or is divided by; as many as heads unless set
+         * @return this builder
+         */
+        public Builder optKeyValueHeads(int keyValueHeads) {
+            this.keyValueHeads = keyValueHeads;
+            return this;
+        }
+
+        /**
+         * Sets how queries and keys know their positions, which in each sequence begin at 0.
+         *
+         * @param rotary for heads of this size; none unless set
+         * @return this builder
+         */
+        public Builder optRotary(RotaryEmbedding rotary) {
+            this.rotary = rotary;
+            return this;
+        }
+
+        /**
+         * Sets the length of the sequences that follow each other in inputs of shape (tokens,
+         * size).
+         *
+         * @param sequenceLength the number of tokens in each; unless set, all tokens are one
+         * @return this builder
+         */
+        public Builder optSequenceLength(long sequenceLength) {
+            this.sequenceLength = sequenceLength;
+            return this;
+        }
+
+        /**
+         * Builds the block.
+         *
+         * @return the block
+         * @throws IllegalArgumentException if the group, the heads or their size are missing or
+         *     wrong
+         */
+        public ParallelSelfAttention build() {
+            if (heads < 1
+                    || headSize < 1
+                    || keyValueHeads < 0
+                    || keyValueHeads > 0 && heads % keyValueHeads != 0
+                    || sequenceLength < 0) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "ParallelSelfAttention: the %d heads, their size %d and the length"
+                                        + " %d of sequences must be greater than 0, and the number"
+                                        + " of key and value heads, %d, divide that of the heads",
+                                heads, headSize, sequenceLength, keyValueHeads));
+            }
+            if (rotary != null && rotary.headSize() != headSize) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "ParallelSelfAttention: the rotary embedding is for heads of size"
+                                        + " %d, not %d",
+                                rotary.headSize(), headSize));
+            }
+            return new ParallelSelfAttention(this);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Block;
+import ai.djl.training.ParameterStore;
+import ai.djl.util.PairList;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.gradient.DifferentiableCollectives;
+
+/**
+ * A layer of a Llama: {@code h = x + attention(norm(x))}, then {@code h + mlp(norm(h))}, with
+ * {@link ParallelSelfAttention}, {@link ParallelMlp} and {@link RmsNorm}, whose documentation says
+ * what they take. It returns what it takes, (batch, sequence, size) or (tokens, size): this rank's
+ * part of the first dimension alone if sequence-parallel.
+ *
+ * <p>A language model:
+ *
+ * <pre>{@code
+ * ParallelEmbedding embedding = ParallelEmbedding.builder().setGroup(group)
+ *         .setVocabulary(vocabulary).setSize(size).build();
+ * Block model = new SequentialBlock()
+ *         .add(embedding)
+ *         .add(ParallelTransformerBlock.builder().setGroup(group)
+ *                 .setHeads(8).setHeadSize(size / 8).setHidden(4 * size)
+ *                 .optRotary(RotaryEmbedding.builder().setHeadSize(size / 8).build()).build())
+ *         .add(RmsNorm.builder().setGroup(group).build())
+ *         .add(ColumnParallelLinear.builder().setGroup(group)
+ *                 .optTied(embedding).optBias(false).build());
+ * Loss loss = VocabularyParallelCrossEntropy.builder().setGroup(group)
+ *         .setVocabulary(vocabulary).build();
+ * }</pre>
+ *
+ * <p>Parameters are those of its children {@code attentionNorm}, {@code attention}, {@code mlpNorm}
+ * and {@code mlp}.
+ */
+public final class ParallelTransformerBlock extends AbstractBlock {
+
+    private static final byte VERSION = 1;
+
+    private final RmsNorm attentionNorm;
+    private final ParallelSelfAttention attention;
+    private final RmsNorm mlpNorm;
+    private final ParallelMlp mlp;
+
+    private ParallelTransformerBlock(Builder builder) {
+        super(VERSION);
+        attentionNorm = addChildBlock("attentionNorm", builder.norm());
+        attention = addChildBlock("attention", builder.shared(builder.attention).build());
+        mlpNorm = addChildBlock("mlpNorm", builder.norm());
+        mlp = addChildBlock("mlp", builder.shared(builder.mlp).build());
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    @Override
+    protected void initializeChildBlocks(
+            NDManager manager, DataType dataType, Shape... inputShapes) {
+        for (Block child : children.values()) {
+            child.initialize(manager, dataType, inputShapes);
+        }
+    }
+
+    @Override
+    protected NDList forwardInternal(
+            ParameterStore store,
+            NDList inputs,
+            boolean training,
+            PairList<String, Object> params) {
+        NDArray x = inputs.singletonOrThrow();
+        NDArray middle = withResidual(store, x, attentionNorm, attention, training);
+        return new NDList(withResidual(store, middle, mlpNorm, mlp, training));
+    }
+
+    private static NDArray withResidual(
+            ParameterStore store, NDArray x, Block norm, Block block, boolean training) {
+        // Two ways lead from here: what is behind is gone through once.
+        NDArray start = training ? DifferentiableCollectives.cut(x) : x;
+        NDList normed = norm.forward(store, new NDList(start), training);
+        return start.add(block.forward(store, normed, training).singletonOrThrow());
+    }
+
+    @Override
+    public Shape[] getOutputShapes(Shape[] inputShapes) {
+        return inputShapes;
+    }
+
+    /** Builds a {@link ParallelTransformerBlock}. */
+    public static final class Builder {
+
+        private final ParallelSelfAttention.Builder attention = ParallelSelfAttention.builder();
+        private final ParallelMlp.Builder mlp = ParallelMlp.builder();
+        private ProcessGroup group;
+        private boolean sequenceParallel;
+        private Float epsilon;
+
+        private Builder() {}
+
+        private <B extends ShardedBlock.Builder<B>> B shared(B builder) {
+            return builder.setGroup(group).optSequenceParallel(sequenceParallel);
+        }
+
+        private RmsNorm norm() {
+            RmsNorm.Builder norm = shared(RmsNorm.builder());
+            return (epsilon == null ? norm : norm.optEpsilon(epsilon)).build();
+        }
+
+        /**
+         * Sets the group whose ranks share the block.
+         *
+         * @param group this rank's handle, which stays the caller's
+         * @return this builder
+         */
+        public Builder setGroup(ProcessGroup group) {
+            this.group = group;
+            return this;
+        }
+
+        /**
+         * Sets whether activations outside of parallel regions are divided along their first
+         * dimension.
+         *
+         * @param sequenceParallel whether they are; not unless set
+         * @return this builder
+         */
+        public Builder optSequenceParallel(boolean sequenceParallel) {
+            this.sequenceParallel = sequenceParallel;
+            return this;
+        }
+
+        /**
+         * Sets the number of heads.
+         *
+         * @param heads as {@link ParallelSelfAttention.Builder#setHeads}
+         * @return this builder
+         */
+        public Builder setHeads(int heads) {
+            attention.setHeads(heads);
+            return this;
+        }
+
+        /**
+         * Sets the size of a head.
+         *
+         * @param headSize as {@link ParallelSelfAttention.Builder#setHeadSize}
+         * @return this builder
+         */
+        public Builder setHeadSize(int headSize) {
+            attention.setHeadSize(headSize);
+            return this;
+        }
+
+        /**
+         * Sets the number of hidden values of the MLP.
+         *
+         * @param hidden as {@link ParallelMlp.Builder#setHidden}
+         * @return this builder
+         */
+        public Builder setHidden(long hidden) {
+            mlp.setHidden(hidden);
+            return this;
+        }
+
+        /**
+         * Sets the number of key and value heads.
+         *
+         * @param keyValueHeads as {@link ParallelSelfAttention.Builder#optKeyValueHeads}
+         * @return this builder
+         */
+        public Builder optKeyValueHeads(int keyValueHeads) {
+            attention.optKeyValueHeads(keyValueHeads);
+            return this;
+        }
+
+        /**
+         * Sets how attention knows positions.
+         *
+         * @param rotary as {@link ParallelSelfAttention.Builder#optRotary}
+         * @return this builder
+         */
+        public Builder optRotary(RotaryEmbedding rotary) {
+            attention.optRotary(rotary);
+            return this;
+        }
+
+        /**
+         * Sets the length of sequences that follow each other.
+         *
+         * @param sequenceLength as {@link ParallelSelfAttention.Builder#optSequenceLength}
+         * @return this builder
+         */
+        public Builder optSequenceLength(long sequenceLength) {
+            attention.optSequenceLength(sequenceLength);
+            return this;
+        }
+
+        /**
+         * Sets what is added to the mean square in both norms.
+         *
+         * @param epsilon as {@link RmsNorm.Builder#optEpsilon}
+         * @return this builder
+         */
+        public Builder optEpsilon(float epsilon) {
+            this.epsilon = epsilon;
+            return this;
+        }
+
+        /**
+         * Builds the block.
+         *
+         * @return the block
+         * @throws IllegalArgumentException if the group, the heads, their size or the hidden values
+         *     are missing or wrong
+         */
+        public ParallelTransformerBlock build() {
+            return new ParallelTransformerBlock(this);
+        }
+    }
+}
