@@ -28,6 +28,13 @@ public final class ColumnParallelLinear extends ShardedBlock {
         super(builder);
         embedding = builder.embedding;
         units = embedding == null ? builder.units : embedding.vocabulary();
+        if (embedding != null && embedding.group() != group()) {
+            throw new IllegalArgumentException(
+                    "ColumnParallelLinear: the embedding must be of the same group, "
+                            + group().name()
+                            + ", not "
+                            + embedding.group().name());
+        }
         boolean padded = builder.padded || embedding != null;
         if (!padded) {
             checkDivisible("the units", units);

@@ -6,6 +6,8 @@ package org.djlx.fusedops.nn;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
@@ -15,6 +17,10 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.ParameterStore;
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -25,6 +31,8 @@ import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.nn.LanguageModel.Settings;
 import org.djlx.nativeops.NoGradient;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -172,5 +180,236 @@ class LanguageModelTest {
                                             TOLERANCE,
                                             name));
         }
+    }
+
+    private static double loss(ProcessGroup group, LanguageModel net, Settings settings) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            ParameterStore store = new ParameterStore(manager, false);
+            NDList tokens =
+                    new NDList(manager.create(tokens(settings), new Shape(BATCH * SEQUENCE)));
+            NDList labels =
+                    new NDList(manager.create(labels(settings), new Shape(BATCH, SEQUENCE)));
+            NDList scores = net.model().forward(store, tokens, false);
+            return NoGradient.get(() -> net.loss().evaluate(labels, scores)).getDouble();
+        }
+    }
+
+    /** Each parameter's gradient, along a random direction. */
+    @Test
+    void equalsFiniteDifferences() {
+        double step = 1e-5;
+        Settings settings = new Settings(true, 4, 2, 11, true, SEQUENCE, null);
+        List<ProcessGroup> groups = ProcessGroups.local(4);
+        try {
+            List<Result> results = ProcessGroups.run(groups, group -> run(group, settings));
+            Result result = results.get(0);
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            LanguageModel net = LanguageModel.create(group, settings);
+                            net.model()
+                                    .initialize(
+                                            manager, DataType.FLOAT64, new Shape(BATCH * SEQUENCE));
+                            for (String name : result.parameters().keySet()) {
+                                Map<String, double[]> along = Map.of(name, direction(result, name));
+                                setFull(net, manager, values(result, step, along));
+                                double above = loss(group, net, settings);
+                                setFull(net, manager, values(result, -step, along));
+                                double below = loss(group, net, settings);
+                                double expected = 0;
+                                double[] gradient = result.gradients().get(name).values();
+                                for (int i = 0; i < gradient.length; i++) {
+                                    expected += gradient[i] * along.get(name)[i];
+                                }
+                                double difference = (above - below) / (2 * step);
+                                assertEquals(expected, difference, 1e-8, name);
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void setFull(
+            LanguageModel net, NDManager manager, Map<String, Values> parameters) {
+        parameters.forEach(
+                (name, values) -> {
+                    int dot = name.lastIndexOf('.');
+                    try (NDArray full = manager.create(values.values(), values.shape())) {
+                        ShardedBlock block = net.blocks().get(name.substring(0, dot));
+                        block.setFull(name.substring(dot + 1), full);
+                    }
+                });
+    }
+
+    private static double[] direction(Result result, String name) {
+        int length = result.parameters().get(name).values().length;
+        return new Random(length).doubles(length, -1, 1).toArray();
+    }
+
+    private static Map<String, Values> values(
+            Result result, double step, Map<String, double[]> along) {
+        Map<String, Values> all = new LinkedHashMap<>(result.parameters());
+        along.forEach(
+                (name, direction) -> {
+                    double[] moved = all.get(name).values().clone();
+                    for (int i = 0; i < moved.length; i++) {
+                        moved[i] += step * direction[i];
+                    }
+                    all.put(name, new Values(all.get(name).shape(), moved));
+                });
+        return all;
+    }
+
+    /** What 4 ranks saved, of which two each have the same keys and values, 1 and 2 load. */
+    @Test
+    void checkpointsDoNotDependOnTheNumberOfRanks() {
+        Settings settings = new Settings(true, 4, 2, 11, false, 0, null);
+        List<byte[]> saved = saved(4, settings, null);
+        for (byte[] bytes : saved) {
+            assertArrayEquals(saved.get(0), bytes);
+        }
+        for (int ranks : new int[] {1, 2}) {
+            for (byte[] bytes : saved(ranks, settings, saved.get(0))) {
+                assertArrayEquals(saved.get(0), bytes);
+            }
+        }
+    }
+
+    /** Saves a model, of random parameters or those that were saved before. */
+    private static List<byte[]> saved(int ranks, Settings settings, byte[] before) {
+        List<ProcessGroup> groups = ProcessGroups.local(ranks);
+        try {
+            return ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            LanguageModel net = LanguageModel.create(group, settings);
+                            if (before == null) {
+                                net.setInitializers(group.rank());
+                                net.model()
+                                        .initialize(
+                                                manager,
+                                                DataType.FLOAT64,
+                                                new Shape(BATCH, SEQUENCE));
+                            } else {
+                                net.model()
+                                        .loadParameters(
+                                                manager,
+                                                new DataInputStream(
+                                                        new ByteArrayInputStream(before)));
+                            }
+                            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+                            net.model().saveParameters(new DataOutputStream(bytes));
+                            return bytes.toByteArray();
+                        }
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** One rank alone calls: it is refused before it waits for others. */
+    @Test
+    void refusesWhatDoesNotFit() {
+        List<ProcessGroup> groups = ProcessGroups.local(4);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            ProcessGroup group = groups.get(0);
+            assertRefused("the size 6 of the heads", () -> attention(group).setHeads(6).build());
+            assertRefused(
+                    "the size 6 of the key and value heads",
+                    () -> attention(group).setHeads(12).optKeyValueHeads(6).build());
+            assertRefused(
+                    "key and value heads, 3, divide",
+                    () -> attention(group).setHeads(4).optKeyValueHeads(3).build());
+            assertRefused("the 0 heads", () -> attention(group).build());
+            assertRefused("setGroup", () -> attention(null).setHeads(4).build());
+            RotaryEmbedding rotary = RotaryEmbedding.builder().setHeadSize(6).build();
+            assertRefused(
+                    "heads of size 6, not 4",
+                    () -> attention(group).setHeads(4).optRotary(rotary).build());
+            assertRefused(
+                    "the hidden values must be 1 or more",
+                    () ->
+                            ParallelTransformerBlock.builder()
+                                    .setGroup(group)
+                                    .setHeads(4)
+                                    .setHeadSize(4)
+                                    .build());
+            ParallelSelfAttention attention =
+                    attention(group)
+                            .setHeads(4)
+                            .optSequenceParallel(true)
+                            .optSequenceLength(3)
+                            .build();
+            ParameterStore store = new ParameterStore(manager, false);
+            for (Shape shape : new Shape[] {new Shape(4), new Shape(2, 12), new Shape(2, 4, 12)}) {
+                NDList x = new NDList(manager.ones(shape));
+                assertRefused(
+                        "of sequences of 3 tokens, not " + shape + " on rank 0",
+                        () -> attention.forward(store, x, false));
+            }
+            ParallelEmbedding embedding =
+                    ParallelEmbedding.builder()
+                            .setGroup(group)
+                            .setVocabulary(5)
+                            .setSize(12)
+                            .build();
+            assertRefused(
+                    "5 of the vocabulary",
+                    () ->
+                            ColumnParallelLinear.builder()
+                                    .setGroup(group)
+                                    .setUnits(6)
+                                    .optTied(embedding)
+                                    .build());
+            assertRefused(
+                    "same group",
+                    () ->
+                            ColumnParallelLinear.builder()
+                                    .setGroup(groups.get(1))
+                                    .optTied(embedding)
+                                    .build());
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** An input of another size than the weights is named on each rank, before anything is sent. */
+    @Test
+    void refusesAnInputOfAnotherSize() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            ParallelSelfAttention attention = attention(group).setHeads(4).build();
+                            attention.initialize(manager, DataType.FLOAT32, new Shape(1, 3, 12));
+                            if (group.rank() == 0) {
+                                ParameterStore store = new ParameterStore(manager, false);
+                                NDList x = new NDList(manager.ones(new Shape(1, 3, 10)));
+                                assertRefused(
+                                        "the input must be (tokens, …, 12) on rank 0",
+                                        () -> attention.forward(store, x, false));
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static ParallelSelfAttention.Builder attention(ProcessGroup group) {
+        return ParallelSelfAttention.builder().setGroup(group).setHeadSize(4);
+    }
+
+    private static void assertRefused(String what, Executable call) {
+        IllegalArgumentException e = assertThrows(IllegalArgumentException.class, call);
+        assertTrue(e.getMessage().contains(what), e.getMessage());
     }
 }
