@@ -4,7 +4,6 @@
  */
 package org.djlx.samples.train;
 
-import ai.djl.Device;
 import ai.djl.training.util.ProgressBar;
 import java.io.IOException;
 import java.io.PrintWriter;
@@ -14,9 +13,7 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
-import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ProcessGroups;
 import org.djlx.samples.Main;
 import org.djlx.samples.Ranks;
 import org.djlx.samples.launch.Launcher;
@@ -30,12 +27,12 @@ import picocli.CommandLine.Spec;
 @Command(
         name = "train",
         description = {
-            "Trains an MLP that tells the next byte of a text from the 16 before it, with DJL's"
-                    + " trainer on the engine PyTorch-P2P, and lets it write. With --resume a job"
-                    + " that was ended goes on.",
-            "Ranks are threads that share each batch, or processes with a part of it each; losses"
-                    + " are the same either way. In a process started by 'launch' or torchrun it"
-                    + " runs that process's rank."
+            "Trains a small Llama that tells the next byte of a text from the 64 before it, with"
+                    + " DJL's trainer on the engine PyTorch-P2P, and lets it write. With --resume a"
+                    + " job that was ended goes on.",
+            "Ranks that share a model divide its layers, and groups of them divide each batch;"
+                    + " losses are the same either way. In a process started by 'launch' or"
+                    + " torchrun it runs that process's rank."
         })
 public final class TrainCommand implements Callable<Integer> {
 
@@ -51,6 +48,12 @@ public final class TrainCommand implements Callable<Integer> {
         }
     }
 
+    /** In what the model computes. */
+    enum ElementType {
+        float32,
+        bfloat16
+    }
+
     private static final int DEFAULT_RANKS = 2;
     private static final int REPORTS = 10;
 
@@ -59,8 +62,27 @@ public final class TrainCommand implements Callable<Integer> {
     @Option(
             names = "--data-parallel",
             paramLabel = "N",
-            description = "Number of ranks; 2 if not given.")
-    private Integer ranks;
+            description =
+                    "Number of copies of the model, each with a part of every batch; 2 ranks in all"
+                            + " if not given.")
+    private Integer dataParallel;
+
+    @Option(
+            names = "--tensor-parallel",
+            paramLabel = "N",
+            defaultValue = "1",
+            description =
+                    "Number of ranks that share a copy of the model; ${DEFAULT-VALUE} if not"
+                            + " given.")
+    private int tensorParallel;
+
+    @Option(
+            names = "--dtype",
+            defaultValue = "float32",
+            description =
+                    "In what the model computes, one of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE}"
+                            + " if not given. Parameters are of float32.")
+    private ElementType type;
 
     @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
     private boolean processes;
@@ -81,14 +103,16 @@ public final class TrainCommand implements Callable<Integer> {
 
     @Option(
             names = "--steps",
-            defaultValue = "2000",
+            defaultValue = "1000",
             description = "How many batches to train on; ${DEFAULT-VALUE} if not given.")
     private int steps;
 
     @Option(
             names = "--batch",
-            defaultValue = "128",
-            description = "The size of a batch, of all ranks; ${DEFAULT-VALUE} if not given.")
+            defaultValue = "16",
+            description =
+                    "The number of pieces of text in a batch, of all ranks; ${DEFAULT-VALUE} if not"
+                            + " given.")
     private int batch;
 
     @Option(
@@ -123,7 +147,14 @@ public final class TrainCommand implements Callable<Integer> {
         if (text == null) {
             text = Path.of(System.getProperty("djlx.home", "."), "README.md");
         }
-        Ranks.check(spec, "--data-parallel", ranks, processes);
+        Ranks.check(spec, "--data-parallel", dataParallel, processes);
+        if (tensorParallel < 1 || TrainJob.heads() % tensorParallel != 0) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--tensor-parallel must divide the model's %d heads, not be %d",
+                            TrainJob.heads(), tensorParallel));
+        }
         if (steps < 1 || batch < 1) {
             throw new ParameterException(
                     spec.commandLine(),
@@ -147,28 +178,36 @@ public final class TrainCommand implements Callable<Integer> {
         if (processes) {
             return launch();
         }
-        Ranks all = Ranks.of(ranks, DEFAULT_RANKS);
-        if (batch % all.worldSize() != 0) {
+        Ranks all = Ranks.of(dataParallel == null ? null : wanted(), wanted());
+        if (all.worldSize() % tensorParallel != 0) {
             throw new ParameterException(
                     spec.commandLine(),
                     String.format(
-                            "--batch %d cannot be divided among %s",
-                            batch, Ranks.count(all.worldSize())));
+                            "%s cannot be divided into groups of --tensor-parallel %d",
+                            Ranks.count(all.worldSize()), tensorParallel));
         }
-        if (System.getenv("RANK") == null) {
-            Device[] devices =
-                    device == DeviceKind.cpu
-                            ? new Device[] {Device.cpu()}
-                            : IntStream.range(0, all.worldSize())
-                                    .mapToObj(Device::gpu)
-                                    .toArray(Device[]::new);
-            run(bytes, all.worldSize(), null, devices);
-            return 0;
+        int copies = all.worldSize() / tensorParallel;
+        if (batch % copies != 0) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--batch %d cannot be divided among %d copies of the model",
+                            batch, copies));
         }
-        try (ProcessGroup group = ProcessGroups.init(device.backend)) {
-            run(bytes, 1, group, new Device[] {group.device()});
-        }
+        boolean threads = System.getenv("RANK") == null;
+        all.run(
+                device.backend,
+                group -> {
+                    run(bytes, group, threads);
+                    return group.rank();
+                });
         return 0;
+    }
+
+    /** Returns the number of ranks that the user asks for. */
+    private int wanted() {
+        int copies = Math.max(1, DEFAULT_RANKS / tensorParallel);
+        return (dataParallel == null ? copies : dataParallel) * tensorParallel;
     }
 
     private byte[] readText() throws IOException {
@@ -190,7 +229,8 @@ public final class TrainCommand implements Callable<Integer> {
     private int launch() throws IOException, InterruptedException {
         List<String> args = new ArrayList<>(List.of(spec.name()));
         args.addAll(List.of("--text", text.toAbsolutePath().toString()));
-        args.addAll(List.of("--device", device.name()));
+        args.addAll(List.of("--device", device.name(), "--dtype", type.name()));
+        args.addAll(List.of("--tensor-parallel", "" + tensorParallel));
         args.addAll(List.of("--steps", "" + steps, "--batch", "" + batch, "--seed", "" + seed));
         if (checkpoints != null) {
             args.addAll(List.of("--resume", checkpoints.toAbsolutePath().toString()));
@@ -200,28 +240,38 @@ public final class TrainCommand implements Callable<Integer> {
             args.addAll(List.of("--chart", chart.toAbsolutePath().toString()));
         }
         return Launcher.builder()
-                .setProcesses(ranks == null ? DEFAULT_RANKS : ranks)
+                .setProcesses(wanted())
                 .setMainClass(Main.class.getName())
                 .optArgs(args)
                 .build()
                 .launch();
     }
 
-    private void run(byte[] bytes, int here, ProcessGroup group, Device[] devices)
-            throws IOException {
+    private void run(byte[] bytes, ProcessGroup group, boolean threads) throws IOException {
         TrainJob.Settings settings =
                 new TrainJob.Settings(
-                        here, group, devices, steps, batch, seed, checkpoints, checkpointEvery);
+                        group,
+                        tensorParallel,
+                        type == ElementType.bfloat16,
+                        steps,
+                        batch,
+                        seed,
+                        checkpoints,
+                        checkpointEvery);
         PrintWriter out =
                 settings.isFirst()
                         ? spec.commandLine().getOut()
                         : new PrintWriter(Writer.nullWriter());
         out.printf(
-                "Training on %d bytes of %s, %s, %s, device %s%n",
+                "Training on %d bytes of %s, %s, %s, data parallel %d, tensor parallel %d, %s,"
+                        + " device %s%n",
                 bytes.length,
                 text.getFileName(),
-                Ranks.count(group == null ? here : group.worldSize()),
-                group == null ? "threads" : "processes",
+                Ranks.count(group.worldSize()),
+                threads ? "threads" : "processes",
+                group.worldSize() / tensorParallel,
+                tensorParallel,
+                type,
                 device);
         out.flush();
         TrainJob.Result result =

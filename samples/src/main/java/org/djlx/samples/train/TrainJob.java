@@ -6,17 +6,16 @@ package org.djlx.samples.train;
 
 import ai.djl.Device;
 import ai.djl.Model;
-import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.Activation;
 import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
-import ai.djl.nn.core.Linear;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
+import ai.djl.training.initializer.Initializer;
 import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
@@ -24,39 +23,56 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Random;
+import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.CheckpointManager;
 import org.djlx.collectives.engine.DataParallelConfig;
 import org.djlx.collectives.engine.GradientReduction;
 import org.djlx.collectives.engine.TrainingProgress;
+import org.djlx.collectives.gradient.DifferentiableCollectives;
+import org.djlx.fusedops.nn.ColumnParallelLinear;
+import org.djlx.fusedops.nn.ParallelEmbedding;
+import org.djlx.fusedops.nn.ParallelTransformerBlock;
+import org.djlx.fusedops.nn.RmsNorm;
+import org.djlx.fusedops.nn.RotaryEmbedding;
+import org.djlx.fusedops.nn.VocabularyParallelCrossEntropy;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 
 /**
- * Trains an MLP that tells the next byte of a text from the 16 before it (Bengio et al., 2003).
- * What it draws depends on the seed alone, so losses are the same for any number of ranks, up to
- * rounding.
+ * Trains a small Llama that tells the next byte of a text from those before it, on one rank of
+ * several: some share a model, some share batches. What is drawn depends on the seed alone, so
+ * losses are the same for any number of ranks, up to rounding.
  */
 final class TrainJob {
 
-    private static final int CONTEXT = 16;
+    private static final int CONTEXT = 64;
+    private static final int SIZE = 128;
+    private static final int LAYERS = 3;
+    private static final int HEADS = 8;
+    private static final int KEY_VALUE_HEADS = 4;
     private static final int HIDDEN = 256;
     private static final int POINTS = 200; // of the curve
-    private static final int SAMPLE = 240;
+    private static final int PROMPT = 16;
+    private static final int SAMPLE = 400;
 
     /**
      * What to do.
      *
-     * @param ranks the number of ranks in this JVM
-     * @param group this process's rank among several; null if it is the only one
-     * @param devices where the ranks are; one CPU for all of them
+     * @param group this rank's handle on all ranks
+     * @param tensorParallel how many neighbouring ranks share a model
+     * @param bfloat16 whether activations are of bfloat16; otherwise of float32, as parameters
+     * @param batch the number of pieces of text in a batch, of all ranks
      * @param checkpoints where they are; null for none
      * @param checkpointEvery how many steps there are from one to the next
      */
     record Settings(
-            int ranks,
             ProcessGroup group,
-            Device[] devices,
+            int tensorParallel,
+            boolean bfloat16,
             int steps,
             int batch,
             long seed,
@@ -64,7 +80,7 @@ final class TrainJob {
             int checkpointEvery) {
 
         boolean isFirst() {
-            return group == null || group.rank() == 0;
+            return group.rank() == 0;
         }
     }
 
@@ -72,7 +88,7 @@ final class TrainJob {
      * What came of it.
      *
      * @param curve the losses
-     * @param text what the model wrote; empty on all processes but the first
+     * @param text what the model wrote; empty on ranks that do not share the first one's model
      */
     record Result(LossCurve curve, String text) {}
 
@@ -118,45 +134,95 @@ final class TrainJob {
         return 4 * CONTEXT;
     }
 
-    private Block block() {
-        int size = vocabulary.length;
-        return new SequentialBlock()
-                .addSingleton(ids -> ids.oneHot(size).reshape(-1, (long) CONTEXT * size))
-                .add(Linear.builder().setUnits(HIDDEN).build())
-                .add(Activation::tanh)
-                .add(Linear.builder().setUnits(size).build());
+    /** The model's number of heads, which the ranks that share it divide. */
+    static int heads() {
+        return HEADS;
+    }
+
+    private Block block(ProcessGroup tensor) {
+        boolean divided = tensor.worldSize() > 1;
+        ParallelEmbedding embedding =
+                ParallelEmbedding.builder()
+                        .setGroup(tensor)
+                        .optSequenceParallel(divided)
+                        .setVocabulary(vocabulary.length)
+                        .setSize(SIZE)
+                        .optComputeType(
+                                settings.bfloat16 ? ScalarType.BFLOAT16 : ScalarType.FLOAT32)
+                        .build();
+        SequentialBlock model = new SequentialBlock().add(embedding);
+        RotaryEmbedding rotary = RotaryEmbedding.builder().setHeadSize(SIZE / HEADS).build();
+        for (int i = 0; i < LAYERS; i++) {
+            model.add(
+                    ParallelTransformerBlock.builder()
+                            .setGroup(tensor)
+                            .optSequenceParallel(divided)
+                            .setHeads(HEADS)
+                            .optKeyValueHeads(KEY_VALUE_HEADS)
+                            .setHeadSize(SIZE / HEADS)
+                            .setHidden(HIDDEN)
+                            .optRotary(rotary)
+                            .optSequenceLength(CONTEXT)
+                            .build());
+        }
+        return model.add(RmsNorm.builder().setGroup(tensor).optSequenceParallel(divided).build())
+                .add(
+                        ColumnParallelLinear.builder()
+                                .setGroup(tensor)
+                                .optSequenceParallel(divided)
+                                .optTied(embedding)
+                                .optBias(false)
+                                .build());
+    }
+
+    /** Draws the same full weights on all ranks, also if they are threads that draw at once. */
+    private Initializer weights() {
+        Random random = new Random(settings.seed);
+        return (manager, shape, type) -> {
+            float[] values = new float[(int) shape.size()];
+            for (int i = 0; i < values.length; i++) {
+                values[i] = (float) (random.nextGaussian() / Math.sqrt(shape.get(1)));
+            }
+            return manager.create(values, shape);
+        };
     }
 
     Result run() throws IOException {
-        // Any engine would do; this one knows of ranks.
-        try (Model model = Model.newInstance("train", settings.devices[0], "PyTorch-P2P")) {
-            Engine.getEngine("PyTorch-P2P").setRandomSeed((int) settings.seed);
-            model.setBlock(block());
+        ProcessGroup all = settings.group;
+        int rank = all.rank();
+        try (ProcessGroup tensor = all.split(rank / settings.tensorParallel, rank);
+                ProcessGroup data = all.split(rank % settings.tensorParallel, rank);
+                Model model = Model.newInstance("train", all.device(), "PyTorch-P2P")) {
+            Block block = block(tensor);
+            block.setInitializer(weights(), Parameter.Type.WEIGHT);
+            model.setBlock(block);
+            Loss loss =
+                    VocabularyParallelCrossEntropy.builder()
+                            .setGroup(tensor)
+                            .setVocabulary(vocabulary.length)
+                            .build();
             DataParallelConfig config =
-                    new DataParallelConfig(Loss.softmaxCrossEntropyLoss())
-                            .optGradientReduction(GradientReduction.MEAN);
-            if (settings.group != null) {
-                config.optProcessGroup(settings.group);
-            } else if (!settings.devices[0].isGpu()) {
-                config.optRanks(settings.ranks);
-            }
-            config.optDevices(settings.devices);
+                    new DataParallelConfig(loss)
+                            .optGradientReduction(GradientReduction.MEAN)
+                            .optProcessGroup(data);
+            config.optDevices(new Device[] {all.device()});
             Tracker rate = Tracker.fixed(0.002f);
             config.optOptimizer(Optimizer.adam().optLearningRateTracker(rate).build());
             try (Trainer trainer = model.newTrainer(config)) {
-                trainer.initialize(new Shape(1, CONTEXT));
-                train(trainer);
-                return new Result(curve, settings.isFirst() ? write(trainer) : "");
+                trainer.initialize(new Shape(CONTEXT));
+                train(trainer, data, tensor.rank());
+                return new Result(curve, data.rank() == 0 ? write(trainer, tensor) : "");
             }
         }
     }
 
-    private void train(Trainer trainer) throws IOException {
+    private void train(Trainer trainer, ProcessGroup data, int part) throws IOException {
         CheckpointManager checkpoints = null;
         long done = 0;
         if (settings.checkpoints != null) {
-            checkpoints = CheckpointManager.builder().setDirectory(settings.checkpoints).build();
+            checkpoints = CheckpointManager.builder().setDirectory(checkpoints(part)).build();
             done = checkpoints.restore(trainer).step();
+            checkSame(done);
             if (done > settings.steps) {
                 throw new IOException(
                         String.format(
@@ -173,11 +239,12 @@ final class TrainJob {
         for (int step = (int) done + 1; step <= settings.steps; step++) {
             boolean last = step == settings.steps;
             boolean reported = step == 1 || step % every == 0 || last;
-            float loss = step(trainer, step, reported);
+            float loss = step(trainer, data, step, reported);
             if (reported) {
                 curve.add(step, loss);
                 double seconds = (System.nanoTime() - begin) / 1e9;
-                listener.trained(step, loss, (step - done) * settings.batch / seconds);
+                listener.trained(
+                        step, loss, (double) (step - done) * settings.batch * CONTEXT / seconds);
             }
             if (checkpoints != null && (step % settings.checkpointEvery == 0 || last)) {
                 if (settings.isFirst()) {
@@ -192,30 +259,46 @@ final class TrainJob {
         return settings.checkpoints.toAbsolutePath().resolve("losses.csv");
     }
 
-    /** Trains on a batch, and returns its loss if it is asked for: that of all processes. */
-    private float step(Trainer trainer, int step, boolean wanted) {
-        ProcessGroup group = settings.group;
-        int processes = group == null ? 1 : group.worldSize();
-        int own = settings.batch / processes;
-        int first = group == null ? 0 : group.rank() * own;
+    /** Returns where the checkpoints of a part of the model are. */
+    private Path checkpoints(int part) {
+        boolean divided = settings.tensorParallel > 1;
+        return divided ? settings.checkpoints.resolve("part-" + part) : settings.checkpoints;
+    }
+
+    /** Checks that all parts go on from the same step: each saves its checkpoints alone. */
+    private void checkSame(long step) throws IOException {
+        List<Long> steps = new ObjectCollectives(settings.group).allGatherObject(step);
+        if (steps.stream().anyMatch(other -> other != step)) {
+            throw new IOException(
+                    String.format(
+                            "the newest checkpoints below %s are of steps %s, one for each rank:"
+                                    + " delete those that not all have",
+                            settings.checkpoints, steps));
+        }
+    }
+
+    /** Trains on a batch, and returns its loss if it is asked for: that of all ranks. */
+    private float step(Trainer trainer, ProcessGroup data, int step, boolean wanted) {
+        int own = settings.batch / data.worldSize();
         Random random = new Random(settings.seed * 1_000_003 + step);
-        long[] contexts = new long[own * CONTEXT];
-        float[] next = new float[own];
+        long[] batch = new long[own * CONTEXT];
+        long[] next = new long[own * CONTEXT];
         for (int row = 0; row < settings.batch; row++) {
             int begin = random.nextInt(tokens.length - CONTEXT);
-            if (row >= first && row < first + own) {
+            int place = (row - own * data.rank()) * CONTEXT;
+            if (place >= 0 && place < batch.length) {
                 for (int i = 0; i < CONTEXT; i++) {
-                    contexts[(row - first) * CONTEXT + i] = tokens[begin + i];
+                    batch[place + i] = tokens[begin + i];
+                    next[place + i] = tokens[begin + i + 1];
                 }
-                next[row - first] = tokens[begin + CONTEXT];
             }
         }
         try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
-            NDList data = new NDList(manager.create(contexts, new Shape(own, CONTEXT)));
-            NDList labels = new NDList(manager.create(next, new Shape(own)));
+            NDList input = new NDList(manager.create(batch));
+            NDList labels = new NDList(manager.create(next));
             NDArray loss;
             try (GradientCollector collector = trainer.newGradientCollector()) {
-                loss = trainer.getLoss().evaluate(labels, trainer.forward(data, labels));
+                loss = trainer.getLoss().evaluate(labels, trainer.forward(input, labels));
                 collector.backward(loss);
             }
             trainer.step();
@@ -223,35 +306,37 @@ final class TrainJob {
                 return Float.NaN;
             }
             NDArray mean = loss.stopGradient();
-            if (group != null) {
-                group.allReduce(mean, ReduceOp.AVG).await();
-            }
+            data.allReduce(mean, ReduceOp.AVG).await();
             return mean.getFloat();
         }
     }
 
-    /** Has the model go on from the beginning of the text. */
-    private String write(Trainer trainer) {
+    /** Has the model go on from the beginning of the text; on all ranks that share it. */
+    private String write(Trainer trainer, ProcessGroup tensor) {
         Random random = new Random(settings.seed);
-        int[] written = Arrays.copyOf(tokens, CONTEXT + SAMPLE);
-        byte[] bytes = Arrays.copyOf(text, CONTEXT + SAMPLE);
-        for (int i = CONTEXT; i < written.length; i++) {
+        int[] written = Arrays.copyOf(tokens, PROMPT + SAMPLE);
+        byte[] bytes = Arrays.copyOf(text, PROMPT + SAMPLE);
+        for (int i = PROMPT; i < written.length; i++) {
+            // What follows the last token does not matter to it.
             long[] context = new long[CONTEXT];
-            for (int k = 0; k < CONTEXT; k++) {
-                context[k] = written[i - CONTEXT + k];
+            int begin = Math.max(0, i - CONTEXT);
+            for (int k = begin; k < i; k++) {
+                context[k - begin] = written[k];
             }
             try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
-                NDArray ids = manager.create(context, new Shape(1, CONTEXT));
-                NDArray scores = trainer.evaluate(new NDList(ids)).head();
-                float[] probabilities = scores.softmax(1).toFloatArray();
-                written[i] = draw(probabilities, random);
+                NDList input = new NDList(manager.create(context));
+                NDArray part = trainer.evaluate(input).singletonOrThrow();
+                NDArray scores = DifferentiableCollectives.allGather(part, -1, tensor);
+                NDArray last = scores.get((i - begin - 1) + ", :" + vocabulary.length);
+                written[i] = draw(Torch.cast(last, ScalarType.FLOAT32).softmax(0), random);
                 bytes[i] = vocabulary[written[i]];
             }
         }
         return new String(bytes, StandardCharsets.UTF_8);
     }
 
-    private static int draw(float[] probabilities, Random random) {
+    private static int draw(NDArray distribution, Random random) {
+        float[] probabilities = distribution.toFloatArray();
         float left = random.nextFloat();
         for (int i = 0; i < probabilities.length; i++) {
             left -= probabilities[i];

@@ -2,5 +2,5 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-/** Data-parallel training with DJL: a language model over the bytes of a text. */
+/** Training with DJL: a language model over the bytes of a text, on several ranks. */
 package org.djlx.samples.train;

@@ -4,7 +4,6 @@
  */
 package org.djlx.samples.train;
 
-import ai.djl.Device;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
@@ -30,8 +29,7 @@ public final class KilledTrainMain {
         byte[] text = Files.readAllBytes(Path.of(args[0]));
         try (ProcessGroup group = ProcessGroups.init("shm")) {
             TrainJob.Settings settings =
-                    new TrainJob.Settings(
-                            1, group, new Device[] {Device.cpu()}, 60, 16, 1, Path.of(args[1]), 10);
+                    new TrainJob.Settings(group, 1, false, 60, 4, 1, Path.of(args[1]), 10);
             TrainJob.Listener listener =
                     new TrainJob.Listener() {
                         @Override

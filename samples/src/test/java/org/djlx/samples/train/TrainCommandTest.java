@@ -43,9 +43,13 @@ class TrainCommandTest {
         StringWriter out = new StringWriter();
         CommandLine root = Main.commandLine();
         root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
-        String[] words = List.of(args).stream().map(Object::toString).toArray(String[]::new);
+        String[] words = words(args).toArray(String[]::new);
         assertEquals(code, root.execute(words), out::toString);
         return out.toString();
+    }
+
+    private static List<String> words(Object... args) {
+        return Stream.of(args).map(Object::toString).toList();
     }
 
     private static List<Float> losses(String output) {
@@ -58,9 +62,16 @@ class TrainCommandTest {
     @Test
     void learnsTheTextOnAnyNumberOfRanks() {
         List<Float> one = null;
-        for (int ranks : new int[] {1, 2, 4}) {
+        for (int[] ranks : new int[][] {{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
             String output =
-                    run(0, "train", "--text", text, "--data-parallel", ranks, "--steps", 200);
+                    run(
+                            0,
+                            with(
+                                    train(40),
+                                    "--data-parallel",
+                                    ranks[0],
+                                    "--tensor-parallel",
+                                    ranks[1]));
             List<Float> losses = losses(output);
             assertEquals(11, losses.size(), output);
             assertTrue(losses.get(10) < 0.1f && losses.get(0) > 2, output);
@@ -72,17 +83,30 @@ class TrainCommandTest {
         }
     }
 
+    private Object[] train(int steps) {
+        return new Object[] {"train", "--text", text, "--batch", 4, "--steps", steps};
+    }
+
+    /** Activations of bfloat16 have three decimal digits. */
+    @Test
+    void learnsInBfloat16() {
+        List<Float> wide = losses(run(0, train(10)));
+        List<Float> narrow = losses(run(0, with(train(10), "--dtype", "bfloat16")));
+        assertEquals(wide.size(), narrow.size());
+        assertEquals(wide.get(0), narrow.get(0), 0.05f);
+        assertTrue(narrow.get(9) < narrow.get(0) / 2, narrow::toString);
+    }
+
     @Test
     void learnsInProcesses() throws Exception {
-        List<Float> threads =
-                losses(run(0, "train", "--text", text, "--steps", 50, "--data-parallel", 2));
+        List<Float> threads = losses(run(0, with(train(10), "--tensor-parallel", 2)));
         Path output = folder.resolve("output.txt");
         try (var stream = new java.io.PrintStream(Files.newOutputStream(output))) {
             int code =
                     Launcher.builder()
                             .setProcesses(2)
                             .setMainClass(Main.class.getName())
-                            .optArgs(List.of("train", "--text", text.toString(), "--steps", "50"))
+                            .optArgs(words(with(train(10), "--tensor-parallel", 2)))
                             .optOutput(stream, stream)
                             .build()
                             .launch();
@@ -105,7 +129,7 @@ class TrainCommandTest {
     void aJobGoesOn() throws Exception {
         Path whole = folder.resolve("whole");
         Path parts = folder.resolve("parts");
-        Object[] args = {"train", "--text", text, "--data-parallel", 2, "--steps"};
+        Object[] args = {"train", "--text", text, "--batch", 4, "--data-parallel", 2, "--steps"};
         String expected = run(0, with(args, 60, "--resume", whole, "--checkpoint-every", 25));
         run(0, with(args, 35, "--resume", parts));
         assertEquals(
@@ -131,6 +155,23 @@ class TrainCommandTest {
         assertEquals(List.of(), losses(again));
         assertEquals(written(expected), written(again));
         assertTrue(run(1, with(args, 59, "--resume", parts)).contains("of step 60"));
+    }
+
+    /** Each part of a model has checkpoints of its own, and all parts go on from the same. */
+    @Test
+    void aDividedModelGoesOn() throws Exception {
+        Path whole = folder.resolve("whole");
+        Path parts = folder.resolve("parts");
+        Object[] divided = {"--tensor-parallel", 2, "--resume"};
+        run(0, with(with(train(8), divided), whole));
+        run(0, with(with(train(5), divided), parts));
+        String actual = run(0, with(with(train(8), divided), parts));
+        assertTrue(actual.contains("Going on from step 5"), actual);
+        for (String part : List.of("part-0", "part-1")) {
+            assertArrayEquals(checkpoint("whole/" + part, 8), checkpoint("parts/" + part, 8), part);
+        }
+        Files.delete(parts.resolve("part-1/checkpoint-8.safetensors"));
+        assertTrue(run(1, with(with(train(9), divided), parts)).contains("steps [8, 7]"));
     }
 
     /** A rank is killed between two checkpoints, and all are started again by the launcher. */
@@ -199,8 +240,11 @@ class TrainCommandTest {
     @Test
     void wrongArgumentsAreNamed() throws IOException {
         assertTrue(run(2, "train", "--text", folder.resolve("none")).contains("cannot read"));
-        assertTrue(run(2, "train", "--text", text, "--batch", 7).contains("--batch 7 cannot be"));
+        assertTrue(run(2, "train", "--text", text, "--batch", 7).contains("7 cannot be"));
         assertTrue(run(2, "train", "--text", text, "--steps", 0).contains("1 or more, not 0"));
+        assertTrue(
+                run(2, "train", "--text", text, "--tensor-parallel", 3)
+                        .contains("must divide the model's 8 heads, not be 3"));
         assertTrue(run(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
         assertTrue(run(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
         Path tiny = folder.resolve("tiny");
