@@ -41,12 +41,16 @@ public record Machine(
             new Machine(
                     "h200",
                     132,
-                    new Library(4.48, 696, 3820),
-                    new Launch(10.7, List.of(0.787, 0.454, 0.271), 3.04, 32.0, 342),
-                    new Copies(9.62, 389, 8.95, 3990),
-                    new Exchange(3.0, 340),
-                    new Nccl(List.of(18.6, 25.9, 49.7), List.of(215.0, 297.0, 346.0), 6.36, 84.1),
-                    new Host(26.9, 45.8, 30.0, 58.6, 5.2, 3.8));
+                    new Library(2.37, 687, 3710),
+                    new Launch(10.9, List.of(0.778, 0.44, 0.27), 2.89, 32.5, 342),
+                    new Copies(9.62, 389, 16.5, 3880),
+                    new Exchange(2.85, 327),
+                    new Nccl(
+                            List.of(18.2, 25.5, 49.7),
+                            List.of(215.0, 307.0, 346.0),
+                            List.of(6.32, 7.43),
+                            List.of(85.2, 111.0)),
+                    new Host(24.3, 39.5, 39.0, 59.7, 5.2, 3.8));
 
     /**
      * Matmuls of a library.
@@ -108,14 +112,18 @@ public record Machine(
 
     /**
      * NCCL's all-gather and reduce-scatter: a start that grows with the ranks, and bytes into each
-     * GPU at a rate. Few bytes go by another protocol, which was measured of 2 ranks only.
+     * GPU at a rate. Few bytes go by another protocol, which was measured of up to 4 ranks only.
      *
      * @param starts of 2, 4 and 8 ranks
      * @param rates of 2, 4 and 8 ranks
-     * @param fewStart of 2 ranks, for few bytes
-     * @param fewRate of 2 ranks, for few bytes
+     * @param fewStarts of 2 and 4 ranks, for few bytes
+     * @param fewRates of 2 and 4 ranks, for few bytes
      */
-    public record Nccl(List<Double> starts, List<Double> rates, double fewStart, double fewRate) {
+    public record Nccl(
+            List<Double> starts,
+            List<Double> rates,
+            List<Double> fewStarts,
+            List<Double> fewRates) {
 
         /** How many ranks are measured at most, which is how many GPUs a host has. */
         static final int MEASURED = 8;
@@ -134,7 +142,11 @@ public record Machine(
         /** What takes the bytes into each GPU, at a rate that may be a network's. */
         double micros(int ranks, long bytes, double rate) {
             double micros = at(starts, power(ranks)) + bytes / rate / 1e3;
-            return ranks == 2 ? Math.min(micros, fewStart + bytes / fewRate / 1e3) : micros;
+            if (ranks > 1 << fewStarts.size()) {
+                return micros;
+            }
+            double fewRate = at(fewRates, power(ranks));
+            return Math.min(micros, at(fewStarts, power(ranks)) + bytes / fewRate / 1e3);
         }
 
         double rate(int ranks) {

@@ -141,11 +141,15 @@ public final class OneLaunch {
         return launch.start() + waves(tile, tileMicros(tile), pushers, work.bytesIn() / rate / 1e3);
     }
 
-    /** The last of a rank's own tiles wait for those that the others have sent. */
+    /**
+     * The last of a rank's own tiles wait for those that the others have sent, which they do from
+     * the end of their first tiles on.
+     */
     private double scatter(int tile) {
         Machine.Launch launch = machine.launch();
-        double waves = waves(tile, tileMicros(tile) + launch.exchange(), 0, 0);
-        return launch.start() + Math.max(waves, work.bytesIn() / launch.linkRate() / 1e3);
+        double one = tileMicros(tile) + launch.exchange();
+        double sent = one + work.bytesIn() / launch.linkRate() / 1e3;
+        return launch.start() + Math.max(waves(tile, one, 0, 0), sent);
     }
 
     private double tileMicros(int tile) {

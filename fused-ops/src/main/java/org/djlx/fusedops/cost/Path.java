@@ -6,12 +6,15 @@ package org.djlx.fusedops.cost;
 
 import java.util.Locale;
 
-/** The ways in which a fused operator is run, from that with the fewest launches on. */
+/**
+ * The ways in which a fused operator is run. Where predictions do not tell two apart, that which is
+ * named first is taken: a library's matmul is as good on any shape.
+ */
 public enum Path {
-    /** One kernel pushes, waits and multiplies, where GPUs and shapes allow it. */
-    ONE_LAUNCH,
     /** All data from GPU to GPU by one kernel, and one matmul after or before it. */
     WHOLE,
+    /** One kernel pushes, waits and multiplies, where GPUs and shapes allow it. */
+    ONE_LAUNCH,
     /** Matmuls of parts and copies beside them, which a schedule orders. */
     SCHEDULED,
     /** A collective of the group, on GPUs by NCCL, and one matmul after or before it. */

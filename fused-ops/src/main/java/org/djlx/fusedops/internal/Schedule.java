@@ -91,11 +91,17 @@ public final class Schedule {
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
-            push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
+            P2pStream.Event[] pushed =
+                    push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
             consumer.consume(current, rank, shard);
-            agreeBeforeWaits(operation, current, side);
+            buffers.awaitAgreement(operation);
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
+                if (current.isRecorded()) {
+                    // CUDA may do the branches of a graph one after the other. What a rank waits
+                    // for in a step has been sent before its peer waits for anything of that step.
+                    current.waitEvent(pushed[step]);
+                }
                 current.waitSignal(peer, CHANNEL, epoch);
                 consumer.consume(current, peer, slot(slots, epoch, peer));
             }
@@ -103,15 +109,23 @@ public final class Schedule {
         }
     }
 
-    /** Sends this rank's shard to the same place on all others, beside the current stream. */
-    private void push(
+    /**
+     * Sends this rank's shard to the same place on all others, beside the current stream. Returns,
+     * if that is recorded, for each step when it is done.
+     */
+    private P2pStream.Event[] push(
             P2pStream current, P2pStream side, int epoch, long offset, long shard, long byteSize) {
         side.waitEvent(current.record());
+        P2pStream.Event[] pushed = new P2pStream.Event[worldSize];
         for (int step = 1; step < worldSize; step++) {
             int peer = (rank - step + worldSize) % worldSize;
             side.put(peer, offset, shard, byteSize);
             side.signal(peer, CHANNEL, epoch);
+            if (current.isRecorded()) {
+                pushed[step] = side.record();
+            }
         }
+        return pushed;
     }
 
     /** Works on the shards of all ranks. */

@@ -161,11 +161,12 @@ final class MachineFit {
     private void fitNccl() {
         List<Double> starts = new ArrayList<>();
         List<Double> rates = new ArrayList<>();
-        double[] few = null;
+        List<Double> fewStarts = new ArrayList<>();
+        List<Double> fewRates = new ArrayList<>();
         for (int ranks : new int[] {2, 4, 8}) {
             double[] best =
                     search(
-                            ranks == 2 ? new double[] {20, 300, 6, 100} : new double[] {20, 300},
+                            ranks <= 4 ? new double[] {20, 300, 6, 100} : new double[] {20, 300},
                             x -> {
                                 double sum = 0;
                                 for (Measurement row : rows("plain", "collective")) {
@@ -178,7 +179,10 @@ final class MachineFit {
                             });
             starts.add(round(best[0]));
             rates.add(round(best[1]));
-            few = few == null ? best : few;
+            if (best.length > 2) {
+                fewStarts.add(round(best[2]));
+                fewRates.add(round(best[3]));
+            }
         }
         machine =
                 new Machine(
@@ -188,7 +192,7 @@ final class MachineFit {
                         machine.launch(),
                         machine.copies(),
                         machine.exchange(),
-                        new Machine.Nccl(starts, rates, round(few[2]), round(few[3])),
+                        new Machine.Nccl(starts, rates, fewStarts, fewRates),
                         machine.host());
     }
 

@@ -54,9 +54,10 @@ class PlanCommandTest {
         assertTrue(
                 line(text, "one launch").matches("one launch( +\\d+\\.\\d){3} +1\\.\\d\\d +82\\.6"),
                 text);
-        assertTrue(line(text, "scheduled").matches("scheduled .* 72\\.5 75\\.1 73\\.1  yes"), text);
+        assertTrue(line(text, "whole").matches("whole .* 68\\.1 61\\.2  yes"), text);
+        assertTrue(line(text, "scheduled").matches("scheduled .* 72\\.5 75\\.1 73\\.1"), text);
         assertTrue(line(text, "plain").contains("94.0 94.4 88.2 84.4 87.0"), text);
-        assertTrue(line(text, "eager:").contains("scheduled: predicted us"), text);
+        assertTrue(line(text, "eager:").contains("whole: predicted us"), text);
         assertEquals(line(text, "limit").split(" +")[1], line(text, "matmul").split(" +")[1]);
     }
 
