@@ -137,7 +137,7 @@ public final class Launcher {
             start(ranks, store.port(), 0);
             int code = ranks.await().code();
             if (code == 0) {
-                return others.awaitOthers();
+                return others.awaitOthers(err);
             }
             others.fail(code);
             return code;

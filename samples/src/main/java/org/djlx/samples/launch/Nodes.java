@@ -4,6 +4,7 @@
  */
 package org.djlx.samples.launch;
 
+import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.concurrent.CountDownLatch;
@@ -30,7 +31,7 @@ final class Nodes implements AutoCloseable {
     private static final Duration PATIENCE = Duration.ofMinutes(5);
 
     private static final Duration LONG = Duration.ofDays(1);
-    private static final String OUTCOME = "outcome"; // "0", or a node and its exit code
+    private static final String OUTCOME = "outcome"; // 0, or the exit code
     private static final byte[] UNSET = new byte[0];
 
     private final Store store;
@@ -110,14 +111,21 @@ final class Nodes implements AutoCloseable {
     /**
      * Tells the others that the ranks of this node have ended well, and waits for theirs.
      *
+     * @param err where to say that others have not
      * @return 0, or the exit code of a node that failed
      */
-    int awaitOthers() throws InterruptedException {
+    int awaitOthers(PrintStream err) throws InterruptedException {
         done = true;
         if (store.add("ended", 1) == nodes) {
             store.compareSet(OUTCOME, UNSET, bytes("0"));
         }
-        return ended.await(PATIENCE.toMillis(), TimeUnit.MILLISECONDS) ? code : 0;
+        if (!ended.await(PATIENCE.toMillis(), TimeUnit.MILLISECONDS)) {
+            String store = node == 0 ? "; their ranks lose the store" : "";
+            RankProcesses.say(err, "other nodes still run, and are not waited for" + store);
+        } else if (code != 0) {
+            RankProcesses.say(err, "the ranks of this node ended well, another node has failed");
+        }
+        return code;
     }
 
     /** Tells the others that the ranks of this node have failed, unless one has done so. */

@@ -140,6 +140,16 @@ class NodesTest {
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
     }
 
+    /** Whether or not its own ranks have ended well by then. */
+    @Test
+    void theFailureOfOneNodeIsThatOfAll() throws Exception {
+        Future<Integer> first = launch(0, 1, "exit-code-is-rank");
+        Future<Integer> second = launch(1, 1, "exit-code-is-rank");
+        assertEquals(1, first.get(), this::errText);
+        assertEquals(1, second.get(), this::errText);
+        assertTrue(errText().contains("another node has failed"), this::errText);
+    }
+
     @Test
     void launchersThatDoNotBelongDisturbNobody() throws Exception {
         Future<Integer> first = launch(0, 1, "sleep");
