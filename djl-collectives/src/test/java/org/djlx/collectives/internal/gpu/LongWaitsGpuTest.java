@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.time.Duration;
+import java.util.List;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestLog;
+import org.djlx.collectives.internal.host.LongWaits;
+import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What the log tells of an operation whose other rank comes only when it has. */
+@Tag("gpu")
+@Timeout(120)
+class LongWaitsGpuTest {
+
+    private static NcclOptions.Builder options() {
+        return NcclOptions.builder().optWarnAfter(Duration.ofMillis(1));
+    }
+
+    @Test
+    void ncclTellsThatItDoesNotKnow() throws InterruptedException {
+        String message = messageOf("nccl", options().build());
+        assertTrue(message.contains("still waiting for other ranks, or its GPU,"), message);
+        assertTrue(message.contains("optVerify(true)"), message);
+    }
+
+    @Test
+    void verificationTellsWhom() throws InterruptedException {
+        String message = messageOf("nccl", options().optVerify(true).build());
+        assertTrue(message.contains("on rank 0: still waiting for rank 1 after"), message);
+    }
+
+    @Test
+    void cudaP2pTellsWhom() throws InterruptedException {
+        CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(options().build()).build();
+        String message = messageOf("cuda_p2p", options);
+        assertTrue(message.contains("still waiting for rank 1 after"), message);
+    }
+
+    /** What is said of rank 0's second all-reduce, while rank 1 does not call it. */
+    private static String messageOf(String backend, BackendOptions options)
+            throws InterruptedException {
+        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        List<ProcessGroup> groups = ProcessGroups.local(backend, 2, options);
+        String call = "allReduce(float32, (2), SUM) #2 of group '" + groups.get(0).name() + "'";
+        try (TestLog log = new TestLog(LongWaits.class)) {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                            NDArray tensor = manager.ones(new Shape(2));
+                            group.allReduce(tensor, ReduceOp.SUM).await(); // Connects.
+                            if (group.rank() == 1) {
+                                log.await(call);
+                            }
+                            group.allReduce(tensor, ReduceOp.SUM).await();
+                            assertEquals(4, tensor.toFloatArray()[0]);
+                            return null;
+                        }
+                    });
+            return log.await(call);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+}
