@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All checks: kernels compile, the build has no warning, tests pass, javadoc is complete. Of the attacks (mvn -Psoak test)
-# each runs for a few seconds, and at least one round of it.
+# each runs for a few seconds, and at least one round of it. Without arguments, samples/quickstart-project is built too.
 #   ci/test.sh [arguments of mvn, for example -pl samples -am]
 set -euo pipefail
 
@@ -45,8 +45,39 @@ check_kernels() {
   say "Kernels: ${#kernels[@]} compiled for $oldest and sm_90a, and the programs that ci/sanitize.sh runs them with"
 }
 
+# Builds samples/quickstart-project as its users do, from the jars that have just been built, and runs it. They are installed
+# into a repository of its own, which has all else from the one that the build used.
+check_quickstart_project() (
+  temporary=$(mktemp -d)
+  trap 'rm -rf "$temporary"' EXIT
+  repository=$(tr : '\n' <"$root/samples/target/class-path" | sed -n 's|/ai/djl/api/.*||p')
+  mkdir -p "$temporary/repository/org/djlx"
+  for directory in "$repository"/* "$repository"/org/*; do
+    [[ -e $temporary/repository${directory#"$repository"} || $directory -ef $repository/org/djlx ]] ||
+      ln -s "$directory" "$temporary/repository${directory#"$repository"}"
+  done
+  version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
+  say "Building samples/quickstart-project with $version of the artefacts"
+  # What `mvn install` does, without a second build.
+  for module in djl-collectives-parent native-ops djl-collectives fused-ops; do
+    directory=$temporary/repository/org/djlx/$module/$version
+    mkdir -p "$directory"
+    if [[ $module == djl-collectives-parent ]]; then
+      cp "$root/pom.xml" "$directory/$module-$version.pom"
+    else
+      cp "$root/$module/pom.xml" "$directory/$module-$version.pom"
+      cp "$root/$module/target/$module-$version"{,-sources,-javadoc}.jar "$directory"
+    fi
+  done
+  cp -r "$root/samples/quickstart-project" "$temporary/quickstart"
+  maven -q -o package -f "$temporary/quickstart/pom.xml" -Dmaven.repo.local="$temporary/repository"
+  "$JAVA_HOME/bin/java" -cp "$temporary/quickstart/target/classes:$(<"$temporary/quickstart/target/class-path")" \
+    com.example.Quickstart
+)
+
 setup
 check_kernels
 # One invocation: in a second one, without `install`, a module would not find the others' jars. Javadoc is part of it.
 maven verify -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$@"
+(($#)) || check_quickstart_project
 say "All checks passed"
