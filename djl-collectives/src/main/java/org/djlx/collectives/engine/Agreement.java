@@ -6,7 +6,9 @@ package org.djlx.collectives.engine;
 
 import java.io.IOException;
 import java.io.Serializable;
+import java.util.Collections;
 import java.util.List;
+import java.util.stream.Collectors;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 
@@ -20,7 +22,7 @@ final class Agreement {
 
     /** The code. */
     interface Body {
-        /** Returns what the other ranks are told. */
+        /** Returns what the other ranks are told; may be null. */
         String run() throws IOException;
     }
 
@@ -44,7 +46,7 @@ final class Agreement {
     static List<String> exchange(ProcessGroup group, String operation, Body body)
             throws IOException {
         if (group == null) {
-            return List.of(body.run());
+            return Collections.singletonList(body.run());
         }
         String own;
         try {
@@ -66,7 +68,7 @@ final class Agreement {
                                 operation, rank, all.get(rank).failure));
             }
         }
-        return all.stream().map(Outcome::said).toList();
+        return all.stream().map(Outcome::said).collect(Collectors.toList()); // null is allowed
     }
 
     private static List<Outcome> tell(ProcessGroup group, Outcome own) {

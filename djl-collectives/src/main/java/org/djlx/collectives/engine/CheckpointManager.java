@@ -19,6 +19,9 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
+import java.util.Set;
+import java.util.TreeSet;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
@@ -49,7 +52,8 @@ import org.slf4j.LoggerFactory;
  * of one's own calls {@link #save}. The trainer is one of the engine {@code PyTorch-P2P}. If its
  * ranks are processes all of them save and restore alike: rank 0 writes, all read, from a directory
  * that they share, and if one fails, all do. Trainers of different parts of a model, as with tensor
- * parallelism, have a directory each.
+ * parallelism, have a directory each and name the group of all ranks ({@link Builder#optGroup}), so
+ * that all go on from one step.
  *
  * <p>A checkpoint is a file {@code checkpoint-STEP.safetensors}, with parameters as {@code
  * model.NAME}, the optimizer's arrays as {@code optimizer.KIND.NAME}, and a checksum. It has its
@@ -72,6 +76,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private final Path directory;
     private final int keep;
     private final long every;
+    private final ProcessGroup group; // null for that of the trainer
     private TrainingProgress progress = TrainingProgress.START;
     private long saved = -1; // the step
 
@@ -79,6 +84,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         directory = builder.directory.toAbsolutePath();
         keep = builder.keep;
         every = builder.every;
+        group = builder.group;
     }
 
     /**
@@ -98,7 +104,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
         DataParallelTrainer own = own(trainer, "save");
         Agreement.run(
-                own.group(),
+                group(own),
                 "save",
                 () -> {
                     if (own.process() == 0) {
@@ -106,6 +112,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                     }
                     return progress.toString();
                 });
+        if (own.process() == 0) {
+            deleteOld(); // Not before all parts of the model have the new one.
+        }
         this.progress = progress;
         saved = progress.step();
     }
@@ -117,34 +126,37 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      * @return how far the job had come; {@link TrainingProgress#START} if nothing was saved, and
      *     the trainer is left as it is
      * @throws IOException on all ranks if the file cannot be read, is damaged or is none of this
-     *     class, or the model or the optimizer is another; the trainer is then left as it is
+     *     class, the model or the optimizer is another, or parts of a model have checkpoints of
+     *     different steps alone; the trainer is then left as it is
      * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if its model is not initialised, or its optimizer, one that is
      *     not DJL's, keeps what cannot be saved
      */
     public TrainingProgress restore(Trainer trainer) throws IOException {
         DataParallelTrainer own = own(trainer, "restore");
-        ProcessGroup group = own.group();
-        List<String> newest =
-                Agreement.exchange(
-                        group,
-                        "restore",
-                        () -> own.process() > 0 || steps().isEmpty() ? "" : newest().toString());
-        if (newest.get(0).isEmpty()) {
+        Long newest = newestOfAll(own);
+        if (newest == null) {
             return TrainingProgress.START;
         }
-        Path path = directory.resolve(name(Long.parseLong(newest.get(0))));
+        Path path = directory.resolve(name(newest));
         CheckpointFile[] opened = new CheckpointFile[1];
         try {
-            Agreement.run(
-                    group,
+            Agreement.exchange(
+                    group(own),
                     "restore",
                     () -> {
                         opened[0] = CheckpointFile.open(path);
                         checkFits(opened[0], path, own);
-                        return path.getFileName() + " with checksum " + opened[0].checksum();
+                        return null;
                     });
+            Agreement.run(
+                    own.group(),
+                    "restore",
+                    () -> path.getFileName() + " with checksum " + opened[0].checksum());
             apply(opened[0], own);
+            if (own.process() == 0) {
+                deleteAfter(newest);
+            }
             progress = progress(opened[0].metadata());
             saved = progress.step();
             return progress;
@@ -164,6 +176,36 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                 String.format(
                         "%s: the trainer must be one of a model of the engine %s, not %s",
                         call, P2pEngine.NAME, trainer));
+    }
+
+    /** Returns the ranks that save and restore together; null for one alone. */
+    private ProcessGroup group(DataParallelTrainer trainer) {
+        return group == null ? trainer.group() : group;
+    }
+
+    /** Returns the newest step of which all parts have a checkpoint; null if none has any. */
+    private Long newestOfAll(DataParallelTrainer trainer) throws IOException {
+        List<String> said =
+                Agreement.exchange(
+                        group(trainer),
+                        "restore",
+                        () -> trainer.process() == 0 ? new Gson().toJson(steps()) : null);
+        List<Set<Long>> steps =
+                said.stream()
+                        .filter(Objects::nonNull)
+                        .map(list -> new Gson().fromJson(list, new TypeToken<Set<Long>>() {}))
+                        .toList();
+        Set<Long> ofAll = new TreeSet<>(steps.get(0));
+        steps.forEach(ofAll::retainAll);
+        if (ofAll.isEmpty() && steps.stream().anyMatch(some -> !some.isEmpty())) {
+            throw new IOException(
+                    String.format(
+                            "restore: there is no step of which all parts of the model have a"
+                                    + " checkpoint; %s is the directory of one; they have the steps"
+                                    + " %s",
+                            directory, steps));
+        }
+        return ofAll.stream().max(Long::compare).orElse(null);
     }
 
     private static String name(long step) {
@@ -224,7 +266,15 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         metadata.put("counts", new Gson().toJson(counts));
         CheckpointFile.write(
                 directory.resolve(name(progress.step())), metadata, arrays, trainer.getManager());
-        deleteOld();
+    }
+
+    /** Deletes those of steps that are going to come again, as not all parts have them. */
+    private void deleteAfter(long step) throws IOException {
+        for (Long other : steps()) {
+            if (other > step) {
+                Files.deleteIfExists(directory.resolve(name(other)));
+            }
+        }
     }
 
     private void deleteOld() {
@@ -381,6 +431,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         private Path directory;
         private int keep = KEPT;
         private long every;
+        private ProcessGroup group;
 
         private Builder() {}
 
@@ -415,6 +466,19 @@ public final class CheckpointManager extends TrainingListenerAdapter {
          */
         public Builder optEvery(long steps) {
             every = steps;
+            return this;
+        }
+
+        /**
+         * Sets who saves and restores together, where that is more than the group of the trainer:
+         * the ranks of all parts of a model, each of which has a directory of its own. They go on
+         * from the newest step of which all parts have a checkpoint.
+         *
+         * @param group this rank's handle, which stays the caller's
+         * @return this builder
+         */
+        public Builder optGroup(ProcessGroup group) {
+            this.group = group;
             return this;
         }
 

@@ -277,6 +277,45 @@ class CheckpointManagerTest {
         assertTrue(messages.get(1).contains("save: rank 0 has failed"), messages::toString);
     }
 
+    /** Two parts of a model, each with a trainer and a directory, of which one is none. */
+    @Test
+    void partsOfAModelFailTogether() throws IOException {
+        Path file = Files.createFile(directory.resolve("file"));
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    all -> {
+                        try (ProcessGroup part = all.split(all.rank(), 0)) {
+                            CheckpointManager checkpoints =
+                                    CheckpointManager.builder()
+                                            .setDirectory(all.rank() == 0 ? directory : file)
+                                            .optGroup(all)
+                                            .build();
+                            alone(
+                                    config("sgd").optProcessGroup(part),
+                                    Training.block(),
+                                    (group, trainer) -> {
+                                        initialize(trainer);
+                                        TrainingProgress one = new TrainingProgress(1, 0, 1);
+                                        assertThrows(
+                                                IOException.class,
+                                                () -> checkpoints.save(trainer, one));
+                                        IOException e =
+                                                assertThrows(
+                                                        IOException.class,
+                                                        () -> checkpoints.restore(trainer));
+                                        String message = e.getMessage();
+                                        assertTrue(message.contains("[[1], []]"), message);
+                                    });
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
     @Test
     void ranksThatAreNotEquallyFarFailAll() {
         for (String message :

@@ -23,9 +23,7 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.List;
 import java.util.Random;
-import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.engine.CheckpointManager;
@@ -220,9 +218,12 @@ final class TrainJob {
         CheckpointManager checkpoints = null;
         long done = 0;
         if (settings.checkpoints != null) {
-            checkpoints = CheckpointManager.builder().setDirectory(checkpoints(part)).build();
+            checkpoints =
+                    CheckpointManager.builder()
+                            .setDirectory(checkpoints(part))
+                            .optGroup(settings.group)
+                            .build();
             done = checkpoints.restore(trainer).step();
-            checkSame(done);
             if (done > settings.steps) {
                 throw new IOException(
                         String.format(
@@ -263,18 +264,6 @@ final class TrainJob {
     private Path checkpoints(int part) {
         boolean divided = settings.tensorParallel > 1;
         return divided ? settings.checkpoints.resolve("part-" + part) : settings.checkpoints;
-    }
-
-    /** Checks that all parts go on from the same step: each saves its checkpoints alone. */
-    private void checkSame(long step) throws IOException {
-        List<Long> steps = new ObjectCollectives(settings.group).allGatherObject(step);
-        if (steps.stream().anyMatch(other -> other != step)) {
-            throw new IOException(
-                    String.format(
-                            "the newest checkpoints below %s are of steps %s, one for each rank:"
-                                    + " delete those that not all have",
-                            settings.checkpoints, steps));
-        }
     }
 
     /** Trains on a batch, and returns its loss if it is asked for: that of all ranks. */

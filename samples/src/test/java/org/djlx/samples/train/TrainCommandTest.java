@@ -167,11 +167,23 @@ class TrainCommandTest {
         run(0, with(with(train(5), divided), parts));
         String actual = run(0, with(with(train(8), divided), parts));
         assertTrue(actual.contains("Going on from step 5"), actual);
-        for (String part : List.of("part-0", "part-1")) {
-            assertArrayEquals(checkpoint("whole/" + part, 8), checkpoint("parts/" + part, 8), part);
-        }
+        assertSameParts(8);
+        // As when a job ends while one part has saved and the other has not yet.
         Files.delete(parts.resolve("part-1/checkpoint-8.safetensors"));
-        assertTrue(run(1, with(with(train(9), divided), parts)).contains("steps [8, 7]"));
+        String again = run(0, with(with(train(8), divided), parts));
+        assertTrue(again.contains("Going on from step 7"), again);
+        assertSameParts(8);
+        for (String name : names(parts.resolve("part-1"))) {
+            Files.delete(parts.resolve("part-1").resolve(name));
+        }
+        String none = run(1, with(with(train(8), divided), parts));
+        assertTrue(none.contains("[[6, 7, 8], []]"), none);
+    }
+
+    private void assertSameParts(int step) throws IOException {
+        for (String part : List.of("/part-0", "/part-1")) {
+            assertArrayEquals(checkpoint("whole" + part, step), checkpoint("parts" + part, step));
+        }
     }
 
     /** A rank is killed between two checkpoints, and all are started again by the launcher. */
