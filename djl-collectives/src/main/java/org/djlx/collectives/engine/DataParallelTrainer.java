@@ -22,6 +22,7 @@ import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
@@ -361,9 +362,10 @@ final class DataParallelTrainer extends Trainer {
         load();
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean(!check);
+        CountDownLatch updated = new CountDownLatch(1);
         eachRank(
                 replica -> {
-                    if (replica.step(optimizer, check)) {
+                    if (replica.step(optimizer, check, updated)) {
                         different.set(true);
                     }
                 });

@@ -65,7 +65,9 @@ import org.djlx.nativeops.NativeLibrary;
  * <p>Parameters are sent from rank 0 to all others before the first forward pass, and compared
  * then, and when the trainer is closed. Statistics such as those of batch normalisation stay each
  * rank's own; rank 0's are those of the model. What draws random numbers, such as dropout, takes
- * them from one generator for all ranks of a JVM, in no fixed order.
+ * them from one generator for all ranks of a JVM, in no fixed order. Ranks of a JVM share the
+ * optimizer and call it at once, each with names of its own for parameters: learning rates by
+ * parameter ({@code FixedPerVarTracker}) take processes.
  *
  * <p>Models whose directory a {@link ParallelModelLoader} knows, such as Llamas, are divided among
  * ranks when they are loaded, and take an {@link ai.djl.modality.Input} and return an {@link

@@ -21,6 +21,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
@@ -235,23 +236,41 @@ final class Replica implements AutoCloseable {
      * Adds the gradients of all ranks up and updates the parameters.
      *
      * @param check whether to look for a gradient other than zero
+     * @param updated open when the first rank of this JVM has updated a parameter, for which the
+     *     others wait: in its first update of a step a learning-rate tracker may change itself, as
+     *     DJL's {@code MultiFactorTracker} does, and they share it
      * @return whether there is one
      */
-    boolean step(Optimizer optimizer, boolean check) {
+    boolean step(Optimizer optimizer, boolean check, CountDownLatch updated) {
         Map<NDArray, String> ids = new IdentityHashMap<>();
         parameters.forEach(own -> ids.put(own.array, own.id));
         boolean[] different = {!check};
-        NoGradient.run(
-                () ->
-                        buckets.finish(
-                                trained(),
-                                (array, gradient) -> {
-                                    different[0] = different[0] || isDifferentFromZero(gradient);
-                                    optimizer.update(ids.get(array), array, gradient);
-                                    // Most of DJL's optimizers have done so.
-                                    JniUtils.zeroGrad((PtNDArray) array);
-                                }));
+        GradientBuckets.Visitor update =
+                (array, gradient) -> {
+                    different[0] = different[0] || isDifferentFromZero(gradient);
+                    if (index > 0) {
+                        await(updated);
+                    }
+                    optimizer.update(ids.get(array), array, gradient);
+                    updated.countDown();
+                    // Most of DJL's optimizers have done so.
+                    JniUtils.zeroGrad((PtNDArray) array);
+                };
+        try {
+            NoGradient.run(() -> buckets.finish(trained(), update));
+        } finally {
+            updated.countDown(); // Also if it has failed.
+        }
         return different[0];
+    }
+
+    private static void await(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new IllegalStateException("step: interrupted between gradients and update", e);
+        }
     }
 
     private static boolean isDifferentFromZero(NDArray gradient) {

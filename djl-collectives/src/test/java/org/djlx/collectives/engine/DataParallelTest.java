@@ -31,11 +31,14 @@ import ai.djl.training.initializer.Initializer;
 import ai.djl.training.listener.EpochTrainingListener;
 import ai.djl.training.listener.LoggingTrainingListener;
 import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.Tracker;
 import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -582,6 +585,41 @@ class DataParallelTest {
             }
             assertEquals(counts[0], counts[1]);
         }
+    }
+
+    /** Changes itself when it is first asked in a step, and takes its time. */
+    private static final class Decay implements Tracker {
+
+        private int last;
+        private final AtomicInteger changes = new AtomicInteger();
+
+        @Override
+        public float getNewValue(int update) {
+            if (update > last) {
+                changes.incrementAndGet();
+                LockSupport.parkNanos(20_000_000); // Others would come in meanwhile.
+                last = update;
+            }
+            return 0.1f / update;
+        }
+    }
+
+    /** Ranks of a JVM share the tracker of learning rates, of which DJL's change themselves too. */
+    @Test
+    void aTrackerChangesOnceAStep() throws Exception {
+        Decay decay = new Decay();
+        DataParallelConfig config = config("sgd").optRanks(4);
+        config.optOptimizer(Optimizer.sgd().setLearningRateTracker(decay).build());
+        Training.fit(
+                P2pEngine.NAME,
+                config,
+                Training.block(),
+                ITEMS,
+                inOrder(BATCH),
+                3,
+                5,
+                trainer -> {});
+        assertEquals(12, decay.changes.get());
     }
 
     /** What is reduced while a pass goes back is neither lost nor added twice by the next. */
