@@ -8,6 +8,7 @@ import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
 import org.djlx.collectives.ProcessGroup;
@@ -100,6 +101,14 @@ public final class MlpCommand implements Callable<Integer> {
                             + " and 2e-2 for bfloat16 if not given.")
     private Double tolerance;
 
+    @Option(
+            names = "--train",
+            paramLabel = "STEPS",
+            description =
+                    "Trains instead, so many steps, through the operators' gradients; for float32."
+                            + " Losses and weights are compared.")
+    private Integer train;
+
     private MlpCommand() {}
 
     @Override
@@ -111,6 +120,13 @@ public final class MlpCommand implements Callable<Integer> {
         if (!(tolerance() >= 0)) {
             throw new ParameterException(
                     spec.commandLine(), "--tolerance must be 0 or more, not " + tolerance);
+        }
+        if (train != null && (train < 1 || dtype != DataType.float32)) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--train takes 1 step or more and --dtype float32, not %d and %s",
+                            train, dtype));
         }
         if (processes) {
             return launch();
@@ -139,26 +155,26 @@ public final class MlpCommand implements Callable<Integer> {
 
     private int launch() throws IOException, InterruptedException {
         readText();
+        List<String> args = new ArrayList<>(List.of(spec.name()));
+        args.addAll(List.of("--text", text.toAbsolutePath().toString()));
+        args.addAll(List.of("--dtype", dtype.name(), "--device", device.name()));
+        args.addAll(List.of("--tolerance", Double.toString(tolerance())));
+        if (train != null) {
+            args.addAll(List.of("--train", train.toString()));
+        }
         return Launcher.builder()
                 .setProcesses(ranks == null ? DEFAULT_RANKS : ranks)
                 .setMainClass(Main.class.getName())
-                .optArgs(
-                        List.of(
-                                spec.name(),
-                                "--text",
-                                text.toAbsolutePath().toString(),
-                                "--dtype",
-                                dtype.name(),
-                                "--device",
-                                device.name(),
-                                "--tolerance",
-                                Double.toString(tolerance())))
+                .optArgs(args)
                 .build()
                 .launch();
     }
 
     /** Runs one rank; rank 0 reports. */
     private int run(ProcessGroup group, byte[] bytes) {
+        if (train != null) {
+            return train(group, bytes);
+        }
         MlpJob.Result result;
         try (MlpJob job = new MlpJob(group, bytes, dtype.scalarType)) {
             result = job.run();
@@ -183,5 +199,33 @@ public final class MlpCommand implements Callable<Integer> {
             out.flush();
         }
         return good ? 0 : 1;
+    }
+
+    private int train(ProcessGroup group, byte[] bytes) {
+        MlpTraining.Result result;
+        try (MlpJob job = new MlpJob(group, bytes, dtype.scalarType)) {
+            result = job.train(train);
+        }
+        List<Double> losses = result.losses();
+        List<Double> expected = result.expected();
+        double error = result.error();
+        if (group.rank() == 0) {
+            PrintWriter out = spec.commandLine().getOut();
+            out.printf(
+                    "MLP trained on %s, %s, device %s, backend %s%n%n",
+                    text.getFileName(), Ranks.count(group.worldSize()), device, device.backend);
+            for (int i = 0; i < losses.size(); i++) {
+                error = Math.max(error, Math.abs(losses.get(i) / expected.get(i) - 1));
+                out.printf(
+                        "step %3d   loss %.4f, without sharding %.4f%n",
+                        i + 1, losses.get(i), expected.get(i));
+            }
+            out.printf(
+                    "%n%s: the largest error of losses and weights, relative to plain DJL's in"
+                            + " float64, is %.1e, allowed are %.0e%n",
+                    error <= tolerance() ? "PASSED" : "FAILED", error, tolerance());
+            out.flush();
+        }
+        return error <= tolerance() ? 0 : 1;
     }
 }

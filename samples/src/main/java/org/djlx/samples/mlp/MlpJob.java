@@ -136,6 +136,13 @@ final class MlpJob implements AutoCloseable {
         return new Result(tokens, Math.max(first.error(), second.error()), table);
     }
 
+    /** Trains the weights; their first values stay as they are. */
+    MlpTraining.Result train(int steps) {
+        String rows = range(group.rank(), (int) xShard.getShape().get(0));
+        String columns = range(group.rank(), (int) w1Shard.getShape().get(1));
+        return new MlpTraining(group, manager).run(x, w1, w2, rows, columns, steps);
+    }
+
     private NDArray gatherAndMultiply() {
         return FusedOps.allGatherMatmul(xShard, List.of(w1Shard), 0, group, false).outputs().get(0);
     }

@@ -2,5 +2,8 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-/** The main job: a tensor-parallel MLP, compared with the same computed without sharding. */
+/**
+ * The main job: a tensor-parallel MLP, computed or trained, compared with the same without
+ * sharding.
+ */
 package org.djlx.samples.mlp;

@@ -1,0 +1,147 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.mlp;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.nn.Activation;
+import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.Tracker;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.UnaryOperator;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Trains the MLP to tell the embedding of a token from that of the token before it, by gradient
+ * descent: on all ranks through the fused operators, and on rank 0 by plain DJL, not divided and in
+ * float64, to compare with. The loss is the squared distance, the mean of all tokens.
+ */
+final class MlpTraining {
+
+    private static final float RATE = 0.01f;
+
+    /**
+     * What came of it.
+     *
+     * @param losses of all steps, of all ranks
+     * @param expected those of plain DJL; on rank 0 alone
+     * @param error how far W1 and W2 are from plain DJL's at the end, relative to the largest
+     */
+    record Result(List<Double> losses, List<Double> expected, double error) {}
+
+    /** Weights that go down on the loss of what is computed with them. */
+    private static final class Weights {
+
+        private final List<NDArray> arrays;
+        private final Optimizer optimizer =
+                Optimizer.sgd().setLearningRateTracker(Tracker.fixed(RATE)).build();
+
+        Weights(NDArray... arrays) {
+            this.arrays = List.of(arrays);
+            this.arrays.forEach(array -> array.setRequiresGradient(true));
+        }
+
+        /** Goes one step down; returns the loss. */
+        double step(UnaryOperator<NDArray> mlp, NDArray x, NDArray next, long tokens) {
+            double value;
+            try (NDManager temporary = x.getManager().newSubManager();
+                    GradientScope scope = GradientScope.open()) {
+                NDArray input = Torch.alias(temporary, x);
+                NDArray loss = mlp.apply(input).sub(next).square().sum().div(tokens);
+                scope.backward(loss);
+                value = Torch.cast(loss.stopGradient(), ScalarType.FLOAT64).getDouble();
+            }
+            for (int i = 0; i < arrays.size(); i++) {
+                NDArray array = arrays.get(i);
+                String id = "w" + i;
+                try (NDArray gradient = array.getGradient()) {
+                    NoGradient.run(() -> optimizer.update(id, array, gradient));
+                }
+            }
+            return value;
+        }
+    }
+
+    private final ProcessGroup group;
+    private final NDManager manager;
+
+    MlpTraining(ProcessGroup group, NDManager manager) {
+        this.group = group;
+        this.manager = manager;
+    }
+
+    /**
+     * Trains.
+     *
+     * @param x all tokens, of which this rank has the rows and columns that it says
+     */
+    Result run(NDArray x, NDArray w1, NDArray w2, String rows, String columns, int steps) {
+        long tokens = x.getShape().get(0);
+        NDArray next = x.get("1:").concat(x.get(":1"), 0);
+        NDArray ownX = x.get(rows);
+        NDArray ownNext = next.get(rows);
+        NDArray ownW1 = w1.get(":, " + columns).duplicate();
+        NDArray ownW2 = w2.get(columns).duplicate();
+        Weights own = new Weights(ownW1, ownW2);
+        List<Double> losses = new ArrayList<>();
+        for (int step = 0; step < steps; step++) {
+            double part = own.step(input -> fused(input, ownW1, ownW2), ownX, ownNext, tokens);
+            try (NDArray sum = manager.create(new double[] {part})) {
+                group.allReduce(sum, ReduceOp.SUM).await();
+                losses.add(sum.getDouble(0));
+            }
+        }
+        NDArray wideW1 = wide(w1);
+        NDArray wideW2 = wide(w2);
+        List<Double> expected = new ArrayList<>();
+        if (group.rank() == 0) {
+            Weights plain = new Weights(wideW1, wideW2);
+            NDArray wideNext = wide(next);
+            NDArray wideX = wide(x);
+            for (int step = 0; step < steps; step++) {
+                expected.add(
+                        plain.step(
+                                input -> Activation.gelu(input.matMul(wideW1)).matMul(wideW2),
+                                wideX,
+                                wideNext,
+                                tokens));
+            }
+        }
+        return NoGradient.get(
+                () -> {
+                    group.broadcast(wideW1, 0).await();
+                    group.broadcast(wideW2, 0).await();
+                    double error =
+                            Math.max(
+                                    error(ownW1, wideW1, wideW1.get(":, " + columns)),
+                                    error(ownW2, wideW2, wideW2.get(columns)));
+                    try (NDArray worst = manager.create(new double[] {error})) {
+                        group.allReduce(worst, ReduceOp.MAX).await();
+                        return new Result(losses, expected, worst.getDouble(0));
+                    }
+                });
+    }
+
+    private NDArray fused(NDArray x, NDArray w1, NDArray w2) {
+        NDArray product =
+                FusedOps.allGatherMatmul(x, List.of(w1), 0, group, false).outputs().get(0);
+        return FusedOps.matmulReduceScatter(Activation.gelu(product), w2, ReduceOp.SUM, 0, group);
+    }
+
+    private static double error(NDArray actual, NDArray scale, NDArray expected) {
+        return wide(actual).sub(expected).abs().max().getDouble() / scale.abs().max().getDouble();
+    }
+
+    private static NDArray wide(NDArray array) {
+        return NoGradient.get(() -> Torch.cast(array, ScalarType.FLOAT64));
+    }
+}
