@@ -65,7 +65,9 @@ public final class DistributedSampler implements Sampler {
      * goes on in the middle of an epoch.
      *
      * @param epoch the number, 0 for the first
-     * @param batches how many batches of it were trained on, of this process
+     * @param batches how many batches of it were trained on, of this process; if the epoch has
+     *     fewer, {@link #sample} says so
+     * @throws IllegalArgumentException if a number is less than 0
      */
     public void setEpoch(long epoch, long batches) {
         if (epoch < 0 || batches < 0) {

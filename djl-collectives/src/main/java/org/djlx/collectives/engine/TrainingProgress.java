@@ -16,7 +16,14 @@ public record TrainingProgress(long step, long epoch, long batch) {
     /** Nothing is done yet. */
     public static final TrainingProgress START = new TrainingProgress(0, 0, 0);
 
-    /** Checks the numbers. */
+    /**
+     * Creates a progress.
+     *
+     * @param step how many times the parameters were updated
+     * @param epoch how many times all of the dataset was gone through
+     * @param batch how many batches of the epoch under way were trained on
+     * @throws IllegalArgumentException if a number is less than 0
+     */
     public TrainingProgress {
         if (step < 0 || epoch < 0 || batch < 0) {
             throw new IllegalArgumentException(
