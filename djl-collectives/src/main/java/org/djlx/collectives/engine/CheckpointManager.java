@@ -120,7 +120,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     }
 
     /**
-     * Gives a trainer the newest state that was saved, if there is one.
+     * Gives a trainer the newest state that was saved, if there is one. Where parts of a model have
+     * checkpoints of later steps, those are deleted: not all parts have them.
      *
      * @param trainer the trainer, after {@code initialize}
      * @return how far the job had come; {@link TrainingProgress#START} if nothing was saved, and

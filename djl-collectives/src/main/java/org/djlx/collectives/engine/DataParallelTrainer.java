@@ -73,7 +73,7 @@ final class DataParallelTrainer extends Trainer {
     }
 
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
-        super(model, process(settings) == 0 ? config : quiet(config));
+        super(model, isFirst(settings) ? config : quiet(config));
         this.settings = settings;
         optimizer = config.getOptimizer();
         processes = settings.group() != null || isOneOfSeveral();
@@ -86,12 +86,10 @@ final class DataParallelTrainer extends Trainer {
         return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
     }
 
-    /** Returns the rank that this process is going to have. */
-    private static int process(DataParallelConfig settings) {
-        if (settings.group() != null) {
-            return settings.group().rank();
-        }
-        return isOneOfSeveral() ? Integer.parseInt(System.getenv("RANK").trim()) : 0;
+    private static boolean isFirst(DataParallelConfig settings) {
+        return settings.group() != null
+                ? settings.group().rank() == 0
+                : !isOneOfSeveral() || System.getenv("RANK").trim().equals("0");
     }
 
     /** Leaves out what writes logs, to files too, which the first process does for all. */
