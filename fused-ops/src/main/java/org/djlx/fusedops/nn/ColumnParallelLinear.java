@@ -76,7 +76,7 @@ public final class ColumnParallelLinear extends ShardedBlock {
         NDArray w =
                 embedding == null
                         ? value(store, weight, x, training)
-                        : embedding.weight(store, x, training).transpose();
+                        : with(x, embedding.weight(store, x, training).transpose());
         NDArray y = intoRegion(x, List.of(w)).get(0);
         return bias == null ? y : y.add(value(store, bias, x, training));
     }

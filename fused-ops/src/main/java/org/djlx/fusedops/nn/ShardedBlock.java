@@ -421,13 +421,21 @@ public abstract class ShardedBlock extends AbstractBlock {
         Layout layout = layouts.get(parameter.getName());
         NDArray value = store.getValue(parameter, x.getDevice(), training);
         if (training && !layout.isDivided() && sequenceParallel) {
-            value = DifferentiableCollectives.enterParallel(value, group);
+            value = with(x, DifferentiableCollectives.enterParallel(value, group));
         }
         if (training && layout.isDivided() && layout.parts < group.worldSize()) {
-            value = enterSharing(value, layout);
+            value = with(x, enterSharing(value, layout));
         }
         ScalarType type = Torch.scalarType(x);
-        return Torch.scalarType(value) == type ? value : Torch.cast(value, type);
+        return Torch.scalarType(value) == type ? value : with(x, Torch.cast(value, type));
+    }
+
+    /**
+     * Has an array made from a parameter live as long as an input, not as long as the parameter.
+     */
+    static NDArray with(NDArray x, NDArray array) {
+        array.attach(x.getManager());
+        return array;
     }
 
     /** As entering a parallel region, for a part that some of the ranks have. */

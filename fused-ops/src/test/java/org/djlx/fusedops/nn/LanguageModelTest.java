@@ -31,6 +31,7 @@ import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.nn.LanguageModel.Settings;
 import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -265,9 +266,10 @@ class LanguageModelTest {
     }
 
     /** What 4 ranks saved, of which two each have the same keys and values, 1 and 2 load. */
-    @Test
-    void checkpointsDoNotDependOnTheNumberOfRanks() {
-        Settings settings = new Settings(true, 4, 2, 11, false, 0, null);
+    @ParameterizedTest
+    @CsvSource({"false", "true"})
+    void checkpointsDoNotDependOnTheNumberOfRanks(boolean tied) {
+        Settings settings = new Settings(true, 4, 2, 11, tied, 0, null);
         List<byte[]> saved = saved(4, settings, null);
         for (byte[] bytes : saved) {
             assertArrayEquals(saved.get(0), bytes);
@@ -309,6 +311,44 @@ class LanguageModelTest {
                     });
         } finally {
             groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Whatever is made of parameters goes with the batch. */
+    @ParameterizedTest
+    @CsvSource({"false", "true"})
+    void leavesNothingBehind(boolean sequenceParallel) {
+        Settings settings =
+                new Settings(sequenceParallel, 4, 1, 11, true, SEQUENCE, ScalarType.BFLOAT16);
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            LanguageModel net = LanguageModel.create(group, settings);
+                            Shape shape = new Shape(BATCH * SEQUENCE);
+                            net.model().initialize(manager, DataType.FLOAT32, shape);
+                            ParameterStore store = new ParameterStore(manager, false);
+                            step(net, store, settings);
+                            int arrays = manager.getManagedArrays().size();
+                            step(net, store, settings);
+                            assertEquals(arrays, manager.getManagedArrays().size());
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void step(LanguageModel net, ParameterStore store, Settings settings) {
+        try (NDManager batch = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDList tokens = new NDList(batch.create(tokens(settings)));
+            NDList labels = new NDList(batch.create(labels(settings)));
+            scope.backward(net.loss().evaluate(labels, net.model().forward(store, tokens, true)));
+            net.model().forward(store, tokens, false);
         }
     }
 
