@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
@@ -67,6 +68,15 @@ class LanguageModelTest {
             double loss,
             Values scores) {}
 
+    /** Makes the groups of a test. */
+    List<ProcessGroup> groups(int ranks) {
+        return ProcessGroups.local(ranks);
+    }
+
+    private static NDManager newManager(ProcessGroup group) {
+        return NDManager.newBaseManager(group.device(), "PyTorch");
+    }
+
     private static long[] tokens(Settings settings) {
         Random random = new Random(7);
         return random.longs(BATCH * SEQUENCE, 0, settings.vocabulary()).toArray();
@@ -84,7 +94,7 @@ class LanguageModelTest {
     }
 
     private static Result run(ProcessGroup group, Settings settings) {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+        try (NDManager manager = newManager(group);
                 GradientScope scope = GradientScope.open()) {
             Shape shape =
                     settings.sequence() == 0
@@ -113,7 +123,7 @@ class LanguageModelTest {
     }
 
     private static Result reference(Map<String, Values> parameters, Settings settings) {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
                 GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
             Map<String, NDArray> arrays = new LinkedHashMap<>();
             parameters.forEach(
@@ -160,7 +170,7 @@ class LanguageModelTest {
         Settings settings =
                 new Settings(
                         sequenceParallel, heads, keyValueHeads, vocabulary, tied, sequence, null);
-        List<ProcessGroup> groups = ProcessGroups.local(ranks);
+        List<ProcessGroup> groups = groups(ranks);
         List<Result> results;
         try {
             results = ProcessGroups.run(groups, group -> run(group, settings));
@@ -184,7 +194,7 @@ class LanguageModelTest {
     }
 
     private static double loss(ProcessGroup group, LanguageModel net, Settings settings) {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = newManager(group)) {
             ParameterStore store = new ParameterStore(manager, false);
             NDList tokens =
                     new NDList(manager.create(tokens(settings), new Shape(BATCH * SEQUENCE)));
@@ -200,14 +210,14 @@ class LanguageModelTest {
     void equalsFiniteDifferences() {
         double step = 1e-5;
         Settings settings = new Settings(true, 4, 2, 11, true, SEQUENCE, null);
-        List<ProcessGroup> groups = ProcessGroups.local(4);
+        List<ProcessGroup> groups = groups(4);
         try {
             List<Result> results = ProcessGroups.run(groups, group -> run(group, settings));
             Result result = results.get(0);
             ProcessGroups.run(
                     groups,
                     group -> {
-                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        try (NDManager manager = newManager(group)) {
                             LanguageModel net = LanguageModel.create(group, settings);
                             net.model()
                                     .initialize(
@@ -282,13 +292,13 @@ class LanguageModelTest {
     }
 
     /** Saves a model, of random parameters or those that were saved before. */
-    private static List<byte[]> saved(int ranks, Settings settings, byte[] before) {
-        List<ProcessGroup> groups = ProcessGroups.local(ranks);
+    private List<byte[]> saved(int ranks, Settings settings, byte[] before) {
+        List<ProcessGroup> groups = groups(ranks);
         try {
             return ProcessGroups.run(
                     groups,
                     group -> {
-                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        try (NDManager manager = newManager(group)) {
                             LanguageModel net = LanguageModel.create(group, settings);
                             if (before == null) {
                                 net.setInitializers(group.rank());
@@ -320,19 +330,19 @@ class LanguageModelTest {
     void leavesNothingBehind(boolean sequenceParallel) {
         Settings settings =
                 new Settings(sequenceParallel, 4, 1, 11, true, SEQUENCE, ScalarType.BFLOAT16);
-        List<ProcessGroup> groups = ProcessGroups.local(2);
+        List<ProcessGroup> groups = groups(2);
         try {
             ProcessGroups.run(
                     groups,
                     group -> {
-                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        try (NDManager manager = newManager(group)) {
                             LanguageModel net = LanguageModel.create(group, settings);
                             Shape shape = new Shape(BATCH * SEQUENCE);
                             net.model().initialize(manager, DataType.FLOAT32, shape);
                             ParameterStore store = new ParameterStore(manager, false);
-                            step(net, store, settings);
+                            step(group, net, store, settings);
                             int arrays = manager.getManagedArrays().size();
-                            step(net, store, settings);
+                            step(group, net, store, settings);
                             assertEquals(arrays, manager.getManagedArrays().size());
                         }
                         return null;
@@ -342,8 +352,9 @@ class LanguageModelTest {
         }
     }
 
-    private static void step(LanguageModel net, ParameterStore store, Settings settings) {
-        try (NDManager batch = NDManager.newBaseManager("PyTorch");
+    private static void step(
+            ProcessGroup group, LanguageModel net, ParameterStore store, Settings settings) {
+        try (NDManager batch = newManager(group);
                 GradientScope scope = GradientScope.open()) {
             NDList tokens = new NDList(batch.create(tokens(settings)));
             NDList labels = new NDList(batch.create(labels(settings)));
@@ -355,9 +366,9 @@ class LanguageModelTest {
     /** One rank alone calls: it is refused before it waits for others. */
     @Test
     void refusesWhatDoesNotFit() {
-        List<ProcessGroup> groups = ProcessGroups.local(4);
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-            ProcessGroup group = groups.get(0);
+        List<ProcessGroup> groups = groups(4);
+        ProcessGroup group = groups.get(0);
+        try (NDManager manager = newManager(group)) {
             assertRefused("the size 6 of the heads", () -> attention(group).setHeads(6).build());
             assertRefused(
                     "the size 6 of the key and value heads",
@@ -421,12 +432,12 @@ class LanguageModelTest {
     /** An input of another size than the weights is named on each rank, before anything is sent. */
     @Test
     void refusesAnInputOfAnotherSize() {
-        List<ProcessGroup> groups = ProcessGroups.local(2);
+        List<ProcessGroup> groups = groups(2);
         try {
             ProcessGroups.run(
                     groups,
                     group -> {
-                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        try (NDManager manager = newManager(group)) {
                             ParallelSelfAttention attention = attention(group).setHeads(4).build();
                             attention.initialize(manager, DataType.FLOAT32, new Shape(1, 3, 12));
                             if (group.rank() == 0) {

@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
@@ -50,6 +51,11 @@ class LanguageModelTrainingTest {
     /** The losses of all steps, and the full parameters before and after. */
     private record Outcome(
             List<Double> losses, Map<String, double[]> begin, Map<String, double[]> end) {}
+
+    /** Makes the groups of a test. */
+    List<ProcessGroup> groups(int ranks) {
+        return ProcessGroups.local(ranks);
+    }
 
     private static Optimizer optimizer(String name, float rate) {
         Tracker tracker = Tracker.fixed(rate);
@@ -101,8 +107,8 @@ class LanguageModelTrainingTest {
                         .optProcessGroup(data)
                         .optGradientReduction(GradientReduction.MEAN)
                         .optBucketBytes(512);
-        config.optOptimizer(optimizer);
-        try (Model model = Model.newInstance("language", "PyTorch-P2P")) {
+        config.optOptimizer(optimizer).optDevices(new Device[] {data.device()});
+        try (Model model = Model.newInstance("language", data.device(), "PyTorch-P2P")) {
             model.setBlock(net.model());
             model.setDataType(type);
             int rows = BATCH / data.worldSize();
@@ -113,7 +119,7 @@ class LanguageModelTrainingTest {
                 Map<String, double[]> begin = full(trainer, net);
                 List<Double> losses = new ArrayList<>();
                 for (int step = 0; step < STEPS; step++) {
-                    try (NDManager manager = trainer.getManager().newSubManager()) {
+                    try (NDManager manager = trainer.getManager().newSubManager(data.device())) {
                         String own = rows * data.rank() + ":" + rows * (data.rank() + 1);
                         NDArray tokens =
                                 manager.create(tokens(step), new Shape(BATCH, SEQUENCE)).get(own);
@@ -145,14 +151,14 @@ class LanguageModelTrainingTest {
     }
 
     /** Trains all ranks, and returns the outcome of the first, with the losses of whole batches. */
-    private static Outcome train(
+    private Outcome train(
             int dataParallel,
             int tensorParallel,
             Settings settings,
             String optimizer,
             float rate,
             DataType type) {
-        List<ProcessGroup> groups = ProcessGroups.local(dataParallel * tensorParallel);
+        List<ProcessGroup> groups = groups(dataParallel * tensorParallel);
         try {
             List<Outcome> outcomes =
                     ProcessGroups.run(
@@ -192,7 +198,7 @@ class LanguageModelTrainingTest {
     /** Trains without ranks, from full parameters. */
     private static Outcome reference(
             Map<String, double[]> begin, Settings settings, Optimizer optimizer) {
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Map<String, NDArray> arrays = new LinkedHashMap<>();
             begin.forEach(
                     (name, values) -> {
