@@ -458,7 +458,10 @@ public abstract class ShardedBlock extends AbstractBlock {
     /** Adds up the gradients of all parts, in one operation of the whole group, and takes one. */
     private NDArray sharedGradient(NDArray gradient, Layout layout) {
         NDList all = new NDList();
-        NDArray zeros = gradient.zerosLike();
+        NDArray zeros =
+                Torch.cast(
+                        gradient.getManager().zeros(gradient.getShape()),
+                        Torch.scalarType(gradient));
         for (int i = 0; i < layout.parts; i++) {
             all.add(i == layout.part ? gradient : zeros);
         }

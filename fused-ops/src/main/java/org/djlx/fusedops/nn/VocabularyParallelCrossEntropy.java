@@ -105,26 +105,35 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         }
     }
 
+    /** Adds to a metric, mostly after the backward pass: without gradients. */
+    @Override
+    public void updateAccumulators(String[] keys, NDList labels, NDList predictions) {
+        NoGradient.run(() -> super.updateAccumulators(keys, labels, predictions));
+    }
+
     private void check(NDArray prediction, NDArray label) {
         Shape shape = prediction.getShape();
         ScalarType type = Torch.scalarType(prediction);
         boolean fits =
                 shape.dimension() > 1
                         && shape.getLastDimension() == part.room()
-                        && label.size() == shape.size() / part.room();
+                        && label.size() == shape.size() / part.room()
+                        && label.getDevice().equals(prediction.getDevice());
         if (!fits || !type.isFloatingPoint() || type.itemSize() < 2) {
             throw new IllegalArgumentException(
                     String.format(
                             "%s: on rank %d of %s the prediction must be (tokens, …, %d) of a"
-                                    + " floating-point type, and the label a number for each token,"
-                                    + " not %s of %s and %s",
+                                    + " floating-point type, and the label a number for each token"
+                                    + " on the same device, not %s of %s on %s and %s on %s",
                             OPERATOR,
                             group.rank(),
                             group.name(),
                             part.room(),
                             shape,
                             type,
-                            label.getShape()));
+                            prediction.getDevice(),
+                            label.getShape(),
+                            label.getDevice()));
         }
     }
 

@@ -219,6 +219,32 @@ class VocabularyParallelCrossEntropyTest {
         }
     }
 
+    /** As DJL's listeners do after the backward pass, on threads that have gradients on. */
+    @Test
+    void isAMetricOutsideOfAScope() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        JniUtils.setGradMode(true);
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            NDArray prediction = manager.ones(new Shape(2, 3));
+                            prediction.setRequiresGradient(true);
+                            NDList labels = new NDList(manager.create(new int[] {1, 5}));
+                            VocabularyParallelCrossEntropy loss = loss(group, 6).build();
+                            loss.addAccumulator("train");
+                            loss.updateAccumulators(
+                                    new String[] {"train"}, labels, new NDList(prediction));
+                            assertEquals(Math.log(6), loss.getAccumulator("train"), 1e-6);
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
     /** One rank alone calls: it is refused before it waits for the other. */
     @Test
     void refusesWhatDoesNotFit() {
