@@ -8,6 +8,8 @@
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
 #   ci/bench.sh train [arguments of `samples/run.sh bench-train`]
 #     a data-parallel training step on this host's GPUs, beside one GPU alone and DJL's engine
+#   ci/bench.sh block [arguments of `samples/run.sh bench-block`]
+#     a tensor-parallel transformer block, forward and backward, beside its matmuls alone
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -87,6 +89,13 @@ bench_train() {
   "$root/samples/run.sh" bench-train "${args[@]}" "$@"
 }
 
+bench_block() {
+  local -a args=()
+  [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/block.json")
+  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
+  "$root/samples/run.sh" bench-block "${args[@]}" "$@"
+}
+
 case ${1:-} in
   cpu)
     shift
@@ -101,7 +110,11 @@ case ${1:-} in
     shift
     bench_train "$@"
     ;;
+  block)
+    shift
+    bench_block "$@"
+    ;;
   *)
-    die "usage: ci/bench.sh cpu|gpu|train [arguments of samples/run.sh bench-compare, bench-gpu or bench-train]"
+    die "usage: ci/bench.sh cpu|gpu|train|block [arguments of samples/run.sh bench-compare, bench-gpu, -train or -block]"
     ;;
 esac

@@ -10,6 +10,7 @@ import java.nio.file.NoSuchFileException;
 import org.djlx.samples.bench.BenchChartCommand;
 import org.djlx.samples.bench.BenchCommand;
 import org.djlx.samples.bench.BenchCompareCommand;
+import org.djlx.samples.bench.BlockBenchCommand;
 import org.djlx.samples.bench.GpuBenchCommand;
 import org.djlx.samples.bench.TrainBenchCommand;
 import org.djlx.samples.flight.FlightCommand;
@@ -60,6 +61,7 @@ import picocli.CommandLine.Spec;
             GpuBenchCommand.class,
             BenchChartCommand.class,
             TrainBenchCommand.class,
+            BlockBenchCommand.class,
             TraceCommand.class
         })
 public final class Main {

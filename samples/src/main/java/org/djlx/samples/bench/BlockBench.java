@@ -1,0 +1,175 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.bench;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.NormalInitializer;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.fusedops.nn.ParallelTransformerBlock;
+import org.djlx.fusedops.nn.RotaryEmbedding;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The time of the forward and the backward pass of a sequence-parallel transformer block on one
+ * rank, beside that of what it cannot do without: its matmuls, and its attention.
+ */
+final class BlockBench {
+
+    /**
+     * What is measured, of sizes as in Llama 3.
+     *
+     * @param tokens of all ranks, one sequence
+     */
+    record Size(int tokens, int size, int heads, int keyValueHeads, int headSize, int hidden) {}
+
+    /** Medians, in milliseconds. */
+    record Times(double block, double matmuls, double attention) {}
+
+    private static final int WARM_UP = 5;
+
+    private final ProcessGroup group;
+    private final Size size;
+    private final ScalarType type;
+    private final int rounds;
+
+    BlockBench(ProcessGroup group, Size size, ScalarType type, int rounds) {
+        this.group = group;
+        this.size = size;
+        this.type = type;
+        this.rounds = rounds;
+    }
+
+    Times run() {
+        return new Times(block(), matmuls(), attention());
+    }
+
+    private interface Round {
+        void run(NDManager manager);
+    }
+
+    /** Begins each round when all ranks are there and all devices have nothing left to do. */
+    private double median(Round round) {
+        double[] times = new double[rounds];
+        for (int i = -WARM_UP; i < rounds; i++) {
+            try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                NDArray mark = manager.zeros(new Shape(1));
+                mark.getFloat(); // What was queued before is done.
+                group.barrier().await();
+                long begin = System.nanoTime();
+                round.run(manager);
+                // The device is done when it has done this.
+                NoGradient.get(() -> mark.add(mark).getFloat());
+                if (i >= 0) {
+                    times[i] = (System.nanoTime() - begin) / 1e6;
+                }
+            }
+        }
+        Arrays.sort(times);
+        return times[rounds / 2];
+    }
+
+    private NDArray random(NDManager manager, long... shape) {
+        return NoGradient.get(
+                () ->
+                        Torch.cast(
+                                manager.randomNormal(0, 0.02f, new Shape(shape), DataType.FLOAT32),
+                                type));
+    }
+
+    private double block() {
+        ParallelTransformerBlock block =
+                ParallelTransformerBlock.builder()
+                        .setGroup(group)
+                        .optSequenceParallel(true)
+                        .setHeads(size.heads)
+                        .optKeyValueHeads(size.keyValueHeads)
+                        .setHeadSize(size.headSize)
+                        .setHidden(size.hidden)
+                        .optRotary(RotaryEmbedding.builder().setHeadSize(size.headSize).build())
+                        .build();
+        Shape shape = new Shape(size.tokens / group.worldSize(), size.size);
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            block.setInitializer(new NormalInitializer(0.02f), Parameter.Type.WEIGHT);
+            block.initialize(manager, DataType.FLOAT32, shape);
+            ParameterStore store = new ParameterStore(manager, false);
+            NDArray x = random(manager, shape.getShape());
+            NDArray gradient = random(manager, shape.getShape());
+            x.setRequiresGradient(true);
+            return median(
+                    own -> {
+                        try (GradientScope scope = GradientScope.open()) {
+                            NDArray input = Torch.alias(own, x);
+                            NDArray y =
+                                    block.forward(store, new NDList(input), true)
+                                            .singletonOrThrow();
+                            scope.backward(List.of(y), List.of(gradient));
+                        }
+                    });
+        }
+    }
+
+    /** The matmuls of this rank's part, for all tokens, each with both of its gradients. */
+    private double matmuls() {
+        int ranks = group.worldSize();
+        long keyValue = 2L * Math.max(1, size.keyValueHeads / ranks) * size.headSize;
+        long own = (long) size.heads * size.headSize / ranks;
+        long[][] weights = {
+            {size.size, own + keyValue},
+            {own, size.size},
+            {size.size, 2L * size.hidden / ranks},
+            {size.hidden / ranks, size.size}
+        };
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            List<NDArray[]> all = new ArrayList<>();
+            for (long[] shape : weights) {
+                all.add(
+                        new NDArray[] {
+                            random(manager, size.tokens, shape[0]),
+                            random(manager, shape),
+                            random(manager, size.tokens, shape[1])
+                        });
+            }
+            return median(
+                    round ->
+                            NoGradient.run(
+                                    () -> {
+                                        for (NDArray[] each : all) {
+                                            each[0].matMul(each[1]).close();
+                                            each[2].matMul(each[1].transpose()).close();
+                                            each[0].transpose().matMul(each[2]).close();
+                                        }
+                                    }));
+        }
+    }
+
+    private double attention() {
+        long own = size.heads / group.worldSize();
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDArray x = random(manager, 1, own, size.tokens, size.headSize);
+            NDArray gradient = random(manager, 1, own, size.tokens, size.headSize);
+            x.setRequiresGradient(true);
+            return median(
+                    round -> {
+                        try (GradientScope scope = GradientScope.open()) {
+                            NDArray input = Torch.alias(round, x);
+                            NDArray y = Torch.attention(input, input, input, true);
+                            scope.backward(List.of(y), List.of(gradient));
+                        }
+                    });
+        }
+    }
+}

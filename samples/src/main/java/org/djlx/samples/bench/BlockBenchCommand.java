@@ -1,0 +1,158 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.bench;
+
+import java.nio.file.Path;
+import java.util.List;
+import java.util.concurrent.Callable;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.NativeVersions;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.samples.Ranks;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Spec;
+
+/** {@code bench-block}: the time of a tensor-parallel transformer block. */
+@Command(
+        name = "bench-block",
+        description = {
+            "Measures the forward and the backward pass of a transformer block of Llama 3 8B's"
+                    + " sizes that all ranks share, sequence-parallel, with parameters of float32,"
+                    + " beside its matmuls alone and its attention alone. Times are the slowest"
+                    + " rank's medians.",
+            "Ranks are threads: all GPUs, or 2 on the CPU, for which smaller sizes are meant."
+        })
+public final class BlockBenchCommand implements Callable<Integer> {
+
+    /** In what the block computes. */
+    enum ElementType {
+        bfloat16(ScalarType.BFLOAT16),
+        float32(ScalarType.FLOAT32);
+
+        private final ScalarType type;
+
+        ElementType(ScalarType type) {
+            this.type = type;
+        }
+    }
+
+    @Spec private CommandSpec spec;
+
+    @Option(
+            names = "--ranks",
+            paramLabel = "N",
+            description = "Number of ranks; all GPUs, or 2 on the CPU, if not given.")
+    private Integer ranks;
+
+    @Option(
+            names = "--tokens",
+            defaultValue = "8192",
+            description = "The length of the sequence; ${DEFAULT-VALUE} if not given.")
+    private int tokens;
+
+    @Option(
+            names = "--heads",
+            defaultValue = "32",
+            description = "Heads of 128 values; ${DEFAULT-VALUE} if not given.")
+    private int heads;
+
+    @Option(
+            names = "--key-value-heads",
+            defaultValue = "8",
+            description = "${DEFAULT-VALUE} if not given.")
+    private int keyValueHeads;
+
+    @Option(
+            names = "--hidden",
+            defaultValue = "14336",
+            description = "Hidden values of the MLP; ${DEFAULT-VALUE} if not given.")
+    private int hidden;
+
+    @Option(
+            names = "--dtype",
+            defaultValue = "bfloat16",
+            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
+    private ElementType type;
+
+    @Option(names = "--rounds", defaultValue = "30", description = "${DEFAULT-VALUE} if not given.")
+    private int rounds;
+
+    @Option(names = "--json", paramLabel = "FILE", description = "Where to keep the figures.")
+    private Path json;
+
+    @Option(names = "--commit", paramLabel = "ID", description = "What is measured.")
+    private String commit;
+
+    private BlockBenchCommand() {}
+
+    @Override
+    public Integer call() throws Exception {
+        int gpus = NativeLibrary.CUDA.isAvailable() ? CudaDevice.count() : 0;
+        int count = ranks != null ? ranks : gpus > 0 ? gpus : 2;
+        Ranks.check(spec, "--ranks", count, false);
+        if (tokens < 1 || tokens % count != 0 || rounds < 1) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--tokens %d must be divisible among %s, and --rounds be 1 or more,"
+                                    + " not %d",
+                            tokens, Ranks.count(count), rounds));
+        }
+        int headSize = 128;
+        BlockBench.Size size =
+                new BlockBench.Size(
+                        tokens, heads * headSize, heads, keyValueHeads, headSize, hidden);
+        List<BlockBench.Times> all =
+                Ranks.of(count, count)
+                        .run(
+                                gpus > 0 ? "cuda_p2p" : "shm",
+                                group -> new BlockBench(group, size, type.type, rounds).run());
+        double block = slowest(all.stream().map(BlockBench.Times::block).toList());
+        double matmuls = slowest(all.stream().map(BlockBench.Times::matmuls).toList());
+        double attention = slowest(all.stream().map(BlockBench.Times::attention).toList());
+        spec.commandLine()
+                .getOut()
+                .printf(
+                        "%d ranks on %s, %d tokens, %s: block %.2f ms, its matmuls alone %.2f ms,"
+                                + " its attention alone %.2f ms; block / (both) %.3f%n",
+                        count,
+                        gpus > 0 ? "GPUs" : "the CPU",
+                        tokens,
+                        type,
+                        block,
+                        matmuls,
+                        attention,
+                        block / (matmuls + attention));
+        spec.commandLine().getOut().flush();
+        if (json != null) {
+            BenchReport report =
+                    new BenchReport(
+                            "a transformer block, forward and backward, median",
+                            commit,
+                            NativeVersions.query());
+            report.put("gpus", gpus);
+            report.put("ranks", count);
+            report.put("tokens", tokens);
+            report.put("size", size.size());
+            report.put("heads", heads);
+            report.put("keyValueHeads", keyValueHeads);
+            report.put("hidden", hidden);
+            report.put("dtype", type.name());
+            report.put("blockMilliseconds", block);
+            report.put("matmulsMilliseconds", matmuls);
+            report.put("attentionMilliseconds", attention);
+            report.store(json);
+        }
+        return 0;
+    }
+
+    private static double slowest(List<Double> times) {
+        return times.stream().mapToDouble(Double::doubleValue).max().orElseThrow();
+    }
+}

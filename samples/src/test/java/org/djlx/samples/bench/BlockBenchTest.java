@@ -1,0 +1,42 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.bench;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import picocli.CommandLine;
+
+@Timeout(200)
+class BlockBenchTest {
+
+    @Test
+    void measuresAndKeepsWhatItMeasured(@TempDir Path folder) throws Exception {
+        Path json = folder.resolve("block.json");
+        StringWriter out = new StringWriter();
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
+        String arguments =
+                "bench-block --ranks 2 --tokens 8 --heads 2 --key-value-heads 1 --hidden 4"
+                        + " --dtype float32 --rounds 3";
+        assertEquals(0, root.execute((arguments + " --json " + json).split(" ")), out::toString);
+        JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
+        for (String part : new String[] {"block", "matmuls", "attention"}) {
+            assertTrue(report.get(part + "Milliseconds").getAsDouble() > 0, report::toString);
+        }
+        assertTrue(out.toString().contains("its matmuls alone"), out::toString);
+        assertEquals(2, Main.commandLine().execute("bench-block", "--tokens", "3"));
+    }
+}
