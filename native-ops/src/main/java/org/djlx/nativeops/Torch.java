@@ -30,11 +30,12 @@ import java.util.Arrays;
  * and return at once. libtorch takes care of arrays that are closed before this stream has passed
  * them; for other streams, {@link CudaStream#keepAlive} does.
  *
- * <p><b>Gradients.</b> {@link #copy}, {@link #cast}, {@link #attention} and the in-place operators
- * are recorded by autograd like PyTorch's own if the calling thread has its gradient mode on, which
- * libtorch's threads have unless it is switched off ({@link NoGradient}): writing to an array that
- * was given a gradient is then an {@link EngineException}, and what is computed from one keeps the
- * graph alive. {@link #mmOut} and writes through a view are never recorded.
+ * <p><b>Gradients.</b> {@link #copy}, {@link #cast}, {@link #attention}, {@link #silu} and the
+ * in-place operators are recorded by autograd like PyTorch's own if the calling thread has its
+ * gradient mode on, which libtorch's threads have unless it is switched off ({@link NoGradient}):
+ * writing to an array that was given a gradient is then an {@link EngineException}, and what is
+ * computed from one keeps the graph alive. {@link #mmOut} and writes through a view are never
+ * recorded.
  */
 public final class Torch {
 
@@ -446,6 +447,24 @@ public final class Torch {
         long values = TorchChecks.tensor(value, "the value");
         Tensors.requireAttention(queries, keys, values);
         long result = TorchDispatcher.attention("Torch.attention", queries, keys, values, causal);
+        return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
+    }
+
+    /**
+     * Computes {@code x sigmoid(x)}, element by element, as PyTorch's {@code silu}, in one pass.
+     * Recorded by autograd.
+     *
+     * @param x an array of a floating-point type other than float8
+     * @return the result, of the same shape and type and in the same manager
+     */
+    public static NDArray silu(NDArray x) {
+        PtNDArray array = TorchChecks.array(x, "x");
+        long tensor = TorchChecks.tensor(x, "x");
+        ScalarType type = Tensors.scalarType(tensor);
+        if (!type.isFloatingPoint() || type.isFloat8()) {
+            throw new IllegalArgumentException("there is no silu of " + type);
+        }
+        long result = TorchDispatcher.tensor(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
         return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
     }
 

@@ -25,7 +25,8 @@ final class TorchDispatcher {
         MAXIMUM_OUT("aten::maximum", "out"),
         MINIMUM_OUT("aten::minimum", "out"),
         MUL_("aten::mul_", "Tensor"),
-        SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", "");
+        SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", ""),
+        SILU("aten::silu", "");
 
         private final Memory name;
         private final Memory overload;
@@ -48,6 +49,11 @@ final class TorchDispatcher {
     static void call(Operator operator, String operation, long... tensors) {
         long result = result(operator, operation, tensors);
         AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(result), operation);
+    }
+
+    /** Calls an operator for its result, a handle that is the caller's to delete. */
+    static long tensor(Operator operator, String operation, long... tensors) {
+        return result(operator, operation, tensors);
     }
 
     /** Calls an operator that returns a bool. */

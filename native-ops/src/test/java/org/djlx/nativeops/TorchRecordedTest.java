@@ -24,7 +24,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-class TorchAttentionTest {
+/** Operators that autograd records: attention and silu. */
+class TorchRecordedTest {
 
     private final NDManager manager = NDManager.newBaseManager("PyTorch");
     private final Random random = new Random(5);
@@ -130,6 +131,32 @@ class TorchAttentionTest {
         assertEquals(ScalarType.BFLOAT16, Torch.scalarType(y));
         assertEquals(query.getManager(), y.getManager());
         assertEquals(query.getShape(), y.getShape());
+    }
+
+    @ParameterizedTest
+    @CsvSource({"FLOAT64, 1e-15", "FLOAT32, 1e-6", "BFLOAT16, 0.02"})
+    void siluIsXTimesSigmoid(ScalarType type, double tolerance) {
+        NDArray x = random(new Shape(3, 5), type);
+        NDArray weights = random(new Shape(3, 5), type);
+        double[] at = doubles(x);
+        double[] weight = doubles(weights);
+        x.setRequiresGradient(true);
+        NDArray y = Torch.silu(x);
+        JniUtils.backward((PtNDArray) y, (PtNDArray) weights, false, false);
+        double[] expected = new double[at.length];
+        double[] slopes = new double[at.length];
+        for (int i = 0; i < at.length; i++) {
+            double sigmoid = 1 / (1 + Math.exp(-at[i]));
+            expected[i] = at[i] * sigmoid;
+            slopes[i] = weight[i] * sigmoid * (1 + at[i] * (1 - sigmoid));
+        }
+        assertEquals(type, Torch.scalarType(y));
+        assertArrayEquals(expected, doubles(y.stopGradient()), tolerance);
+        try (NDArray gradient = x.getGradient()) {
+            assertArrayEquals(slopes, doubles(gradient), tolerance);
+        }
+        NDArray whole = NoGradient.get(() -> Torch.cast(x, ScalarType.INT32));
+        assertThrows(IllegalArgumentException.class, () -> Torch.silu(whole));
     }
 
     @Test
