@@ -86,6 +86,17 @@ public final class ParallelEmbedding extends ShardedBlock {
             part.check("ParallelEmbedding", "token", ids, null);
         }
         NDArray value = store.getValue(weight, x.getDevice(), training);
+        if (value.getShape().get(0) != part.room()) {
+            throw new IllegalStateException(
+                    String.format(
+                            "ParallelEmbedding: the weight has %d rows on rank %d of %s, and a"
+                                    + " vocabulary of %d takes %d; it was loaded for another",
+                            value.getShape().get(0),
+                            group().rank(),
+                            group().name(),
+                            vocabulary,
+                            part.room()));
+        }
         NDArray rows =
                 ids.getNDArrayInternal()
                         .embedding(part.index(ids), value, SparseFormat.DENSE)

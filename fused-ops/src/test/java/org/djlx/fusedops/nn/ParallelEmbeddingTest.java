@@ -166,6 +166,29 @@ class ParallelEmbeddingTest {
     }
 
     @Test
+    void refusesAWeightOfAnotherVocabulary() throws Exception {
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        ProcessGroup group = groups.get(0);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            ParallelEmbedding six = create(group, false, 6);
+            six.initialize(manager, DataType.FLOAT32, new Shape(4));
+            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+            six.saveParameters(new DataOutputStream(bytes));
+            ParallelEmbedding five = create(group, false, 5);
+            five.loadParameters(
+                    manager, new DataInputStream(new ByteArrayInputStream(bytes.toByteArray())));
+            NDList tokens = new NDList(manager.create(TOKENS));
+            ParameterStore store = new ParameterStore(manager, false);
+            IllegalStateException e =
+                    assertThrows(
+                            IllegalStateException.class, () -> five.forward(store, tokens, false));
+            assertTrue(e.getMessage().contains("6 rows on rank 0"), e.getMessage());
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
     void makesActivationsOfAnotherType() {
         onRanks(
                 2,
