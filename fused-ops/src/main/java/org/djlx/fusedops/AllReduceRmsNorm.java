@@ -84,12 +84,11 @@ final class AllReduceRmsNorm {
             return FallbackReason.FORCED;
         }
         Optional<P2pBuffers> buffers = group.p2pBuffers();
-        if (kernels == null || buffers.flatMap(P2pBuffers::oneShotSlots).isEmpty()) {
+        if (buffers.flatMap(P2pBuffers::oneShotSlots).isEmpty()) {
             return FallbackReason.NO_P2P_BUFFERS;
         }
-        return kernels.exchanges(buffers.get(), type, rows, hidden)
-                ? null
-                : FallbackReason.BUFFER_TOO_SMALL;
+        boolean fits = kernels != null && kernels.exchanges(buffers.get(), type, rows, hidden);
+        return fits ? null : FallbackReason.BUFFER_TOO_SMALL;
     }
 
     NormedResidual run() {

@@ -15,7 +15,7 @@ public enum FallbackReason {
     GATHER_ALONG_LAST_DIMENSION,
     /**
      * What the ranks send does not fit into half of a P2P buffer; or, of an all-reduce + RMSNorm,
-     * is too much for one launch.
+     * is too much for one launch, or nothing.
      */
     BUFFER_TOO_SMALL,
     /** On GPUs the {@linkplain org.djlx.fusedops.cost.CostModel cost model} says it is faster. */

@@ -203,8 +203,8 @@ public final class FusedOps {
 
     /**
      * Adds the sum of all ranks' partials to a residual and normalises its rows: what stands
-     * between the layers of a model that is divided among ranks, twice in each. The operator of
-     * that name of TensorRT-LLM and FlashInfer.
+     * between the layers of a model that is divided among ranks, twice in each. TensorRT-LLM and
+     * FlashInfer fuse the same three.
      *
      * <pre>{@code
      * sum      = partials of all ranks, as allReduce gives them: in rank order, rounded once
