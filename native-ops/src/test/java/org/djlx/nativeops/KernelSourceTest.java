@@ -27,7 +27,12 @@ class KernelSourceTest {
     void foldersShareHeaders() {
         Set<String> element = Set.of("element.cuh");
         Set<String> both = Set.of("element.cuh", "signal.cuh");
-        Map.of("reduce", element, "all_reduce", both, "wait_signals", both)
+        Set<String> oneShot = Set.of("element.cuh", "signal.cuh", "one_shot.cuh");
+        Map.of(
+                        "reduce", element,
+                        "wait_signals", both,
+                        "all_reduce", oneShot,
+                        "all_reduce_rms_norm", oneShot)
                 .forEach(
                         (operator, headers) -> {
                             KernelSource source =
