@@ -206,11 +206,11 @@ public final class FusedOps {
      * between the layers of a model that is divided among ranks, twice in each. TensorRT-LLM and
      * FlashInfer fuse the same three.
      *
-     * <pre>{@code
-     * sum      = partials of all ranks, as allReduce gives them: in rank order, rounded once
-     * residual = residual + sum
-     * norm     = residual / sqrt(mean(residual²) + epsilon) * weight
-     * }</pre>
+     * <pre>
+     *   sum      = partials of all ranks, as allReduce gives them: in rank order, rounded once
+     *   residual = residual + sum
+     *   norm     = residual / sqrt(mean(residual²) + epsilon) * weight
+     * </pre>
      *
      * <p>Each line is computed in float32 and rounded once to the element type. So the new residual
      * has the same bits on the CPU, on GPUs and as an all-reduce and an addition would give them;
