@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Adds to a DJL Serving what it takes to serve Llamas on several ranks: jars to deps/ and, if one is named, a model to
+# models/. docs/serving.md says more.
+#   samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck source=ci/setup.sh
+source "$root/ci/setup.sh"
+
+(($# == 1 || $# == 2)) || die "usage: samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]"
+home=$1
+model=${2:-}
+[[ -d $home ]] || die "$home is no directory"
+[[ -z $model || -f $model/config.json ]] || die "$model is no model: it has no config.json"
+
+"$root/samples/run.sh" help >/dev/null # builds, if a source has changed
+
+mkdir -p "$home/deps"
+cp "$root"/{native-ops,djl-collectives,fused-ops}/target/*-SNAPSHOT.jar "$home/deps/"
+# libtorch for the CPU. On a host with GPUs DJL Serving fetches the one for its CUDA, if these are not there.
+IFS=: read -ra jars <"$root/samples/target/class-path" || true
+for jar in "${jars[@]}"; do
+  case ${jar##*/} in
+    pytorch-native-cpu-*.jar | pytorch-jni-*.jar) cp "$jar" "$home/deps/" ;;
+  esac
+done
+if [[ -n $model ]]; then
+  mkdir -p "$home/models"
+  cp -rL "$model" "$home/models/"
+fi
+say "$home is ready: start DJL Serving with MODEL_SERVER_HOME=$home and -s $home/models"
