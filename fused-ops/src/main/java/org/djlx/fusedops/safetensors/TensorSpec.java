@@ -46,6 +46,9 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * Checks what is given.
      *
+     * @param name the name
+     * @param dtype the element type as the format calls it
+     * @param shape the shape
      * @throws IllegalArgumentException if something is null, the name is {@code __metadata__}, or a
      *     size is negative
      */

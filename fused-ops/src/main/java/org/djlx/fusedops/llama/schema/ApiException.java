@@ -11,8 +11,13 @@ public final class ApiException extends RuntimeException {
 
     private static final long serialVersionUID = 1;
 
+    /** The HTTP status. */
     private final int status;
+
+    /** OpenAI's name for the kind of error. */
     private final String type;
+
+    /** The entry of the request that is wrong, or null. */
     private final String option;
 
     /**
