@@ -17,6 +17,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.NormedResidual;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -69,38 +70,68 @@ final class LlamaModel implements AutoCloseable {
             boolean divided =
                     group.worldSize() > 1 && batch.tokens() >= SEQUENCE_TOKENS * group.worldSize();
             Attention.Step places = attention.step(step, batch);
-            NDArray x = embed(step, batch, divided);
+            NDArray tokens = embed(step, batch, divided);
+            Hidden hidden =
+                    new Hidden(tokens, normalized(tokens, weights.layer(0).attentionNorm()));
             for (int layer = 0; layer < config.layers(); layer++) {
                 // What a layer computes is freed before the next.
                 try (NDManager temporary = step.newSubManager()) {
-                    x.attach(temporary);
-                    x = layer(temporary, layer, x, places, divided);
-                    x.attach(step);
+                    hidden.attach(temporary);
+                    hidden = layer(temporary, layer, hidden, places, divided);
+                    hidden.attach(step);
                 }
             }
             NDArray wanted = wanted(step, batch);
             if (wanted == null) {
                 return null;
             }
-            if (divided) {
-                x = gather(x);
-            }
-            NDArray last = normalized(rows(x, wanted), weights.norm());
-            NDArray scores = gatherColumns(last.matMul(weights.head()));
+            NDArray norm = divided ? gather(hidden.norm) : hidden.norm;
+            NDArray scores = gatherColumns(rows(norm, wanted).matMul(weights.head()));
             scores.attach(to);
             return scores;
         }
     }
 
-    private NDArray layer(
-            NDManager temporary, int index, NDArray x, Attention.Step places, boolean divided) {
+    /**
+     * What goes from layer to layer, all of it or this rank's tokens.
+     *
+     * @param residual what each layer adds to
+     * @param norm the same, normalised for the next
+     */
+    private record Hidden(NDArray residual, NDArray norm) {
+
+        void attach(NDManager manager) {
+            residual.attach(manager);
+            norm.attach(manager);
+        }
+    }
+
+    private Hidden layer(
+            NDManager temporary, int index, Hidden hidden, Attention.Step places, boolean divided) {
         LlamaWeights.Layer layer = weights.layer(index);
-        NDArray qkv =
-                into(normalized(x, layer.attentionNorm()), layer.queriesKeysValues(), divided);
-        NDArray heads = attention.apply(temporary, index, qkv, places);
-        NDArray attended = x.add(outOf(padded(heads, qkv), layer.attentionOut(), divided));
-        NDArray gateUp = into(normalized(attended, layer.mlpNorm()), layer.gateUp(), divided);
-        return attended.add(outOf(activated(gateUp), layer.down(), divided));
+        NDArray qkv = into(hidden.norm, layer.queriesKeysValues(), divided);
+        NDArray heads = padded(attention.apply(temporary, index, qkv, places), qkv);
+        Hidden attended =
+                add(hidden.residual, heads, layer.attentionOut(), layer.mlpNorm(), divided);
+        NDArray inner = activated(into(attended.norm, layer.gateUp(), divided));
+        NDArray next =
+                index + 1 < config.layers()
+                        ? weights.layer(index + 1).attentionNorm()
+                        : weights.norm();
+        return add(attended.residual, inner, layer.down(), next, divided);
+    }
+
+    /** Multiplies with this rank's rows, adds that of all ranks to the residual, and normalises. */
+    private Hidden add(NDArray residual, NDArray x, NDArray weight, NDArray norm, boolean divided) {
+        if (divided) {
+            NDArray sum =
+                    residual.add(FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group));
+            return new Hidden(sum, normalized(sum, norm));
+        }
+        NormedResidual sum =
+                FusedOps.allReduceRmsNorm(
+                        x.matMul(weight), residual, norm, (float) config.epsilon(), group);
+        return new Hidden(sum.residual(), sum.norm());
     }
 
     /** Looks tokens up: each rank those it has, and zeros for the others, which are added up. */
@@ -133,13 +164,6 @@ final class LlamaModel implements AutoCloseable {
         return divided
                 ? FusedOps.allGatherMatmul(x, List.of(weight), 0, group, false).outputs().get(0)
                 : x.matMul(weight);
-    }
-
-    /** Multiplies with this rank's rows, and adds up. */
-    private NDArray outOf(NDArray x, NDArray weight, boolean divided) {
-        return divided
-                ? FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group)
-                : combined(x.matMul(weight), false);
     }
 
     /** Adds up what ranks have; if divided, returns this rank's rows. */
@@ -192,8 +216,8 @@ final class LlamaModel implements AutoCloseable {
     private NDArray normalized(NDArray x, NDArray weight) {
         NDArray wide = Torch.cast(x, ScalarType.FLOAT32);
         NDArray mean = wide.square().mean(new int[] {1}, true);
-        NDArray scaled = wide.div(mean.add((float) config.epsilon()).sqrt()).mul(weight);
-        return narrowed(scaled);
+        NDArray scaled = wide.div(mean.add((float) config.epsilon()).sqrt());
+        return narrowed(scaled.mul(weight));
     }
 
     private NDArray activated(NDArray gateUp) {

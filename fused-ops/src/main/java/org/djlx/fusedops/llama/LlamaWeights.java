@@ -176,8 +176,8 @@ final class LlamaWeights implements AutoCloseable {
         long inner = config.intermediateSize() / ranks;
         long layer = hidden * (2 * queries + 2 * keys + 3 * inner);
         long tokens = (config.tied() ? 1 : 2) * hidden * tokens(config, ranks);
-        long norms = hidden * (2L * config.layers() + 1) * Float.BYTES;
-        return (layer * config.layers() + tokens) * config.type().itemSize() + norms;
+        long norms = hidden * (2L * config.layers() + 1);
+        return (layer * config.layers() + tokens + norms) * config.type().itemSize();
     }
 
     /** Returns how many heads of keys and values a rank has. */
@@ -255,9 +255,9 @@ final class LlamaWeights implements AutoCloseable {
     }
 
     private NDArray norm(String name) {
-        NDArray array = Torch.empty(manager, new Shape(config.hiddenSize()), ScalarType.FLOAT32);
+        NDArray array = Torch.empty(manager, new Shape(config.hiddenSize()), config.type());
         files.read(name, array);
-        progress.accept(array.size() * Float.BYTES);
+        progress.accept(array.size() * config.type().itemSize());
         return array;
     }
 

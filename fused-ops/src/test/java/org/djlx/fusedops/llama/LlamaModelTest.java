@@ -97,7 +97,7 @@ class LlamaModelTest {
             long before = counter.pipelined() + counter.fallbacks();
             check(pool, tolerance, c, c.next(140, true)); // Of 8 ranks, four have a token more.
             long fused = counter.pipelined() + counter.fallbacks() - before;
-            assertEquals(ranks == 1 ? 0 : 4L * config.layers() * ranks, fused);
+            assertEquals((ranks == 1 ? 2L : 4L) * config.layers() * ranks, fused);
             for (int i = 0; i < 4; i++) {
                 check(
                         pool,
