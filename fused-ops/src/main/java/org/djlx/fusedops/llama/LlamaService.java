@@ -90,11 +90,11 @@ final class LlamaService implements ParallelModel {
 
         /** Takes what has come; by the generator's thread, and at first by the caller's. */
         synchronized void goOn() {
+            if (input.isCancelled()) {
+                generation.cancel(); // DJL Serving's client has gone. This calls here again.
+            }
             if (ended) {
                 return;
-            }
-            if (input.isCancelled()) {
-                generation.cancel(); // DJL Serving's client has gone.
             }
             try {
                 GeneratedPiece piece;

@@ -26,8 +26,11 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
+import org.djlx.fusedops.llama.schema.ChatTemplate;
+import org.djlx.fusedops.llama.schema.TextApi;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -187,15 +190,17 @@ class LlamaLoaderTest {
 
     @Test
     void aCancelledInputEndsItsGeneration() throws Exception {
-        try (ZooModel<Input, Output> model = load();
-                Predictor<Input, Output> predictor = model.newPredictor()) {
-            Input input =
-                    input(
-                            "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokens\": 120,"
-                                    + " \"ignore_eos_token\": true}, \"stream\": true}");
+        LlamaGenerator generator = LlamaGenerator.builder().setDirectory(directory).build();
+        TextApi api = new TextApi("llama", generator, ChatTemplate.PLAIN);
+        try (LlamaService service = new LlamaService(generator, api)) {
+            CountDownLatch held = LlamaGeneratorTest.hold(generator);
+            Input input = input(invocation(100, true));
+            Output output = service.predict(input);
             input.setCancelled(true);
-            String lines = predictor.predict(input).getData().getAsString();
-            assertTrue(lines.lines().count() < 100, lines);
+            held.countDown();
+            String lines = output.getData().getAsString();
+            assertEquals(1, lines.lines().count(), lines);
+            assertEquals(1, generator.statistics().cancelled());
         }
     }
 
