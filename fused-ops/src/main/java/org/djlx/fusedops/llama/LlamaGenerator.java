@@ -53,8 +53,8 @@ import org.slf4j.LoggerFactory;
  * batch when the cache has room for its prompt and all it may generate, and leaves it when it ends.
  * Long prompts are read in parts, so that others do not wait for them.
  *
- * <p>If a rank fails, requests that run or wait fail with the reason, and the model is loaded
- * again, once; if it fails again before a request has been served, the generator is lost.
+ * <p>If a rank fails while requests run, these and those that wait fail with the reason. The model
+ * is loaded again, once; if it fails again before a request has been served, the generator is lost.
  */
 public final class LlamaGenerator implements TextGenerator {
 
@@ -245,7 +245,10 @@ public final class LlamaGenerator implements TextGenerator {
         try {
             while (awaitWork()) {
                 if (pool.failure().isPresent()) {
-                    rebuild(); // It has failed while nobody waited.
+                    if (hasBegun()) {
+                        endAll(FinishReason.ERROR, pool.failure().get());
+                    }
+                    rebuild();
                     continue;
                 }
                 try {
@@ -286,6 +289,11 @@ public final class LlamaGenerator implements TextGenerator {
             }
             wait();
         }
+    }
+
+    /** Tells whether the model has read something of the requests, which is in its cache. */
+    private synchronized boolean hasBegun() {
+        return running.stream().anyMatch(Sequence::isBegun);
     }
 
     /** Removes sequences that have ended, and takes back their part of the cache. */

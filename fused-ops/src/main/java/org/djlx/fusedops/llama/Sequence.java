@@ -54,6 +54,11 @@ final class Sequence {
         return rows;
     }
 
+    /** Tells whether the model has read some of it. */
+    boolean isBegun() {
+        return cached > 0;
+    }
+
     /** Returns how many tokens the model has not read. */
     int unread() {
         return count - cached;
