@@ -23,8 +23,10 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.Random;
+import java.util.function.Function;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.djlx.collectives.NullArguments;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.AfterEach;
@@ -463,5 +465,26 @@ class SafetensorsTest {
         Files.move(part, elsewhere.resolve("blob"));
         Files.createSymbolicLink(part, elsewhere.resolve("blob"));
         assertWritten(folder);
+    }
+
+    @Test
+    void nullsAreRefusedByName() throws IOException {
+        SafetensorsWriter.writeModel(folder, model(), 1 << 20, this::values);
+        try (Safetensors tensors = Safetensors.open(folder)) {
+            Function<TensorSpec, NDArray> values = this::values;
+            NullArguments nulls =
+                    new NullArguments()
+                            .sample(Safetensors.class, () -> tensors)
+                            .sample(TensorSpec.class, () -> model().get(0))
+                            .sample(NDArray.class, () -> zeros(1))
+                            .sample(Path.class, () -> folder.resolve("file"))
+                            .sample("directory", () -> folder)
+                            .sample("tensors", this::model)
+                            .sample("values", () -> values)
+                            .sample(Shape.class, () -> new Shape(1))
+                            .sample(Object.class, Object::new);
+            assertEquals("", String.join("\n", nulls.check(Safetensors.class)));
+            assertTrue(nulls.calls() > 10, "" + nulls.calls());
+        }
     }
 }

@@ -51,6 +51,9 @@ public enum ChatTemplate {
      * @throws IOException if a file cannot be read
      */
     public static ChatTemplate of(Path directory) throws IOException {
+        if (directory == null) {
+            throw new IllegalArgumentException("the model's directory is null");
+        }
         Path jinja = directory.resolve("chat_template.jinja");
         if (Files.exists(jinja)) {
             return recognise(Files.readString(jinja));

@@ -47,6 +47,9 @@ final class JsonOptions {
 
     /** Reads the only JSON object of a text. */
     static JsonOptions parse(byte[] utf8) {
+        if (utf8 == null) {
+            throw new IllegalArgumentException("the request is null");
+        }
         String text;
         try {
             text = StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(utf8)).toString();

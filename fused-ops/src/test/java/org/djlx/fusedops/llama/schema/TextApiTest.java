@@ -21,6 +21,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import java.util.stream.Stream;
+import org.djlx.collectives.NullArguments;
 import org.djlx.fusedops.llama.FinishReason;
 import org.djlx.fusedops.llama.GeneratedPiece;
 import org.djlx.fusedops.llama.Generation;
@@ -410,5 +411,21 @@ class TextApiTest {
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
                 ChatTemplate.CHAT_ML.write(chat));
         assertThrows(ApiException.class, () -> ChatTemplate.UNKNOWN.write(chat));
+    }
+
+    @Test
+    void nullsAreRefusedByName() {
+        NullArguments nulls =
+                new NullArguments()
+                        .sample(TextGenerator.class, Characters::new)
+                        .sample(GenerationRequest.class, () -> read("{'inputs':'x'}").request())
+                        .sample(AnswerFormat.class, () -> read("{'inputs':'x'}").format())
+                        .sample(TextApi.class, () -> api)
+                        .sample(Path.class, () -> Path.of("none"))
+                        .sample(Object.class, Object::new)
+                        .sample(TextCall.class, () -> read("{'inputs':'x'}"))
+                        .except("AnswerFormat", "what it words comes from a generation");
+        assertEquals("", String.join("\n", nulls.check(TextApi.class)));
+        assertTrue(nulls.calls() > 10, "" + nulls.calls());
     }
 }
