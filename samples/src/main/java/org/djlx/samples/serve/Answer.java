@@ -55,6 +55,7 @@ final class Answer {
     private final ChannelHandlerContext context;
     private final AnswerFormat format;
     private final Generation generation;
+    private final boolean chunked;
     private final boolean keepAlive;
     private final long start;
     private final ServerMetrics metrics;
@@ -71,7 +72,9 @@ final class Answer {
      * @param context the connection
      * @param format how it is worded
      * @param generation what to send
-     * @param keepAlive whether the connection stays open; if not, its end is that of the answer
+     * @param chunked whether the client's HTTP knows chunks; if not, the end of the connection is
+     *     that of a streamed answer
+     * @param keepAlive whether the connection stays open
      * @param start when the request was there, by {@link System#nanoTime}
      * @param metrics where to note times
      * @param ending what to do afterwards
@@ -80,6 +83,7 @@ final class Answer {
             ChannelHandlerContext context,
             AnswerFormat format,
             Generation generation,
+            boolean chunked,
             boolean keepAlive,
             long start,
             ServerMetrics metrics,
@@ -87,6 +91,7 @@ final class Answer {
         this.context = context;
         this.format = format;
         this.generation = generation;
+        this.chunked = chunked;
         this.keepAlive = keepAlive;
         this.start = start;
         this.metrics = metrics;
@@ -162,7 +167,7 @@ final class Answer {
         begun = true;
         HttpResponse head = new DefaultHttpResponse(HttpVersion.HTTP_1_1, HttpResponseStatus.OK);
         Replies.setType(head, format.contentType());
-        HttpUtil.setTransferEncodingChunked(head, keepAlive);
+        HttpUtil.setTransferEncodingChunked(head, chunked);
         HttpUtil.setKeepAlive(head, keepAlive);
         context.write(head);
         send(format.begin());

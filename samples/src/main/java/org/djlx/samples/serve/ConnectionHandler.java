@@ -46,6 +46,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private final GenerationServer server;
     private ScheduledFuture<?> clock;
     private boolean busy;
+    private boolean chunked;
     private boolean keepAlive;
     private String route = "other";
     private Answer answer;
@@ -129,10 +130,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             return;
         }
         busy = true;
-        keepAlive =
-                HttpUtil.isKeepAlive(request)
-                        && request.protocolVersion().equals(HttpVersion.HTTP_1_1)
-                        && !server.isClosing();
+        chunked = request.protocolVersion().equals(HttpVersion.HTTP_1_1);
+        keepAlive = chunked && HttpUtil.isKeepAlive(request) && !server.isClosing();
         setClock(context, server.options().answerTimeout(), () -> timeOut(context));
         try {
             serve(context, request);
@@ -311,10 +310,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         try {
             TextCall call = reader.read(server.api(), json);
             Generation generation = server.generator().submit(call.request());
-            try {
-                context.executor().execute(() -> begin(context, call, generation, start));
-            } catch (RejectedExecutionException e) {
-                generation.cancel(); // The server is closed.
+            if (!onLoop(context, () -> begin(context, call, generation, start))) {
+                generation.cancel();
             }
             return;
         } catch (ApiException e) {
@@ -330,7 +327,19 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             failure = new ApiException(500, "server_error", null, "the request has failed: " + e);
         }
         FullHttpResponse error = Replies.error(failure);
-        context.executor().execute(() -> reply(context, error));
+        onLoop(context, () -> reply(context, error));
+    }
+
+    /**
+     * Runs code on the connection's event loop; tells whether it can, as the server may be closed.
+     */
+    private static boolean onLoop(ChannelHandlerContext context, Runnable code) {
+        try {
+            context.executor().execute(code);
+            return true;
+        } catch (RejectedExecutionException e) {
+            return false;
+        }
     }
 
     private void begin(
@@ -345,6 +354,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                         context,
                         call.format(),
                         generation,
+                        chunked,
                         keepAlive,
                         start,
                         server.metrics(),

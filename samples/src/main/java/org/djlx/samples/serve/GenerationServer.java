@@ -187,23 +187,22 @@ final class GenerationServer implements AutoCloseable {
         return ((InetSocketAddress) listener.localAddress()).getAddress().isLoopbackAddress();
     }
 
-    /** Waits until the server is closed. */
+    /** Waits until somebody closes the server. */
     void await() throws InterruptedException {
         listener.closeFuture().await();
     }
 
     /**
      * Takes no more requests, lets answers that are on their way come to their end for as long as
-     * the options say, cancels what is left and ends all threads. Does nothing when called again.
+     * the options say, cancels what is left and ends all threads. A second caller waits for the
+     * first.
      */
     @Override
-    public void close() {
-        synchronized (this) {
-            if (closing) {
-                return;
-            }
-            closing = true;
+    public synchronized void close() {
+        if (closing) {
+            return;
         }
+        closing = true;
         listener.close().awaitUninterruptibly();
         connections.forEach(channel -> channel.pipeline().fireUserEventTriggered(this));
         connections

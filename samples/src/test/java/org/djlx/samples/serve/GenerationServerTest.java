@@ -381,6 +381,7 @@ class GenerationServerTest {
                                 + json.length()
                                 + "\r\n\r\n"
                                 + json);
+        assertFalse(answer.contains("chunked"), answer);
         String body = answer.substring(answer.indexOf("\r\n\r\n") + 4);
         assertEquals("aba", text(body.lines()));
     }

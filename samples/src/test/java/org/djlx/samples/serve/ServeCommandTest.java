@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.BufferedReader;
 import java.io.IOException;
+import java.io.InputStream;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.net.URI;
@@ -17,6 +18,7 @@ import java.net.http.HttpRequest;
 import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -61,7 +63,7 @@ class ServeCommandTest {
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-Xmx512m", "-cp", System.getProperty("java.class.path")));
         command.addAll(List.of(Main.class.getName(), "serve", model));
-        command.addAll(List.of("--ranks", "2", "--port", "0"));
+        command.addAll(List.of("--ranks", "2", "--port", "0", "--shutdown-timeout", "100"));
         ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true);
         builder.environment().put("DJLX_SERVE_TOKEN", "t0ken");
         process = builder.start();
@@ -122,7 +124,16 @@ class ServeCommandTest {
 
         HttpRequest health = HttpRequest.newBuilder(URI.create(address + "health")).build();
         assertEquals(200, send(health).statusCode());
-        process.toHandle().destroy(); // SIGTERM
+        HttpResponse<InputStream> answer =
+                client.send(
+                        post(
+                                "v1/completions",
+                                "{'prompt':'x','max_tokens':50,'ignore_eos':true,'stream':true}"),
+                        BodyHandlers.ofInputStream());
+        answer.body().read();
+        process.toHandle().destroy(); // SIGTERM: the answer comes to its end.
+        String rest = new String(answer.body().readAllBytes(), StandardCharsets.UTF_8);
+        assertTrue(rest.endsWith("\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n"), rest);
         output.lines().forEach(lines::add);
         assertEquals(143, process.waitFor(), lines::toString);
         assertTrue(
