@@ -7,14 +7,18 @@ package org.djlx.samples.llama;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.stream.Stream;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -57,6 +61,19 @@ class GenerateCommandTest {
         assertTrue(one.length() > 20, one);
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 2));
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 4));
+    }
+
+    @Test
+    @Tag("gpu")
+    void gpusWriteTheSame() {
+        Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
+        assumeTrue(cause == null, () -> cause.getMessage());
+        assumeTrue(CudaDevice.count() >= 2, "there is one GPU only");
+        // Not more, as scores are rounded otherwise, and two tokens may be nearly as good.
+        Object[] few = {"--max-tokens", 8, "--ignore-eos", "--ranks", 2, "--device", "cpu"};
+        String expected = text(few);
+        few[6] = "gpu";
+        assertEquals(expected, text(few));
     }
 
     @Test
