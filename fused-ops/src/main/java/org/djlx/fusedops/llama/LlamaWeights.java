@@ -244,8 +244,9 @@ final class LlamaWeights implements AutoCloseable {
         long there = Math.min(count, config.vocabularySize() - from);
         NDArray array = matrix(count, config.hiddenSize());
         if (there < count) {
-            try (NDArray zeros = manager.zeros(array.getShape())) {
-                Torch.copy(array, zeros);
+            try (NDArray rest = array.get(new NDIndex().addSliceDim(there, count));
+                    NDArray zeros = manager.zeros(rest.getShape())) {
+                Torch.copy(rest, zeros);
             }
         }
         if (there > 0) {
