@@ -555,7 +555,7 @@ public final class LlamaGenerator implements TextGenerator {
         private int maxRunning = 64;
         private int maxQueued = 1024;
         private long cacheBytes;
-        private int prefillTokens = 4096;
+        private int prefillTokens = 2048;
         private Duration timeout = BackendOptions.DEFAULT_TIMEOUT;
         private Progress progress;
 
@@ -644,7 +644,7 @@ public final class LlamaGenerator implements TextGenerator {
         /**
          * Sets how many tokens of prompts are read at once.
          *
-         * @param prefillTokens the number, 4096 unless set; others wait for so many
+         * @param prefillTokens the number, 2048 unless set; others wait for so many
          * @return this builder
          */
         public Builder optPrefillTokens(int prefillTokens) {
