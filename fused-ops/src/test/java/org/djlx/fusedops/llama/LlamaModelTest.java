@@ -10,6 +10,8 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.io.IOException;
+import java.io.InputStream;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -28,6 +30,7 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
 import org.junit.jupiter.params.provider.MethodSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Scores of a small Llama, on several ranks and with a cache, against loops in float64. */
 class LlamaModelTest {
@@ -123,6 +126,37 @@ class LlamaModelTest {
                 LlamaWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
         return new LlamaModel(config, group, weights, cache, config.maxLength());
+    }
+
+    /**
+     * The scores are those that {@code src/test/peer/LlamaPeer.java} printed for these tokens and
+     * the directory that {@link LlamaFiles} writes here.
+     */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 4, 8})
+    void hasTheScoresOfPyTorch(int ranks) throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.FLOAT32, false), 1);
+        LlamaConfig config = LlamaConfig.read(directory);
+        String text;
+        try (InputStream in = getClass().getResourceAsStream("pytorch-scores.txt")) {
+            text = new String(in.readAllBytes(), StandardCharsets.US_ASCII);
+        }
+        double[] expected = text.lines().mapToDouble(Double::parseDouble).toArray();
+        int[] tokens = {5, 81, 7, 200, 33, 150, 2, 99, 14, 120};
+        int[] rows = new CacheBlocks(BLOCKS, BLOCK_TOKENS).take(tokens.length);
+        LlamaBatch batch = new LlamaBatch(List.of(new LlamaBatch.Chunk(tokens, 0, rows, true)));
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<LlamaModel> pool =
+                        RankPool.start(
+                                "llama",
+                                ProcessGroups.local(ranks),
+                                group -> model(config, group, files))) {
+            float[] scores = pool.submit((group, model) -> scores(model, batch)).get().get(0);
+            assertEquals(expected.length, scores.length);
+            for (int i = 0; i < scores.length; i++) {
+                assertEquals(expected[i], scores[i], 1e-4, "score " + i);
+            }
+        }
     }
 
     private static void check(
