@@ -103,7 +103,7 @@ class P2pEngineTest {
                     assertThrows(
                             IllegalArgumentException.class,
                             () -> new DataParallelConfig(Training.loss()));
-            assertTrue(reduction.getMessage().contains("SUM or MEAN, not max"));
+            assertTrue(reduction.getMessage().contains("[SUM, MEAN], not max"));
         } finally {
             System.clearProperty("org.djlx.gradientReduction");
         }
