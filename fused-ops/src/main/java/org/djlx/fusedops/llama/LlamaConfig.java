@@ -49,6 +49,7 @@ public record LlamaConfig(
         List<Integer> endTokens,
         ScalarType type) {
 
+    private static final int MOST_LAYERS = 10_000; // whose tensors are listed by name
     private static final int LARGEST =
             1 << 24; // of any size; so no product of two overflows a long
 
@@ -124,6 +125,7 @@ public record LlamaConfig(
         size("hidden_size", hiddenSize);
         size("intermediate_size", intermediateSize);
         size("num_hidden_layers", layers);
+        check(layers <= MOST_LAYERS, "num_hidden_layers %d is more than %d", layers, MOST_LAYERS);
         size("num_attention_heads", heads);
         size("num_key_value_heads", kvHeads);
         size("head_dim", headSize);

@@ -150,6 +150,7 @@ class LlamaConfigTest {
         refuse("\"hidden_size\": 4096", "\"hidden_size\": 4097", "head_dim");
         refuse("\"num_attention_heads\": 32", "\"num_attention_heads\": 0", "num_attention_heads");
         refuse("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7", "no multiple");
+        refuse("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 10001", "num_hidden_layers");
         refuse("\"vocab_size\": 128256", "\"vocab_size\": -1", "vocab_size");
         refuse("\"vocab_size\": 128256", "\"vocab_size\": 1000", "eos_token_id 128001");
         refuse("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1", "rms_norm_eps");
