@@ -77,6 +77,13 @@ class LlamaModelTest {
     @MethodSource("cases")
     void hasTheScoresOfAWholeModel(int ranks, ScalarType type, boolean tied)
             throws IOException, InterruptedException, ExecutionException {
+        compare(directory, ProcessGroups.local(ranks), type, tied);
+    }
+
+    /** Compares the scores of a model on the ranks of a group, which is destroyed. */
+    static void compare(Path directory, List<ProcessGroup> groups, ScalarType type, boolean tied)
+            throws IOException, InterruptedException, ExecutionException {
+        int ranks = groups.size();
         LlamaFiles.write(directory, LlamaFiles.config(type, tied), 1);
         LlamaConfig config = LlamaConfig.read(directory);
         LlamaReference reference = new LlamaReference(directory);
@@ -89,10 +96,7 @@ class LlamaModelTest {
         double tolerance = tolerance(type);
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<LlamaModel> pool =
-                        RankPool.start(
-                                "llama",
-                                ProcessGroups.local(ranks),
-                                group -> model(config, group, files));
+                        RankPool.start("llama", groups, group -> model(config, group, files));
                 UsageCounter counter = FusedOps.countUsage()) {
             check(pool, tolerance, a, a.next(5, true));
             check(pool, tolerance, b, b.next(20, false));
