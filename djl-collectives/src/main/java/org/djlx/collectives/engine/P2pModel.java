@@ -82,6 +82,10 @@ final class P2pModel implements Model {
     @Override
     public void load(Path modelPath, String prefix, Map<String, ?> options)
             throws IOException, MalformedModelException {
+        if (parallel != null) {
+            throw new IllegalStateException(
+                    "load: the model '" + getName() + "' is loaded already, from " + directory);
+        }
         if (getBlock() == null && Files.isDirectory(modelPath)) {
             for (ParallelModelLoader loader : ServiceLoader.load(ParallelModelLoader.class)) {
                 if (loader.canLoad(modelPath)) {

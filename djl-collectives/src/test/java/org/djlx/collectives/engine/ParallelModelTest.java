@@ -118,6 +118,7 @@ class ParallelModelTest {
     void takesInputsOnly() throws Exception {
         try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
             model.load(directory);
+            assertThrows(IllegalStateException.class, () -> model.load(directory));
             try (Predictor<String, String> predictor = model.newPredictor(null)) {
                 String message =
                         assertThrows(TranslateException.class, () -> predictor.predict("a"))
