@@ -573,7 +573,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets how many CPU ranks there are.
+         * Sets how many CPU ranks there are. Each computes with libtorch's threads, which wait for
+         * each other actively: where cores are few or busy, {@code -Dai.djl.pytorch.num_threads=1}
+         * is much faster.
          *
          * @param ranks the number, 1 unless set
          * @return this builder
