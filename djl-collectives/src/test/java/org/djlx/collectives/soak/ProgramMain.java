@@ -71,12 +71,12 @@ public final class ProgramMain {
                     ProcessGroups.init(
                             "shm", store, "g" + generation, rank, members.size(), options)) {
                 System.out.println("ready " + generation);
-                while (goesOn(group)) {
+                do {
                     new RandomProgram(group, random.nextLong())
                             .run(1)
                             .values()
                             .forEach(count -> calls += count);
-                }
+                } while (goesOn(group));
                 done = true;
             } catch (CollectiveException e) {
                 System.out.println("failed " + generation + ": " + e.getMessage());
