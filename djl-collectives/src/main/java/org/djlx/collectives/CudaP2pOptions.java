@@ -245,9 +245,9 @@ public final class CudaP2pOptions extends BackendOptions {
          * Sets up to which size an all-reduce is one-shot, or takes the mesh algorithm where the
          * GPUs form a hybrid cube mesh.
          *
-         * <p>Kernels of large all-reduces take all multiprocessors until the other ranks have come.
-         * Where these are to go on with something else, as with the backward pass behind gradients,
-         * a smaller size leaves large ones to NCCL, which takes a few.
+         * <p>Kernels of large all-reduces take all multiprocessors but 32 until the other ranks
+         * have come. Where these are to go on with something else, as with the backward pass behind
+         * gradients, a smaller size leaves large ones to NCCL, which takes a few.
          *
          * @param bytes the size in bytes; unless set, 64 MiB for two ranks, otherwise 768 KiB
          *     divided by the number of other ranks

@@ -197,18 +197,21 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
-#define ALL_REDUCE(name, T)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(256)                                                                   \
-      one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {             \
-    one_shot<T>(tensor, count, launch, divisor);                                                                                           \
-  }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(256)                                                                   \
-      two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {             \
-    two_shot<T>(tensor, count, launch, divisor);                                                                                           \
-  }                                                                                                                   \
-  extern "C" __global__ void __launch_bounds__(512)                                                                   \
+// More ranks need more registers.
+const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
+
+#define ALL_REDUCE(name, T)                                                                                                \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+      one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
+    one_shot<T>(tensor, count, launch, divisor);                                                                           \
+  }                                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+      two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
+    two_shot<T>(tensor, count, launch, divisor);                                                                           \
+  }                                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(512)                                                                        \
       mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \
-    mesh<T>(tensor, count, launch, four, relay, divisor);                                                             \
+    mesh<T>(tensor, count, launch, four, relay, divisor);                                                                  \
   }
 
 ALL_REDUCE(float32, Float32)

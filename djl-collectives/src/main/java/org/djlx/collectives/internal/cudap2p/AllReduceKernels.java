@@ -10,7 +10,6 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.stream.Collectors;
-import java.util.stream.Stream;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
@@ -53,6 +52,10 @@ final class AllReduceKernels implements AutoCloseable {
     private static final int MESH_THREADS = 512;
     private static final int MESH_BLOCKS = 64; // each has flags
     private static final int THREADS = 256;
+
+    // Multiprocessors that are left to NCCL's kernels, whose clusters want several side by side:
+    // messages pass all-reduces that wait.
+    private static final int LEFT = 32;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
@@ -79,7 +82,7 @@ final class AllReduceKernels implements AutoCloseable {
     private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
-    private int blocks; // that run at once; guarded by this
+    private int blocks; // at most; guarded by this
     private boolean ended; // guarded by this
 
     AllReduceKernels(
@@ -110,15 +113,9 @@ final class AllReduceKernels implements AutoCloseable {
         relay = mesh ? links.relay(rank) : 0;
     }
 
-    /** Blocks wait for those of other ranks: all must run at once. */
-    private int blocks(CudaDevice device) {
-        int each =
-                Stream.of(Algorithm.ONE_SHOT, Algorithm.TWO_SHOT)
-                        .flatMap(algorithm -> kernels.get(algorithm).values().stream())
-                        .mapToInt(kernel -> kernel.maxBlocksPerMultiprocessor(THREADS, 0))
-                        .min()
-                        .orElse(1);
-        return each * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+    /** Blocks wait for those of other ranks: all must run at once, each with a multiprocessor. */
+    private static int blocks(CudaDevice device) {
+        return Math.max(1, device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) - LEFT);
     }
 
     private KernelStruct launch(Algorithm algorithm) {
@@ -208,7 +205,10 @@ final class AllReduceKernels implements AutoCloseable {
             return LaunchSize.of((int) Math.min(MESH_BLOCKS, wanted), MESH_THREADS);
         }
         long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;
-        return LaunchSize.of((int) Math.min(blocks, ceilDiv(work, THREADS)), THREADS);
+        // MOST_THREADS of the kernels
+        int most = region.ranks() <= 4 ? 1024 : 512;
+        int threads = ceilDiv(work, THREADS) <= blocks ? THREADS : most;
+        return LaunchSize.of((int) Math.min(blocks, ceilDiv(work, threads)), threads);
     }
 
     private static long ceilDiv(long a, long b) {
