@@ -10,7 +10,7 @@ import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.function.Consumer;
+import java.util.function.BiConsumer;
 import org.djlx.nativeops.NativeCalls;
 
 /**
@@ -90,7 +90,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
      * @throws RuntimeException if the rank fails. Its recordings then stay: to close one waits for
      *     the GPU, which may wait for another rank, in vain
      */
-    Result measure(Map<String, Contender> contenders, Consumer<NDArray> check) {
+    Result measure(Map<String, Contender> contenders, BiConsumer<String, NDArray> check) {
         Map<String, Samples> samples = new LinkedHashMap<>();
         contenders.keySet().forEach(name -> samples.put(name, new Samples(rounds)));
         Map<String, String> notes = new LinkedHashMap<>();
@@ -111,7 +111,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
                     });
         }
         contenders.forEach((name, contender) -> count(contender, samples.get(name)));
-        contenders.forEach((name, contender) -> check(contender, samples.get(name), check));
+        contenders.forEach((name, contender) -> check(name, contender, samples.get(name), check));
         rank.marks().synchronize();
         Map<String, CallTimes> columns = new LinkedHashMap<>();
         Map<String, Double> replay = new LinkedHashMap<>();
@@ -226,7 +226,8 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         samples.otherCalls = (after.other() - before.other()) / (double) COUNTED;
     }
 
-    private void check(Contender contender, Samples samples, Consumer<NDArray> check) {
+    private void check(
+            String name, Contender contender, Samples samples, BiConsumer<String, NDArray> check) {
         if (!contender.isChecked()) {
             return;
         }
@@ -234,7 +235,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         meet();
         NDArray result = contender.call(0);
         rank.marks().synchronize();
-        check.accept(result == null ? contender.kept() : result);
+        check.accept(name, result == null ? contender.kept() : result);
         if (result != null) {
             result.close();
         }
@@ -243,7 +244,9 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
             meet();
             samples.recording.launch();
             rank.marks().synchronize();
-            check.accept(samples.recorded.isEmpty() ? contender.kept() : samples.recorded.get(0));
+            NDArray recorded =
+                    samples.recorded.isEmpty() ? contender.kept() : samples.recorded.get(0);
+            check.accept(name + ", replayed", recorded);
         }
     }
 
