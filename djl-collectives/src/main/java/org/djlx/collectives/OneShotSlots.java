@@ -5,6 +5,7 @@
 package org.djlx.collectives;
 
 import java.time.Duration;
+import org.djlx.collectives.internal.host.Required;
 
 /**
  * Where a kernel of a GPU exchanges data with those of other ranks as one-shot all-reduces do,
@@ -36,6 +37,10 @@ public record OneShotSlots(
 
     private static final int MAX_RANKS = 8;
 
+    public OneShotSlots {
+        Required.argument("one-shot slots: regions", regions);
+    }
+
     /**
      * Returns what a kernel is told of them, the struct Launch of {@code one_shot.cuh}.
      *
@@ -44,6 +49,7 @@ public record OneShotSlots(
      * @return the words of the struct
      */
     public long[] launch(int rank, Duration timeout) {
+        Required.argument("launch: timeout", timeout);
         long[] launch = new long[MAX_RANKS + 6];
         System.arraycopy(regions, 0, launch, 0, regions.length);
         launch[MAX_RANKS] = status;

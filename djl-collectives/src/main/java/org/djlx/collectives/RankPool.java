@@ -9,6 +9,7 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Objects;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.BlockingQueue;
@@ -99,7 +100,7 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
             throw new IllegalArgumentException(
                     "RankPool: the " + (name == null ? "name" : "maker") + " is null");
         }
-        if (groups == null || groups.isEmpty() || groups.contains(null)) {
+        if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
                     "RankPool: groups must hold the handles of all ranks, not " + groups);
         }

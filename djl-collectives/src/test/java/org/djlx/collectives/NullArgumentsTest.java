@@ -79,6 +79,9 @@ class NullArgumentsTest {
                             .sample(Agreed.class, agreed)
                             .sample(OpType.class, () -> OpType.BARRIER)
                             .sample(KernelSignals.class, NullArgumentsTest::signals)
+                            .sample(
+                                    OneShotSlots.class,
+                                    () -> new OneShotSlots(1, 0, new long[1], 0, 0, 0))
                             .sample(ObjectCollectives.class, () -> new ObjectCollectives(group))
                             .sample("T", () -> "object")
                             .sample("java.util.List<? extends T>", () -> List.of("object"))
@@ -155,6 +158,8 @@ class NullArgumentsTest {
                             .except("OperationTrace", "called by operations")
                             .except("GroupTrace", "for groups alone")
                             .except("RankBody", "the caller's own code")
+                            .except("RankTask", "the caller's own code")
+                            .except("RankPool", "RankPoolTest does that")
                             .except("Event", "has no methods");
             assertEquals("", String.join("\n", nulls.check(ProcessGroup.class)));
             assertEquals("", String.join("\n", nulls.check(FlightRecorder.class)));

@@ -14,6 +14,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
@@ -210,6 +211,27 @@ class RankPoolTest {
                 IllegalArgumentException.class,
                 () -> RankPool.start("pool", List.of(), group -> new State()));
         groups.forEach(ProcessGroup::destroy);
+        try (RankPool<State> pool = pool(1)) {
+            assertThrows(IllegalArgumentException.class, () -> pool.submit(null));
+        }
+    }
+
+    @Test
+    void nullsAreNamed() {
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        ProcessGroups.RankBody<State> maker = group -> new State();
+        try {
+            assertThrows(IllegalArgumentException.class, () -> RankPool.start(null, groups, maker));
+            assertThrows(IllegalArgumentException.class, () -> RankPool.start("pool", null, maker));
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> RankPool.<State>start("pool", groups, null));
+            List<ProcessGroup> holes = Collections.singletonList(null);
+            assertThrows(
+                    IllegalArgumentException.class, () -> RankPool.start("pool", holes, maker));
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
         try (RankPool<State> pool = pool(1)) {
             assertThrows(IllegalArgumentException.class, () -> pool.submit(null));
         }

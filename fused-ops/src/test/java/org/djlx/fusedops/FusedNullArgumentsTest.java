@@ -80,6 +80,7 @@ class FusedNullArgumentsTest {
                         .sample(Machine.Library.class, Machine.H200::library)
                         .sample(Machine.Launch.class, Machine.H200::launch)
                         .sample(Machine.Copies.class, Machine.H200::copies)
+                        .sample(Machine.Exchange.class, Machine.H200::exchange)
                         .sample(Machine.Nccl.class, Machine.H200::nccl)
                         .sample(Machine.Host.class, Machine.H200::host)
                         .sample(Network.class, () -> Network.NDR)
