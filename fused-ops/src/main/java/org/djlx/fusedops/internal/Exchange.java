@@ -33,6 +33,7 @@ public final class Exchange implements AutoCloseable {
 
     private static final int THREADS = 256;
     private static final int PACK = 16; // bytes
+    private static final int MAX_LAUNCHES = 8; // of small slots, which options can ask for
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
@@ -83,9 +84,10 @@ public final class Exchange implements AutoCloseable {
      * @return whether they can; the same on all ranks
      */
     public boolean isPossible(P2pBuffers buffers, ScalarType type, long byteSize) {
+        long slot = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
         return scatters.containsKey(type)
                 && byteSize % PACK == 0
-                && buffers.oneShotSlots().filter(slots -> slots.slot() > 0).isPresent();
+                && byteSize <= MAX_LAUNCHES * slot;
     }
 
     /**
