@@ -37,16 +37,13 @@ public record OneShotSlots(
 
     private static final int MAX_RANKS = 8;
 
-    public OneShotSlots {
-        Required.argument("one-shot slots: regions", regions);
-    }
-
     /**
      * Returns what a kernel is told of them, the struct Launch of {@code one_shot.cuh}.
      *
      * @param rank this rank
      * @param timeout how long the kernel waits for other ranks
      * @return the words of the struct
+     * @throws IllegalArgumentException if the timeout is null
      */
     public long[] launch(int rank, Duration timeout) {
         Required.argument("launch: timeout", timeout);
