@@ -92,7 +92,8 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
      * @return the pool
      * @throws CollectiveException if it could not be made on a rank, which it names; what was made
      *     is closed, and the groups are destroyed
-     * @throws IllegalArgumentException if an argument is null, or there is no group
+     * @throws IllegalArgumentException if an argument is null, or a rank's handle is missing or
+     *     there twice
      */
     public static <S extends AutoCloseable> RankPool<S> start(
             String name, List<ProcessGroup> groups, ProcessGroups.RankBody<S> maker) {
@@ -103,6 +104,15 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
         if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
                     "RankPool: groups must hold the handles of all ranks, not " + groups);
+        }
+        int worldSize = groups.get(0).worldSize();
+        long different = groups.stream().map(ProcessGroup::rank).distinct().count();
+        if (groups.size() != worldSize || different != worldSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "RankPool: groups must hold the handles of all %d ranks, each once,"
+                                    + " not %s",
+                            worldSize, groups));
         }
         RankPool<S> pool = new RankPool<>(name);
         for (ProcessGroup group : groups) {

@@ -63,6 +63,27 @@ class RankPoolTest {
     }
 
     @Test
+    void refusesGroupsThatAreNotAllRanks() {
+        List<ProcessGroup> all = ProcessGroups.local(2);
+        try {
+            for (List<ProcessGroup> wrong :
+                    List.of(
+                            all.subList(1, 2),
+                            List.of(all.get(0), all.get(0)),
+                            List.of(all.get(0), all.get(1), all.get(1)))) {
+                IllegalArgumentException e =
+                        assertThrows(
+                                IllegalArgumentException.class,
+                                () -> RankPool.start("pool", wrong, group -> new State()));
+                assertTrue(e.getMessage().contains("all 2 ranks, each once"), e.getMessage());
+            }
+            assertEquals(0, open.get());
+        } finally {
+            all.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
     void runsTasksOnAllRanksInOneOrder() throws Exception {
         int callers = 8;
         int tasks = 25;
