@@ -28,7 +28,9 @@ final class TokenChooser {
         temperature = request.temperature();
         topK = request.topK();
         topP = request.topP();
-        penalty = (float) request.repetitionPenalty();
+        // As a float neither 0 nor infinite, which would make scores that are no numbers.
+        double asked = request.repetitionPenalty();
+        penalty = (float) Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, asked));
         random =
                 request.seed().isPresent()
                         ? new SplittableRandom(request.seed().getAsLong())
@@ -53,8 +55,9 @@ final class TokenChooser {
         float[] original = penalty == 1 ? scores : scores.clone();
         if (penalty != 1) {
             for (int token = seen.nextSetBit(0); token >= 0; token = seen.nextSetBit(token + 1)) {
-                scores[token] =
+                float lowered =
                         scores[token] > 0 ? scores[token] / penalty : scores[token] * penalty;
+                scores[token] = Math.max(-Float.MAX_VALUE, Math.min(Float.MAX_VALUE, lowered));
             }
         }
         int token = temperature == 0 ? best(scores) : draw(scores);

@@ -111,6 +111,22 @@ class TokenChooserTest {
     }
 
     @Test
+    void extremePenaltiesLeaveScoresThatCanBeDrawnFrom() {
+        for (double temperature : new double[] {0, 1}) {
+            TokenChooser least = chooser(new int[] {1}, extreme(Double.MIN_NORMAL, temperature));
+            assertEquals(1, least.choose(new float[] {2, 1, -1, 0}, 0).token());
+            TokenChooser most = chooser(new int[] {0, 1, 2}, extreme(1e300, temperature));
+            assertEquals(3, most.choose(new float[] {0, -1, -2, 1}, 0).token());
+            TokenChooser all = chooser(new int[] {0, 1}, extreme(1e300, temperature));
+            assertEquals(0, all.choose(new float[] {-1, -1}, 0).token());
+        }
+    }
+
+    private static UnaryOperator<GenerationRequest.Builder> extreme(double p, double temperature) {
+        return x -> x.optRepetitionPenalty(p).optTemperature(temperature).optTopP(0.5).optSeed(1);
+    }
+
+    @Test
     void sameSeedSameTokens() {
         for (int seed = 0; seed < 5; seed++) {
             long same = seed;
