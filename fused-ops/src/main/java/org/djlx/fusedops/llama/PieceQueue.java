@@ -75,7 +75,7 @@ final class PieceQueue implements Generation {
         if (told != null) {
             try {
                 told.run();
-            } catch (RuntimeException e) {
+            } catch (RuntimeException | Error e) { // The generator's thread goes on for others.
                 LOG.warn("a listener of a generation failed", e);
             }
         }

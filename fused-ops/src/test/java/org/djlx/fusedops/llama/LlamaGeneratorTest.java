@@ -23,6 +23,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Optional;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -469,6 +470,23 @@ class LlamaGeneratorTest {
                 assertArrayEquals(expected.get(i % 4), callers.get(i).get());
             }
             assertIdle(generator);
+        }
+    }
+
+    @Test
+    void goesOnWhateverAListenerThrows() throws Exception {
+        try (LlamaGenerator generator = generator(1, builder -> builder)) {
+            CountDownLatch held = hold(generator);
+            Generation one = generator.submit(request(1, 2).optMaxNewTokens(3).build());
+            one.onProgress(
+                    () -> {
+                        throw new AssertionError("made up");
+                    });
+            Generation other = generator.submit(request(3, 4).optMaxNewTokens(3).build());
+            held.countDown();
+            assertEquals(3, one.await(LONG).size());
+            assertEquals(3, other.await(LONG).size());
+            assertEquals(Optional.empty(), generator.unavailabilityCause());
         }
     }
 
