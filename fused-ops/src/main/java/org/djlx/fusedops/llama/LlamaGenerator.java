@@ -141,10 +141,18 @@ public final class LlamaGenerator implements TextGenerator {
                             thread.getName(),
                             settings.groups(),
                             group -> model(group, files, rows));
-            if (progress != null) {
-                progress.end();
+            boolean done = false;
+            try {
+                if (progress != null) {
+                    progress.end();
+                }
+                done = true;
+                return loaded;
+            } finally {
+                if (!done) {
+                    loaded.close();
+                }
             }
-            return loaded;
         }
     }
 

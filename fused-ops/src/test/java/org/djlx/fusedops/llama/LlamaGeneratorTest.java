@@ -17,6 +17,7 @@ import ai.djl.engine.EngineException;
 import ai.djl.util.Progress;
 import com.sun.jna.NativeLibrary;
 import java.io.IOException;
+import java.lang.reflect.Proxy;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -519,10 +520,37 @@ class LlamaGeneratorTest {
         assertEquals(FinishReason.CANCELLED, generation.finishReason().orElseThrow());
         assertThrows(IllegalStateException.class, () -> generator.submit(request(1).build()));
         assertTrue(generator.unavailabilityCause().orElseThrow().contains("closed"));
+        assertNoThreads();
+    }
+
+    private static void assertNoThreads() {
         String name = "llama-" + directory.getFileName();
         assertFalse(
                 Thread.getAllStackTraces().keySet().stream()
                         .anyMatch(thread -> thread.getName().startsWith(name)));
+    }
+
+    @Test
+    void leavesNothingIfWhoIsToldOfLoadingFails() {
+        for (String method : List.of("reset", "increment", "end")) {
+            Progress failing =
+                    (Progress)
+                            Proxy.newProxyInstance(
+                                    Progress.class.getClassLoader(),
+                                    new Class<?>[] {Progress.class},
+                                    (proxy, called, values) -> {
+                                        if (called.getName().equals(method)) {
+                                            throw new IllegalStateException("made up");
+                                        }
+                                        return null;
+                                    });
+            RuntimeException e =
+                    assertThrows(
+                            RuntimeException.class,
+                            () -> generator(2, builder -> builder.optProgress(failing)));
+            assertTrue(e.getMessage().contains("made up"), e.getMessage());
+            assertNoThreads();
+        }
     }
 
     /** All of the cache is written when it is made, so what is not freed stays in memory. */
