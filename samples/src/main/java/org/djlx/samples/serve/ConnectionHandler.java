@@ -322,7 +322,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             failure = tooMany();
         } catch (IllegalStateException e) {
             failure = new ApiException(503, "server_error", null, e.getMessage());
-        } catch (RuntimeException e) {
+        } catch (RuntimeException | Error e) { // Memory may run out; the client is to know.
             logger.warn("A request could not be submitted", e);
             failure = new ApiException(500, "server_error", null, "the request has failed: " + e);
         }

@@ -25,7 +25,8 @@ import org.djlx.fusedops.llama.TextTokenizer;
 /**
  * A generator whose tokens are characters, and which says the end of the prompt, its last ten
  * characters, again and again. A thread gives every running request a piece in turn. A prompt with
- * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled.
+ * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled, and
+ * for one with HUGE memory runs out.
  */
 final class FakeGenerator implements TextGenerator, TextTokenizer {
 
@@ -238,6 +239,9 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
     @Override
     public synchronized Generation submit(GenerationRequest request) {
         String prompt = request.prompt().orElseGet(() -> decode(request.promptTokens().get()));
+        if (prompt.contains("HUGE")) {
+            throw new OutOfMemoryError("made up");
+        }
         if (prompt.length() + request.maxNewTokens() > maxLength()) {
             throw new IllegalArgumentException("the prompt and the answer are too long");
         }

@@ -72,6 +72,16 @@ class GenerationServerTest {
                                 Duration.ofSeconds(5)));
     }
 
+    @Test
+    void saysSoWhenMemoryRunsOut() throws Exception {
+        for (int i = 0; i < 3; i++) { // More than there are threads that read requests.
+            HttpResponse<String> reply = send(post("/v1/completions", "{'prompt': 'HUGE'}"));
+            assertEquals(500, reply.statusCode());
+            assertTrue(error(reply).contains("OutOfMemoryError: made up"), reply.body());
+        }
+        assertEquals(200, send(post("/v1/completions", "{'prompt': 'abc'}")).statusCode());
+    }
+
     @AfterEach
     void stop() {
         server.close();
