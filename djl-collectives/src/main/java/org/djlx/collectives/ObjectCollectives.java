@@ -360,7 +360,7 @@ public final class ObjectCollectives {
     private <T> T unpack(OpType type, int source, NDArray tensor) {
         try {
             return (T) codec.read(tensor.toByteArray());
-        } catch (Exception e) {
+        } catch (Exception | LinkageError e) { // A class that another version of misses here.
             throw new CollectiveException(
                     String.format(
                             "%s of group '%s': rank %d cannot read the object of rank %d: %s",

@@ -5,6 +5,7 @@
 package org.djlx.collectives;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNotSame;
 import static org.junit.jupiter.api.Assertions.assertNull;
@@ -12,6 +13,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDManager;
+import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
 import java.io.Serializable;
 import java.util.ArrayList;
@@ -35,6 +37,7 @@ final class ObjectCases {
         cases.put("objectsThatCannotBeSent", ObjectCases::objectsThatCannotBeSent);
         cases.put("objectsTooLarge", ObjectCases::objectsTooLarge);
         cases.put("objectsThatCannotBeRead", ObjectCases::objectsThatCannotBeRead);
+        cases.put("objectsOfOtherClasses", ObjectCases::objectsOfOtherClasses);
         cases.put("wrongRootsOfObjects", ObjectCases::wrongRootsOfObjects);
         cases.put("objectMismatches", ObjectCases::objectMismatches);
         return cases;
@@ -68,6 +71,23 @@ final class ObjectCases {
         private void writeObject(ObjectOutputStream out) throws java.io.IOException {
             while (true) {
                 out.write(new byte[1 << 16]);
+            }
+        }
+    }
+
+    /** What a rank can be unable to link when it is read there. */
+    private static final class Linked implements Serializable {
+
+        private static final long serialVersionUID = 1L;
+        private static final ThreadLocal<Boolean> MISSES = ThreadLocal.withInitial(() -> false);
+
+        static void misses(boolean misses) {
+            MISSES.set(misses);
+        }
+
+        private void readObject(ObjectInputStream in) {
+            if (MISSES.get()) {
+                throw new NoClassDefFoundError("Part");
             }
         }
     }
@@ -198,6 +218,26 @@ final class ObjectCases {
                 group.worldSize() == 1 ? "more than 500 bytes" : "rank " + odd + " takes 500");
         assertEquals(group.ranks(), other.allGatherObject(group.rank()));
         assertThrows(IllegalArgumentException.class, () -> objects.withMaxBytes(0));
+    }
+
+    /** A rank whose classes lack what those of the others have fails alone. */
+    private static void objectsOfOtherClasses(ProcessGroup group, NDManager manager) {
+        ObjectCollectives objects = new ObjectCollectives(group, Linked.class);
+        boolean isOdd = group.rank() == 1;
+        Linked.misses(isOdd);
+        try {
+            Executable call = () -> objects.broadcastObject(isOdd ? null : new Linked(), 0);
+            if (isOdd) {
+                String message = assertThrows(CollectiveException.class, call).getMessage();
+                assertTrue(message.contains("rank 1 cannot read the object of rank 0"), message);
+                assertTrue(message.contains("NoClassDefFoundError: Part"), message);
+            } else {
+                assertInstanceOf(Linked.class, objects.broadcastObject(new Linked(), 0));
+            }
+        } finally {
+            Linked.misses(false);
+        }
+        assertEquals(group.ranks(), objects.allGatherObject(group.rank()));
     }
 
     /** A rank that allows less than the others fails alone. */
