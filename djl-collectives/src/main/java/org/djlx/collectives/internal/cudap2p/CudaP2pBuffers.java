@@ -136,6 +136,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     public P2pStream sideStream(Operation operation) {
         requireUsable();
         Required.argument("sideStream: operation", operation);
+        open(); // What it waits for on the current stream is to include the barrier.
         return beside.on(side, operation);
     }
 
