@@ -111,7 +111,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
                         Axes.rows(shape),
                         Arrays.stream(columns).boxed().toList(),
                         shape.get(lastDim));
-        PathChooser chooser = new PathChooser(group, work, each -> possible(group, each));
+        PathChooser chooser = new PathChooser(group, compute, work, each -> possible(group, each));
         choice = chooser.choose(recorded);
         otherwiseRecorded = chooser.choose(!recorded).path() != choice.path();
         reason = choice.path() == Path.PLAIN ? FallbackReason.PLAIN_IS_FASTER : null;

@@ -113,7 +113,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                         columns ? rows : rows / worldSize,
                         List.of(columns ? width / worldSize : width),
                         shape.get(lastDim));
-        PathChooser chooser = new PathChooser(group, work, each -> possible(group, each));
+        PathChooser chooser = new PathChooser(group, compute, work, each -> possible(group, each));
         choice = chooser.choose(recorded);
         otherwiseRecorded = chooser.choose(!recorded).path() != choice.path();
         reason = choice.path() == Path.PLAIN ? FallbackReason.PLAIN_IS_FASTER : null;

@@ -15,6 +15,7 @@ import org.djlx.fusedops.cost.CostModel;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Schedule;
 
 /**
@@ -24,11 +25,8 @@ import org.djlx.fusedops.internal.Schedule;
  */
 final class PathChooser {
 
-    // NCCL does not run between ranks that share a GPU; they have half of its multiprocessors or
-    // less.
-    private static final int MAX_SHARED = Machine.H200.multiprocessors() / 2;
-
     private final ProcessGroup group;
+    private final Compute compute;
     private final Workload work;
     private final Function<Workload, Set<Path>> possible;
 
@@ -36,11 +34,17 @@ final class PathChooser {
      * Prepares a choice.
      *
      * @param group the group, which has P2P buffers
+     * @param compute what computes on its device
      * @param work the operator
      * @param possible the paths that are possible besides the plain one, for certain sizes
      */
-    PathChooser(ProcessGroup group, Workload work, Function<Workload, Set<Path>> possible) {
+    PathChooser(
+            ProcessGroup group,
+            Compute compute,
+            Workload work,
+            Function<Workload, Set<Path>> possible) {
         this.group = group;
+        this.compute = compute;
         this.work = work;
         this.possible = possible;
     }
@@ -67,7 +71,8 @@ final class PathChooser {
         int processors = multiprocessors();
         // Another rank may take the path that is forced and is not possible here.
         boolean mayBeAny = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
-        boolean mayBePlain = mayBeAny && processors > MAX_SHARED;
+        // NCCL does not run between ranks that share a GPU, of which each has a part then.
+        boolean mayBePlain = mayBeAny && processors == compute.multiprocessors();
         Machine machine =
                 processors == 0 ? Machine.H200 : Machine.H200.withMultiprocessors(processors);
         return new CostModel(machine)

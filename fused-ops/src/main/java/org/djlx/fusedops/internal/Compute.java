@@ -10,6 +10,7 @@ import java.util.Optional;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.nativeops.CublasLt;
 import org.djlx.nativeops.CublasLtMatmul;
+import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
@@ -91,6 +92,15 @@ public final class Compute implements AutoCloseable {
             streams.close();
             cuda.close();
         }
+    }
+
+    /**
+     * Returns how many multiprocessors the device has.
+     *
+     * @return their number, whoever else uses them; 0 on the CPU
+     */
+    public int multiprocessors() {
+        return gpu == null ? 0 : gpu.cuda.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
     }
 
     /**
