@@ -9,6 +9,7 @@ import io.netty.channel.Channel;
 import io.netty.channel.ChannelHandlerContext;
 import io.netty.channel.ChannelInitializer;
 import io.netty.channel.ChannelOption;
+import io.netty.channel.ChannelPipeline;
 import io.netty.channel.EventLoopGroup;
 import io.netty.channel.group.ChannelGroup;
 import io.netty.channel.group.DefaultChannelGroup;
@@ -18,6 +19,8 @@ import io.netty.channel.socket.nio.NioServerSocketChannel;
 import io.netty.handler.codec.http.FullHttpResponse;
 import io.netty.handler.codec.http.HttpMessage;
 import io.netty.handler.codec.http.HttpObjectAggregator;
+import io.netty.handler.codec.http.HttpResponse;
+import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.util.concurrent.DefaultThreadFactory;
@@ -121,6 +124,25 @@ final class GenerationServer implements AutoCloseable {
 
         @Override
         protected void handleOversizedMessage(ChannelHandlerContext context, HttpMessage request) {
+            // What the client is still sending is read and dropped, so that it gets to read this.
+            context.writeAndFlush(tooLarge());
+        }
+
+        /**
+         * Answers a client that asks whether it may send its request, as curl does for large ones.
+         */
+        @Override
+        protected Object newContinueResponse(
+                HttpMessage request, int maxBytes, ChannelPipeline pipeline) {
+            Object reply = super.newContinueResponse(request, maxBytes, pipeline);
+            boolean refused =
+                    reply instanceof HttpResponse response
+                            && response.status()
+                                    .equals(HttpResponseStatus.REQUEST_ENTITY_TOO_LARGE);
+            return refused ? tooLarge() : reply;
+        }
+
+        private FullHttpResponse tooLarge() {
             FullHttpResponse reply =
                     Replies.error(
                             new ApiException(
@@ -128,9 +150,8 @@ final class GenerationServer implements AutoCloseable {
                                     "invalid_request_error",
                                     null,
                                     "a request may have " + maxContentLength() + " bytes at most"));
-            // What the client is still sending is read and dropped, so that it gets to read this.
             HttpUtil.setKeepAlive(reply, false);
-            context.writeAndFlush(reply);
+            return reply;
         }
     }
 

@@ -222,6 +222,23 @@ class GenerationServerTest {
         HttpResponse<String> large = send(post("/v1/completions", " ".repeat(MAX_BODY + 1)));
         assertEquals(413, large.statusCode(), large::body);
         assertEquals("a request may have 2000 bytes at most", error(large));
+        // Java's client before 20 waits for ever if it is not told to go on.
+        try (Socket client = new Socket("127.0.0.1", server.port())) {
+            client.setSoTimeout(20_000);
+            String asks =
+                    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                            + "Content-Type: application/json\r\n"
+                            + "Expect: 100-continue\r\nContent-Length: 2001\r\n\r\n";
+            client.getOutputStream().write(asks.getBytes(StandardCharsets.US_ASCII));
+            StringBuilder reply = new StringBuilder();
+            while (reply.indexOf("}}") < 0) {
+                int next = client.getInputStream().read();
+                assertTrue(next >= 0, reply::toString);
+                reply.append((char) next);
+            }
+            assertTrue(reply.indexOf("HTTP/1.1 413 ") == 0, reply::toString);
+            assertTrue(reply.indexOf("a request may have 2000 bytes at most") > 0, reply::toString);
+        }
         HttpResponse<String> endless =
                 send(
                         request("/v1/completions")
