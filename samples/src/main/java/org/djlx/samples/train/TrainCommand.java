@@ -167,6 +167,9 @@ public final class TrainCommand implements Callable<Integer> {
                     spec.commandLine(),
                     "--checkpoint-every must be 1 or more, and takes --resume, which says where");
         }
+        if (checkpoints != null) {
+            Files.createDirectories(checkpoints.toAbsolutePath());
+        }
         if (chart != null) {
             Files.createDirectories(chart.toAbsolutePath().getParent());
             if (Files.isDirectory(chart)) {

@@ -259,6 +259,8 @@ class TrainCommandTest {
                         .contains("must divide the model's 8 heads, not be 3"));
         assertTrue(run(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
         assertTrue(run(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
+        // The whole command fails, where otherwise one rank would and the other would wait for it.
+        assertTrue(run(1, "train", "--text", text, "--resume", text.resolve("x")).contains("x: "));
         Path tiny = folder.resolve("tiny");
         Files.writeString(tiny, "tiny");
         assertTrue(run(2, "train", "--text", tiny).contains("has 4 bytes"));
