@@ -41,5 +41,12 @@ record ServerOptions(
             throw new IllegalArgumentException(
                     "the sizes of requests and the number of connections must be 1 or more");
         }
+        for (Duration timeout : new Duration[] {requestTimeout, answerTimeout}) {
+            if (timeout.isNegative() || timeout.isZero()) {
+                throw new IllegalArgumentException(
+                        "the timeouts of requests and answers must be above 0 s, not "
+                                + timeout.toSeconds());
+            }
+        }
     }
 }

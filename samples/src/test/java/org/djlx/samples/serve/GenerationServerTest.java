@@ -82,6 +82,19 @@ class GenerationServerTest {
         assertEquals(200, send(post("/v1/completions", "{'prompt': 'abc'}")).statusCode());
     }
 
+    @ParameterizedTest
+    @ValueSource(ints = {0, -1})
+    void refusesTimeoutsThatLeaveNoTime(int seconds) {
+        Duration none = Duration.ofSeconds(seconds);
+        for (boolean request : new boolean[] {true, false}) {
+            IllegalArgumentException e =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> start(null, 1, request ? none : LONG, request ? LONG : none));
+            assertTrue(e.getMessage().contains("not " + seconds), e.getMessage());
+        }
+    }
+
     @AfterEach
     void stop() {
         server.close();
