@@ -42,11 +42,12 @@ import org.djlx.nativeops.GpuTopology;
  * before anything that it is given later, for another group as well: ranks that share several
  * groups call operators in one order, or on a stream for each group; otherwise GPUs wait for each
  * other until the timeout. Streams do not help operators that are one launch, as fused ones are on
- * Hopper GPUs, nor all-reduces of P2P kernels from some 256 KiB on: such a kernel waits for those
- * of the other ranks on all multiprocessors, and what another group has launched on its GPU gets
- * none until then. Ranks call those of all groups in one order. CUDA maps the streams of a process
- * to 8 hardware queues of a GPU, in which one waits for another; with more streams than that, set
- * {@code CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
+ * Hopper GPUs or an exchange before or behind a matmul, nor all-reduces of P2P kernels from some
+ * 256 KiB on: such a kernel waits for those of the other ranks on all multiprocessors, all-reduces
+ * on all but 32, and what another group has launched on its GPU gets few or none until then. Ranks
+ * call those of all groups in one order. CUDA maps the streams of a process to 8 hardware queues of
+ * a GPU, in which one waits for another; with more streams than that, set {@code
+ * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
  *
  * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
  * org.djlx.nativeops.CudaGraph#capture}; what NCCL runs, messages included, then throws. All ranks
