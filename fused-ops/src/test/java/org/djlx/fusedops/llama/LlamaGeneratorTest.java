@@ -567,7 +567,9 @@ class LlamaGeneratorTest {
             }
         }
         long grown = residentBytes() - before;
-        assertTrue(grown < 2 * cache, "grown by " + grown + " of " + 12 * cache);
+        // The C library keeps some of what threads have freed, once, however many there were. One
+        // rank that frees nothing leaves 6.
+        assertTrue(grown < 5 * cache, "grown by " + grown + " of " + 12 * cache);
     }
 
     private static long residentBytes() throws IOException {
