@@ -91,6 +91,7 @@ public final class GroupContext {
             String partName,
             List<Integer> members,
             Store partStore,
+            BackendOptions partOptions,
             Device partDevice,
             Supplier<Optional<Throwable>> obstacle) {
         List<RankProcess> processes = rendezvous.processes();
@@ -99,7 +100,7 @@ public final class GroupContext {
                 members.indexOf(rank),
                 members.size(),
                 partStore,
-                options,
+                partOptions,
                 partDevice,
                 members.stream().map(processes::get).collect(Collectors.toList()),
                 obstacle,

@@ -4,9 +4,7 @@
  */
 package org.djlx.collectives;
 
-import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collections;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Objects;
@@ -14,71 +12,79 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.LinkedBlockingQueue;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.NoGradient;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The ranks of a group as threads that stay, each with something of its own, such as a part of a
- * model: what serves requests by several ranks. All ranks run the same tasks in the same order,
- * which is that of {@link #submit}; tasks may call the group. Gradients are not recorded.
+ * The ranks of a group, each with something of its own, such as a part of a model, which serve
+ * requests together. All ranks serve the same requests in the same order, which is that of {@link
+ * #submit}, and may call the group meanwhile. Gradients are not recorded.
+ *
+ * <p>Ranks are threads of this JVM that stay:
  *
  * <pre>{@code
- * RankPool<Predictor<NDList, NDList>> pool =
- *         RankPool.start("mlp", ProcessGroups.local(4), group -> load(group).newPredictor(null));
- * List<float[]> outputs = pool.submit((group, predictor) -> predict(predictor, input)).get();
+ * RankPool<float[], float[]> pool =
+ *         RankPool.start("mlp", ProcessGroups.local(4), group -> new MlpPart(group));
+ * float[] output = pool.submit(input).get();
  * pool.close();
  * }</pre>
  *
- * <p>If a task throws on any rank, or what is each rank's own cannot be made, the pool has failed:
- * its group is no longer to be used, as the others may be anywhere in the task. All work that is
+ * <p>or processes of one host, of which rank 0 takes the requests and the others follow. All run
+ * the same program:
+ *
+ * <pre>{@code
+ * ProcessGroup group = ProcessGroups.init("shm");
+ * try (RankPool<float[], float[]> pool =
+ *         RankPool.join("mlp", group, codec, own -> new MlpPart(own))) {
+ *     if (group.rank() == 0) {
+ *         float[] output = pool.submit(input).get();
+ *     }
+ * } // The others stay here until rank 0 closes its pool.
+ * }</pre>
+ *
+ * <p>If a rank throws or dies, or what is each rank's own cannot be made, the pool has failed: its
+ * group is no longer to be used, as the others may be anywhere in the request. All work that is
  * pending fails with the reason, and so does what is submitted later; the pool is to be closed and,
- * if need be, another started. So check what may be wrong with a task's input before it is
- * submitted.
+ * if need be, another started, for which processes are to be started again. So check what may be
+ * wrong with a request before it is submitted.
  *
  * <p>Thread-safe.
  *
- * @param <S> what each rank has
+ * @param <R> what a request is
+ * @param <T> what comes of it
  */
-public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
+public final class RankPool<R, T> implements AutoCloseable {
 
     private static final Logger LOG = LoggerFactory.getLogger(RankPool.class);
     // How long ranks go on after one has failed before they are interrupted: those that wait for it
     // in an operation learn of it at once.
     private static final long GRACE_MILLIS = 10_000;
 
-    /**
-     * What all ranks do.
-     *
-     * @param <S> what each rank has
-     * @param <T> what a rank returns
-     */
-    @FunctionalInterface
-    public interface RankTask<S, T> {
-
-        /**
-         * Runs on a rank's thread.
-         *
-         * @param group the rank's handle on the group
-         * @param state what the rank has
-         * @return the rank's result
-         * @throws Exception if it fails, and the pool with it
-         */
-        T run(ProcessGroup group, S state) throws Exception;
-    }
-
     private final String name;
-    private final List<Rank> ranks = new ArrayList<>();
+    private final int worldSize;
+    private final List<Rank> ranks; // of this JVM
+    private final RequestCodec<R> codec; // null if all ranks are threads of it, as the channel is
+    private final RequestChannel channel;
+    private final CompletableFuture<CollectiveException> failed = new CompletableFuture<>();
 
     // Guarded by this.
     private final Set<Call<?>> pending = new LinkedHashSet<>();
     private CollectiveException failure;
+    private Thread breaking; // destroys the group when another process has failed
     private boolean closed;
 
-    private RankPool(String name) {
+    private RankPool(
+            String name, List<ProcessGroup> groups, RequestCodec<R> codec, RequestChannel channel) {
         this.name = name;
+        this.codec = codec;
+        this.channel = channel;
+        worldSize = groups.get(0).worldSize();
+        ranks = groups.stream().map(Rank::new).toList();
     }
 
     /**
@@ -88,19 +94,20 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
      * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them;
      *     they are the pool's from now on, which destroys them
      * @param maker makes what a rank has, on its thread; the pool closes it there
-     * @param <S> what each rank has
+     * @param <R> what a request is
+     * @param <T> what comes of it
      * @return the pool
      * @throws CollectiveException if it could not be made on a rank, which it names; what was made
      *     is closed, and the groups are destroyed
      * @throws IllegalArgumentException if an argument is null, or a rank's handle is missing or
      *     there twice
      */
-    public static <S extends AutoCloseable> RankPool<S> start(
-            String name, List<ProcessGroup> groups, ProcessGroups.RankBody<S> maker) {
-        if (name == null || maker == null) {
-            throw new IllegalArgumentException(
-                    "RankPool: the " + (name == null ? "name" : "maker") + " is null");
-        }
+    public static <R, T> RankPool<R, T> start(
+            String name,
+            List<ProcessGroup> groups,
+            ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) {
+        Required.argument("RankPool: the name", name);
+        Required.argument("RankPool: the maker", maker);
         if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
                     "RankPool: groups must hold the handles of all ranks, not " + groups);
@@ -114,54 +121,111 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
                                     + " not %s",
                             worldSize, groups));
         }
-        RankPool<S> pool = new RankPool<>(name);
-        for (ProcessGroup group : groups) {
-            pool.ranks.add(pool.new Rank(group));
+        RankPool<R, T> pool = new RankPool<>(name, groups, null, null);
+        pool.begin(rank -> rank.make(maker));
+        return pool;
+    }
+
+    /**
+     * Makes this process a rank of a pool whose ranks are processes of one host, which all call
+     * this: starts a thread, has it make what is this rank's own, and waits for all ranks.
+     *
+     * <p>Rank 0 alone takes requests, and sends them to the others through shared memory, whatever
+     * the group's backend. These serve them until rank 0 closes its pool. No timeout bounds their
+     * wait for a request, in which they use no processor time.
+     *
+     * @param name the pool's name, for its threads and for messages
+     * @param group this process's handle on the group of all ranks; it is the pool's from now on,
+     *     which destroys it, also if this throws. Its timeout bounds how long rank 0 waits for the
+     *     others to take a request; to make what is their own, they may take as long as they need
+     * @param codec how requests get to the other processes
+     * @param maker makes what a rank has, on its thread; the pool closes it there
+     * @param <R> what a request is
+     * @param <T> what comes of it
+     * @return the pool
+     * @throws CollectiveException on all ranks, if they are not on one host, or if it could not be
+     *     made on one of them; what was made is closed
+     * @throws IllegalArgumentException if an argument is null
+     */
+    public static <R, T> RankPool<R, T> join(
+            String name,
+            ProcessGroup group,
+            RequestCodec<R> codec,
+            ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) {
+        Required.argument("RankPool: the name", name);
+        Required.argument("RankPool: the group", group);
+        Required.argument("RankPool: the codec", codec);
+        Required.argument("RankPool: the maker", maker);
+        RankPool<R, T> pool = pool(name, group, codec);
+        RequestChannel channel = pool.channel;
+        if (pool.isFollower()) {
+            pool.begin(
+                    rank -> {
+                        rank.make(maker);
+                        channel.awaitBegin();
+                        rank.queue.add(rank::follow);
+                        return null;
+                    });
+        } else {
+            channel.listen(pool::lose);
+            pool.begin(
+                    rank -> {
+                        rank.make(maker);
+                        channel.begin();
+                        return null;
+                    });
         }
+        return pool;
+    }
+
+    private static <R, T> RankPool<R, T> pool(
+            String name, ProcessGroup group, RequestCodec<R> codec) {
         boolean done = false;
         try {
-            CompletableFuture<List<Void>> made =
-                    pool.call(
-                            rank -> {
-                                rank.state = maker.run(rank.group);
-                                return null;
-                            });
-            pool.ranks.forEach(rank -> rank.thread.start());
-            join(made);
+            RequestChannel channel = RequestChannel.open(group);
+            RankPool<R, T> pool = new RankPool<>(name, List.of(group), codec, channel);
             done = true;
             return pool;
         } finally {
             if (!done) {
-                pool.close();
+                group.destroy();
             }
         }
     }
 
-    private static void join(CompletableFuture<?> made) {
+    /** Starts the ranks' threads and waits until all have done something first. */
+    private void begin(Body<R, T, Void> body) {
+        boolean done = false;
         try {
-            made.get();
+            CompletableFuture<Void> begun = call(body);
+            ranks.forEach(rank -> rank.thread.start());
+            begun.get();
+            done = true;
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CollectiveException("RankPool: interrupted while the ranks started", e);
         } catch (ExecutionException e) {
             throw (CollectiveException) e.getCause(); // Calls fail with nothing else.
+        } finally {
+            if (!done) {
+                close();
+            }
         }
     }
 
     /** What a rank does. */
-    private interface Body<S extends AutoCloseable, T> {
-        T run(RankPool<S>.Rank rank) throws Exception;
+    private interface Body<R, T, V> {
+        V run(RankPool<R, T>.Rank rank) throws Exception;
     }
 
-    /** One task on all ranks. */
-    private static final class Call<T> {
+    /** Something that all ranks of this JVM do. */
+    private static final class Call<V> {
 
-        final CompletableFuture<List<T>> future = new CompletableFuture<>();
-        final List<T> results; // guarded by the pool, as left is
+        final CompletableFuture<V> future = new CompletableFuture<>();
+        V result; // that of rank 0; guarded by the pool, as left is
         int left;
 
         Call(int ranks) {
-            results = new ArrayList<>(Collections.nCopies(ranks, null));
             left = ranks;
         }
     }
@@ -171,7 +235,7 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
         final ProcessGroup group;
         final Thread thread;
         final BlockingQueue<Runnable> queue = new LinkedBlockingQueue<>();
-        S state; // the thread's own
+        RankWorker<R, T> worker; // the thread's own
         boolean ended; // the thread's own
 
         Rank(ProcessGroup group) {
@@ -190,84 +254,154 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
             }
         }
 
-        <T> void run(Call<T> call, Body<S, T> body) {
+        Void make(ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) throws Exception {
+            worker = maker.run(group);
+            if (worker == null) {
+                throw new IllegalStateException("the maker of what a rank has returned null");
+            }
+            return null;
+        }
+
+        <V> void run(Call<V> call, Body<R, T, V> body) {
             if (failure().isPresent()) {
                 return; // The call has failed with it.
             }
             try {
-                T result = body.run(this);
+                V result = body.run(this);
                 done(call, group.rank(), result);
             } catch (Throwable t) { // Errors as well: memory may run out.
-                fail(group.rank(), t);
-                group.destroy(); // So that no rank waits for this one.
+                leave(t);
             }
+        }
+
+        /** Serves what rank 0 sends, until there is no more. */
+        void follow() {
+            try {
+                byte[] request = channel.receive();
+                while (request != null) {
+                    worker.serve(codec.decode(request));
+                    request = channel.receive();
+                }
+            } catch (Throwable t) {
+                leave(t);
+            }
+            end();
+        }
+
+        private void leave(Throwable cause) {
+            fail(group.rank(), cause);
+            if (isFollower()) {
+                channel.fail(reason(cause));
+            }
+            group.destroy(); // So that no rank waits for this one.
         }
 
         void end() {
             ended = true;
             try {
-                if (state != null) {
-                    state.close();
+                if (channel != null && !isFollower() && failure().isEmpty()) {
+                    channel.end();
                 }
-            } catch (Exception e) {
+            } catch (CollectiveException e) {
+                LOG.warn("{}: the other ranks do not know that it is closed", name, e);
+            }
+            try {
+                if (worker != null) {
+                    worker.close();
+                }
+            } catch (RuntimeException e) {
                 LOG.warn("{}: what it has could not be closed", thread.getName(), e);
             } finally {
                 group.destroy();
+                if (channel != null) {
+                    channel.close();
+                }
             }
         }
     }
 
-    private <T> void done(Call<T> call, int rank, T result) {
+    private <V> void done(Call<V> call, int rank, V result) {
         synchronized (this) {
-            call.results.set(rank, result);
+            if (rank == 0) {
+                call.result = result;
+            }
             if (--call.left > 0 || !pending.remove(call)) {
                 return;
             }
         }
-        call.future.complete(call.results);
+        call.future.complete(call.result);
     }
 
-    private void fail(int rank, Throwable cause) {
-        List<Call<?>> failed;
+    private static String reason(Throwable cause) {
+        return cause instanceof CollectiveException ? cause.getMessage() : cause.toString();
+    }
+
+    /** Fails what is pending, unless that was done before, which it then comes of. */
+    private boolean fail(int rank, Throwable cause) {
+        List<Call<?>> calls;
+        CollectiveException first =
+                new CollectiveException(
+                        String.format(
+                                "rank %d of %d of %s failed: %s",
+                                rank, worldSize, name, reason(cause)),
+                        cause);
         synchronized (this) {
             if (failure != null) {
-                return; // It comes of the first.
+                return false;
             }
-            boolean speaks = cause instanceof CollectiveException;
-            failure =
-                    new CollectiveException(
-                            String.format(
-                                    "rank %d of %d of %s failed: %s",
-                                    rank,
-                                    ranks.size(),
-                                    name,
-                                    speaks ? cause.getMessage() : cause.toString()),
-                            cause);
-            failed = List.copyOf(pending);
+            failure = first;
+            calls = List.copyOf(pending);
             pending.clear();
         }
-        failed.forEach(call -> call.future.completeExceptionally(failure));
+        calls.forEach(call -> call.future.completeExceptionally(first));
+        failed.complete(first);
+        return true;
+    }
+
+    /** On rank 0: another process has failed. Its reason comes before what follows of it. */
+    private void lose(int rank, CollectiveException cause) {
+        if (fail(rank, cause)) {
+            synchronized (this) {
+                // By itself: this thread is one of the group's.
+                breaking = new Thread(ranks.get(0).group::destroy, name + "-failed");
+                breaking.setDaemon(true);
+                breaking.start();
+            }
+        }
     }
 
     /**
-     * Queues a task for all ranks.
+     * Queues a request for all ranks.
      *
-     * @param task what each does
-     * @param <T> what a rank returns
-     * @return what the ranks returned, in rank order, when all have; or the {@link
+     * @param request what they serve
+     * @return what rank 0 returned, when all ranks of this JVM have; or the {@link
      *     CollectiveException} with which the pool has failed, as soon as it has. What depends on
-     *     it is run by a rank's thread, and must not wait for the pool
-     * @throws IllegalStateException if the pool is closed
+     *     it is run by a thread of the pool, and must not wait for it
+     * @throws IllegalStateException if the pool is closed, or this process is not rank 0
      */
-    public <T> CompletableFuture<List<T>> submit(RankTask<S, T> task) {
-        if (task == null) {
-            throw new IllegalArgumentException(name + ": the task is null");
+    public CompletableFuture<T> submit(R request) {
+        if (request == null) {
+            throw new IllegalArgumentException(name + ": the request is null");
         }
-        return call(rank -> task.run(rank.group, rank.state));
+        if (isFollower()) {
+            throw new IllegalStateException(
+                    String.format(
+                            "%s: requests are for rank 0, which rank %d follows",
+                            name, ranks.get(0).group.rank()));
+        }
+        if (channel == null) {
+            return call(rank -> rank.worker.serve(request));
+        }
+        byte[] bytes = codec.encode(request);
+        return call(
+                rank -> {
+                    channel.send(bytes);
+                    return rank.worker.serve(request);
+                });
     }
 
-    private <T> CompletableFuture<List<T>> call(Body<S, T> body) {
-        Call<T> call = new Call<>(ranks.size());
+    private <V> CompletableFuture<V> call(Body<R, T, V> body) {
+        Call<V> call = new Call<>(ranks.size());
         synchronized (this) {
             if (closed) {
                 throw new IllegalStateException(name + " is closed");
@@ -288,7 +422,16 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
      * @return the number
      */
     public int size() {
-        return ranks.size();
+        return worldSize;
+    }
+
+    /**
+     * Tells whether this process follows rank 0, which is another and takes the requests.
+     *
+     * @return whether it does; false if ranks are threads
+     */
+    public boolean isFollower() {
+        return channel != null && ranks.get(0).group.rank() > 0;
     }
 
     /**
@@ -301,10 +444,40 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
     }
 
     /**
-     * Waits for the tasks that were submitted, closes what the ranks have, and destroys the group.
-     * When the pool has failed, ranks that are still in a task after 10 seconds are interrupted.
-     * May be called again; returns when all is closed. If the calling thread is interrupted, the
-     * ranks are, and are waited for all the same.
+     * Tells when the pool fails, also if there is nothing to do for it then.
+     *
+     * @return completes with the {@link #failure}; never if there is none. What depends on it is
+     *     run by a thread of the pool, and must not wait for it
+     */
+    public CompletionStage<CollectiveException> whenFailed() {
+        return failed.minimalCompletionStage();
+    }
+
+    /**
+     * Waits until the pool has ended: until it is closed, on rank 0 if this process follows it.
+     *
+     * @throws CollectiveException if it has failed
+     * @throws InterruptedException if the thread is interrupted
+     */
+    public void awaitEnd() throws InterruptedException {
+        for (Rank rank : ranks) {
+            rank.thread.join();
+        }
+        synchronized (this) {
+            if (failure != null) {
+                throw new CollectiveException(failure.getMessage(), failure);
+            }
+        }
+    }
+
+    /**
+     * Waits for the requests that were submitted, closes what the ranks have, and destroys the
+     * group. When the pool has failed, ranks that are still in a request after 10 seconds are
+     * interrupted. May be called again; returns when all is closed. If the calling thread is
+     * interrupted, the ranks are, and are waited for all the same.
+     *
+     * <p>On processes that follow rank 0, this waits until that closes its pool or is gone, as
+     * {@link #awaitEnd} does, and throws nothing.
      *
      * @throws IllegalStateException if called by a rank's thread, which would wait for itself
      */
@@ -336,9 +509,27 @@ public final class RankPool<S extends AutoCloseable> implements AutoCloseable {
                 }
             }
         }
+        interrupted |= awaitBreaking();
         if (interrupted) {
             Thread.currentThread().interrupt();
         }
+    }
+
+    /** Returns whether this thread was interrupted meanwhile. */
+    private boolean awaitBreaking() {
+        Thread thread;
+        synchronized (this) {
+            thread = breaking;
+        }
+        boolean interrupted = false;
+        while (thread != null && thread.isAlive()) {
+            try {
+                thread.join();
+            } catch (InterruptedException e) {
+                interrupted = true; // It has an end: what it waits for is told that it is over.
+            }
+        }
+        return interrupted;
     }
 
     @Override

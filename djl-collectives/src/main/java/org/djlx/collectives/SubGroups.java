@@ -180,6 +180,26 @@ final class SubGroups {
     }
 
     /**
+     * Creates a group of all ranks of a group, with another backend, and with options of its own.
+     * All ranks call it, as they call an operation.
+     */
+    static ProcessGroup beside(ProcessGroup parent, String backend, BackendOptions options) {
+        GroupContext whole = parent.state().context();
+        List<Integer> all = IntStream.range(0, parent.worldSize()).boxed().toList();
+        int number = parent.state().nextSubGroup(null);
+        Store store = new PrefixStore("group" + number, whole.store());
+        String name = parent.name() + "." + number;
+        return together(
+                parent,
+                begun -> {
+                    GroupContext context =
+                            whole.part(name, all, store, options, null, begun::exception);
+                    return ProcessGroup.part(
+                            parent, context, Backends.get(backend).create(context), parent.ranks());
+                });
+    }
+
+    /**
      * Ends when all ranks have done their part: until then none may leave this group, whose store
      * the members meet in. A rank that fails takes part as well, so that the others do not wait.
      *
@@ -224,7 +244,9 @@ final class SubGroups {
         }
         GroupContext whole = parent.state().context();
         Store store = new PrefixStore("group" + prefix, whole.store());
-        GroupContext context = whole.part(name, members, store, parent.device(), begun::exception);
+        GroupContext context =
+                whole.part(
+                        name, members, store, whole.options(), parent.device(), begun::exception);
         return ProcessGroup.part(parent, context, join(parent, context, members, color), ranks);
     }
 

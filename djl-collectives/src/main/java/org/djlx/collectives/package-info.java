@@ -6,7 +6,8 @@
  *
  * <pre>
  *   ProcessGroups               starts groups: from the environment, or for threads of this JVM
- *   RankPool                    ranks as threads that stay, and what each has
+ *   RankPool, RankWorker        ranks that serve requests together, and what each of them has
+ *   RequestCodec                how the requests get to ranks that are other processes
  *   ProcessGroup, Work          one rank's handle on a group, and what its operations return
  *   ReduceOp, P2pOp, OpType     what operations take
  *   ObjectCollectives           collectives on Java objects instead of tensors

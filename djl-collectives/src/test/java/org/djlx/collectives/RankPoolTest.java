@@ -30,15 +30,27 @@ class RankPoolTest {
 
     private final AtomicInteger open = new AtomicInteger();
 
-    /** What a rank of these pools has. */
-    private final class State implements AutoCloseable {
+    /** What the ranks of these pools serve. */
+    private interface Task {
+        Object run(State state) throws Exception;
+    }
 
+    /** What a rank of these pools has. */
+    private final class State implements RankWorker<Task, Object> {
+
+        final ProcessGroup group;
         final NDManager manager = NDManager.newBaseManager();
         final Thread thread = Thread.currentThread();
         final List<Integer> tasks = new ArrayList<>();
 
-        State() {
+        State(ProcessGroup group) {
+            this.group = group;
             open.incrementAndGet();
+        }
+
+        @Override
+        public Object serve(Task task) throws Exception {
+            return task.run(this);
         }
 
         @Override
@@ -49,15 +61,15 @@ class RankPoolTest {
         }
     }
 
-    private RankPool<State> pool(int ranks) {
-        return RankPool.start("pool", ProcessGroups.local(ranks), group -> new State());
+    private RankPool<Task, Object> pool(int ranks) {
+        return RankPool.start("pool", ProcessGroups.local(ranks), State::new);
     }
 
-    private static float sumOfRanks(ProcessGroup group, State state) {
+    private static Object sumOfRanks(State state) {
         assertSame(state.thread, Thread.currentThread());
         assertFalse(JniUtils.isGradMode());
-        try (NDArray rank = state.manager.create(new float[] {group.rank()})) {
-            group.allReduce(rank, ReduceOp.SUM).await();
+        try (NDArray rank = state.manager.create(new float[] {state.group.rank()})) {
+            state.group.allReduce(rank, ReduceOp.SUM).await();
             return rank.getFloat();
         }
     }
@@ -74,7 +86,7 @@ class RankPoolTest {
                 IllegalArgumentException e =
                         assertThrows(
                                 IllegalArgumentException.class,
-                                () -> RankPool.start("pool", wrong, group -> new State()));
+                                () -> RankPool.start("pool", wrong, State::new));
                 assertTrue(e.getMessage().contains("all 2 ranks, each once"), e.getMessage());
             }
             assertEquals(0, open.get());
@@ -87,8 +99,8 @@ class RankPoolTest {
     void runsTasksOnAllRanksInOneOrder() throws Exception {
         int callers = 8;
         int tasks = 25;
-        List<List<Integer>> orders;
-        try (RankPool<State> pool = pool(4)) {
+        List<List<Integer>> orders = Collections.synchronizedList(new ArrayList<>());
+        try (RankPool<Task, Object> pool = pool(4)) {
             assertEquals(4, pool.size());
             List<Thread> threads =
                     IntStream.range(0, callers)
@@ -98,7 +110,8 @@ class RankPoolTest {
             for (Thread thread : threads) {
                 thread.join();
             }
-            orders = pool.submit((group, state) -> List.copyOf(state.tasks)).get();
+            pool.submit(state -> orders.add(List.copyOf(state.tasks))).get();
+            assertEquals(4, orders.size());
             assertEquals(4, open.get());
         }
         assertEquals(0, open.get());
@@ -106,47 +119,47 @@ class RankPoolTest {
         orders.forEach(order -> assertEquals(orders.get(0), order));
     }
 
-    private static void submitMany(RankPool<State> pool, int caller, int tasks) {
+    private static void submitMany(RankPool<Task, Object> pool, int caller, int tasks) {
         for (int task = 0; task < tasks; task++) {
             int id = 1000 * caller + task;
-            List<Float> sums =
+            Object sum =
                     pool.submit(
-                                    (group, state) -> {
+                                    state -> {
                                         state.tasks.add(id);
-                                        return sumOfRanks(group, state);
+                                        return sumOfRanks(state);
                                     })
                             .join();
-            assertEquals(List.of(6f, 6f, 6f, 6f), sums);
+            assertEquals(6f, sum);
         }
     }
 
     @Test
     void failsPendingWorkWithTheReason() throws Exception {
         CountDownLatch go = new CountDownLatch(1);
-        try (RankPool<State> pool = pool(2)) {
-            CompletableFuture<List<Float>> bad =
+        try (RankPool<Task, Object> pool = pool(2)) {
+            CompletableFuture<Object> bad =
                     pool.submit(
-                            (group, state) -> {
+                            state -> {
                                 go.await();
-                                if (group.rank() == 1) {
+                                if (state.group.rank() == 1) {
                                     throw new IllegalStateException("out of luck");
                                 }
-                                return sumOfRanks(group, state);
+                                return sumOfRanks(state);
                             });
-            List<CompletableFuture<List<Float>>> pending = new ArrayList<>();
+            List<CompletableFuture<Object>> pending = new ArrayList<>();
             for (int i = 0; i < 3; i++) {
                 pending.add(pool.submit(RankPoolTest::sumOfRanks));
             }
             assertTrue(pool.failure().isEmpty());
             go.countDown();
             pending.add(bad);
-            for (CompletableFuture<List<Float>> future : pending) {
+            for (CompletableFuture<Object> future : pending) {
                 Throwable cause = assertThrows(ExecutionException.class, future::get).getCause();
                 assertSame(pool.failure().orElseThrow(), cause);
                 assertEquals("out of luck", cause.getCause().getMessage());
                 assertTrue(cause.getMessage().startsWith("rank 1 of 2 of pool failed"));
             }
-            CompletableFuture<List<Float>> late = pool.submit(RankPoolTest::sumOfRanks);
+            CompletableFuture<Object> late = pool.submit(RankPoolTest::sumOfRanks);
             assertTrue(late.isCompletedExceptionally());
         }
         assertEquals(0, open.get());
@@ -154,10 +167,10 @@ class RankPoolTest {
 
     @Test
     void failsWithAnErrorToo() {
-        try (RankPool<State> pool = pool(2)) {
-            CompletableFuture<List<Object>> bad =
+        try (RankPool<Task, Object> pool = pool(2)) {
+            CompletableFuture<Object> bad =
                     pool.submit(
-                            (group, state) -> {
+                            state -> {
                                 throw new OutOfMemoryError("a test's");
                             });
             Throwable cause = assertThrows(ExecutionException.class, bad::get).getCause();
@@ -180,7 +193,7 @@ class RankPoolTest {
                                             if (group.rank() == 2) {
                                                 throw new IllegalArgumentException("no weights");
                                             }
-                                            return new State();
+                                            return new State(group);
                                         }));
         assertEquals(0, open.get());
         assertTrue(failure.getMessage().contains("rank 2 of 3"), failure.getMessage());
@@ -189,18 +202,18 @@ class RankPoolTest {
 
     @Test
     void finishesWhatWasSubmittedBeforeItCloses() throws Exception {
-        RankPool<State> pool = pool(2);
+        RankPool<Task, Object> pool = pool(2);
         CountDownLatch begun = new CountDownLatch(2);
-        CompletableFuture<List<Float>> last =
+        CompletableFuture<Object> last =
                 pool.submit(
-                        (group, state) -> {
+                        state -> {
                             begun.countDown();
                             TimeUnit.MILLISECONDS.sleep(50);
-                            return sumOfRanks(group, state);
+                            return sumOfRanks(state);
                         });
         begun.await();
         pool.close();
-        assertEquals(List.of(1f, 1f), last.get());
+        assertEquals(1f, last.get());
         assertEquals(0, open.get());
         pool.close();
         assertThrows(IllegalStateException.class, () -> pool.submit(RankPoolTest::sumOfRanks));
@@ -208,10 +221,10 @@ class RankPoolTest {
 
     @Test
     void refusesToBeClosedByARank() {
-        RankPool<State> pool = pool(1);
-        CompletableFuture<List<Object>> closing =
+        RankPool<Task, Object> pool = pool(1);
+        CompletableFuture<Object> closing =
                 pool.submit(
-                        (group, state) -> {
+                        state -> {
                             pool.close();
                             return null;
                         });
@@ -225,14 +238,13 @@ class RankPoolTest {
     void refusesNulls() {
         List<ProcessGroup> groups = ProcessGroups.local(1);
         assertThrows(
-                IllegalArgumentException.class,
-                () -> RankPool.start(null, groups, group -> new State()));
+                IllegalArgumentException.class, () -> RankPool.start(null, groups, State::new));
         assertThrows(IllegalArgumentException.class, () -> RankPool.start("pool", groups, null));
         assertThrows(
                 IllegalArgumentException.class,
-                () -> RankPool.start("pool", List.of(), group -> new State()));
+                () -> RankPool.start("pool", List.of(), State::new));
         groups.forEach(ProcessGroup::destroy);
-        try (RankPool<State> pool = pool(1)) {
+        try (RankPool<Task, Object> pool = pool(1)) {
             assertThrows(IllegalArgumentException.class, () -> pool.submit(null));
         }
     }
@@ -240,20 +252,20 @@ class RankPoolTest {
     @Test
     void nullsAreNamed() {
         List<ProcessGroup> groups = ProcessGroups.local(1);
-        ProcessGroups.RankBody<State> maker = group -> new State();
+        ProcessGroups.RankBody<State> maker = State::new;
         try {
             assertThrows(IllegalArgumentException.class, () -> RankPool.start(null, groups, maker));
             assertThrows(IllegalArgumentException.class, () -> RankPool.start("pool", null, maker));
             assertThrows(
                     IllegalArgumentException.class,
-                    () -> RankPool.<State>start("pool", groups, null));
+                    () -> RankPool.<Task, Object>start("pool", groups, null));
             List<ProcessGroup> holes = Collections.singletonList(null);
             assertThrows(
                     IllegalArgumentException.class, () -> RankPool.start("pool", holes, maker));
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
-        try (RankPool<State> pool = pool(1)) {
+        try (RankPool<Task, Object> pool = pool(1)) {
             assertThrows(IllegalArgumentException.class, () -> pool.submit(null));
         }
     }

@@ -26,15 +26,17 @@ import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankPool;
+import org.djlx.collectives.RankWorker;
 import org.djlx.fusedops.safetensors.Safetensors;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A Llama from a model directory, on several ranks of this JVM: CPU ranks, or GPUs.
+ * A Llama from a model directory, on several ranks: CPU ranks, or GPUs.
  *
  * <pre>{@code
  * try (TextGenerator generator =
@@ -53,8 +55,10 @@ import org.slf4j.LoggerFactory;
  * batch when the cache has room for its prompt and all it may generate, and leaves it when it ends.
  * Long prompts are read in parts, so that others do not wait for them.
  *
- * <p>If a rank fails while requests run, these and those that wait fail with the reason. The model
- * is loaded again, once; if it fails again before a request has been served, the generator is lost.
+ * <p>Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup processes}. If one fails
+ * while requests run, these and those that wait fail with the reason. If ranks are threads, the
+ * model is loaded again, once; if it fails again before a request has been served, the generator is
+ * lost. If they are processes it is lost at once, and what started these may start them again.
  */
 public final class LlamaGenerator implements TextGenerator {
 
@@ -68,7 +72,7 @@ public final class LlamaGenerator implements TextGenerator {
     private final Thread thread;
 
     // The thread's own, but for tests; set before it starts.
-    private volatile RankPool<LlamaModel> pool;
+    private volatile RankPool<LlamaStep, List<TokenChooser.Choice>> pool;
 
     // Guarded by this.
     private final Deque<Sequence> queued = new ArrayDeque<>();
@@ -95,8 +99,16 @@ public final class LlamaGenerator implements TextGenerator {
         thread.setDaemon(true);
         boolean done = false;
         try {
+            if (settings.group != null) {
+                checkAgreement();
+            }
             pool = load();
-            thread.start();
+            if (settings.group != null) {
+                pool.whenFailed().thenRun(this::wake);
+            }
+            if (!isFollower()) {
+                thread.start();
+            }
             done = true;
         } finally {
             if (!done) {
@@ -114,7 +126,25 @@ public final class LlamaGenerator implements TextGenerator {
         return new Builder();
     }
 
-    private RankPool<LlamaModel> load() throws IOException {
+    /** What ranks are set up with is not the same if users start them differently. */
+    private void checkAgreement() {
+        String own =
+                String.format(
+                        "%s with maxLength %d and %d blocks of cache",
+                        config, settings.maxLength, settings.cacheBlocks);
+        List<String> all = new ObjectCollectives(settings.group).allGatherObject(own);
+        for (int rank = 1; rank < all.size(); rank++) {
+            if (!all.get(rank).equals(all.get(0))) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "all ranks must have the same model and options: rank 0 has %s,"
+                                        + " rank %d has %s",
+                                all.get(0), rank, all.get(rank)));
+            }
+        }
+    }
+
+    private RankPool<LlamaStep, List<TokenChooser.Choice>> load() throws IOException {
         int ranks = settings.ranks();
         int rows = settings.cacheBlocks * BLOCK_TOKENS;
         try (Safetensors files = Safetensors.open(directory)) {
@@ -124,23 +154,31 @@ public final class LlamaGenerator implements TextGenerator {
                 throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
             }
             long weightBytes = LlamaWeights.byteSize(config, ranks);
-            LOG.info(
-                    "{}: each of {} ranks takes {} MiB for weights and {} MiB for a cache of {}"
-                            + " tokens.",
-                    directory,
-                    ranks,
-                    weightBytes >> 20,
-                    KvCache.byteSize(config, ranks, rows) >> 20,
-                    rows);
-            Progress progress = settings.progress;
+            if (!isFollower()) {
+                LOG.info(
+                        "{}: each of {} ranks takes {} MiB for weights and {} MiB for a cache of"
+                                + " {} tokens.",
+                        directory,
+                        ranks,
+                        weightBytes >> 20,
+                        KvCache.byteSize(config, ranks, rows) >> 20,
+                        rows);
+            }
+            Progress progress = isFollower() ? null : settings.progress;
             if (progress != null) {
                 progress.reset("Loading " + directory.getFileName(), weightBytes);
             }
-            RankPool<LlamaModel> loaded =
-                    RankPool.start(
-                            thread.getName(),
-                            settings.groups(),
-                            group -> model(group, files, rows));
+            RankPool<LlamaStep, List<TokenChooser.Choice>> loaded =
+                    settings.group == null
+                            ? RankPool.start(
+                                    thread.getName(),
+                                    settings.groups(),
+                                    group -> rank(group, files, rows))
+                            : RankPool.join(
+                                    thread.getName(),
+                                    settings.group,
+                                    LlamaStep.CODEC,
+                                    group -> rank(group, files, rows));
             boolean done = false;
             try {
                 if (progress != null) {
@@ -154,6 +192,23 @@ public final class LlamaGenerator implements TextGenerator {
                 }
             }
         }
+    }
+
+    /** Loads a rank's part of the model. */
+    private RankWorker<LlamaStep, List<TokenChooser.Choice>> rank(
+            ProcessGroup group, Safetensors files, int rows) {
+        LlamaModel model = model(group, files, rows);
+        return new RankWorker<>() {
+            @Override
+            public List<TokenChooser.Choice> serve(LlamaStep step) throws Exception {
+                return step.run(group, model);
+            }
+
+            @Override
+            public void close() {
+                model.close();
+            }
+        };
     }
 
     private LlamaModel model(ProcessGroup group, Safetensors files, int rows) {
@@ -214,8 +269,9 @@ public final class LlamaGenerator implements TextGenerator {
         PieceQueue queue = new PieceQueue(prompt.length, this::wake);
         Sequence sequence = new Sequence(request, prompt, tokenizer, stops, queue);
         synchronized (this) {
-            if (lost != null || closed) {
-                throw new IllegalStateException(unavailabilityCause().orElseThrow());
+            Optional<String> unavailable = unavailabilityCause();
+            if (unavailable.isPresent()) {
+                throw new IllegalStateException(unavailable.get());
             }
             if (queued.size() >= settings.maxQueued) {
                 throw new RejectedExecutionException(
@@ -292,11 +348,16 @@ public final class LlamaGenerator implements TextGenerator {
                 next.setRows(rows);
                 running.add(next);
             }
-            if (!running.isEmpty()) {
+            if (!running.isEmpty() || isBroken()) {
                 return true;
             }
             wait();
         }
+    }
+
+    /** Tells whether a process has failed, after which there is nothing to wait for. */
+    private boolean isBroken() {
+        return settings.group != null && pool.failure().isPresent();
     }
 
     /** Tells whether the model has read something of the requests, which is in its cache. */
@@ -329,8 +390,7 @@ public final class LlamaGenerator implements TextGenerator {
         List<Sequence> wanting = new ArrayList<>();
         LlamaBatch batch = nextBatch(wanting);
         List<TokenChooser> choosers = wanting.stream().map(each -> each.chooser).toList();
-        List<TokenChooser.Choice> choices =
-                pool.submit((group, model) -> choices(group, model, batch, choosers)).get().get(0);
+        List<TokenChooser.Choice> choices = pool.submit(new LlamaStep(batch, choosers)).get();
         int count = 0;
         for (int i = 0; i < wanting.size(); i++) {
             count += take(wanting.get(i), choices.get(i)) ? 1 : 0;
@@ -340,7 +400,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
     }
 
-    private static List<TokenChooser.Choice> choices(
+    static List<TokenChooser.Choice> choices(
             ProcessGroup group, LlamaModel model, LlamaBatch batch, List<TokenChooser> choosers) {
         try (NDManager manager = NDManager.newBaseManager(group.device())) {
             NDArray scores = model.forward(batch, manager);
@@ -400,7 +460,9 @@ public final class LlamaGenerator implements TextGenerator {
     private void rebuild() {
         CollectiveException failure = pool.failure().orElseThrow();
         synchronized (this) {
-            if (finished == finishedBeforeRebuild) {
+            if (settings.group != null) {
+                lost = directory + " has failed; start all ranks again: " + failure.getMessage();
+            } else if (finished == finishedBeforeRebuild) {
                 lost = directory + " has failed again after it was loaded again: " + failure;
             } else {
                 finishedBeforeRebuild = finished;
@@ -408,6 +470,7 @@ public final class LlamaGenerator implements TextGenerator {
             }
         }
         if (lost != null) {
+            LOG.error("{}", lost, failure);
             endAll(FinishReason.ERROR, failure);
             return;
         }
@@ -469,8 +532,31 @@ public final class LlamaGenerator implements TextGenerator {
         return config;
     }
 
+    /**
+     * Tells whether this process follows that of rank 0, whose generator alone takes requests.
+     *
+     * @return whether it does; false if ranks are threads
+     */
+    public boolean isFollower() {
+        return settings.isFollower();
+    }
+
+    /**
+     * Waits until rank 0 has closed its generator, which this process follows.
+     *
+     * @throws CollectiveException if a rank has failed before
+     * @throws IllegalStateException if this process {@linkplain #isFollower follows} no other
+     * @throws InterruptedException if the thread is interrupted
+     */
+    public void awaitEnd() throws InterruptedException {
+        if (!isFollower()) {
+            throw new IllegalStateException("this generator follows none: it ends when closed");
+        }
+        pool.awaitEnd();
+    }
+
     /** Returns the ranks, for tests. */
-    RankPool<LlamaModel> pool() {
+    RankPool<LlamaStep, List<TokenChooser.Choice>> pool() {
         return pool;
     }
 
@@ -494,13 +580,19 @@ public final class LlamaGenerator implements TextGenerator {
 
     @Override
     public synchronized Optional<String> unavailabilityCause() {
-        return lost != null
-                ? Optional.of(lost)
-                : closed
-                        ? Optional.of("the generator of " + directory + " is closed")
-                        : Optional.empty();
+        if (lost != null || closed) {
+            return Optional.of(
+                    lost != null ? lost : "the generator of " + directory + " is closed");
+        }
+        return isFollower()
+                ? Optional.of("requests are for rank 0, which this process follows")
+                : Optional.empty();
     }
 
+    /**
+     * Cancels all requests and frees the model; see {@link TextGenerator#close}. On a process that
+     * {@linkplain #isFollower follows} rank 0, waits until that closes its generator or has failed.
+     */
     @Override
     public void close() {
         if (Thread.currentThread() == thread) {
@@ -509,6 +601,10 @@ public final class LlamaGenerator implements TextGenerator {
         synchronized (this) {
             closed = true;
             notifyAll();
+        }
+        if (isFollower()) {
+            closeModel(); // It has no thread that does.
+            return;
         }
         boolean interrupted = false;
         while (thread.isAlive()) {
@@ -525,6 +621,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     /** What a generator is set up with. */
     private record Settings(
+            ProcessGroup group,
             List<Device> devices,
             int cpuRanks,
             int maxLength,
@@ -536,7 +633,13 @@ public final class LlamaGenerator implements TextGenerator {
             Progress progress) {
 
         int ranks() {
-            return devices.isEmpty() ? cpuRanks : devices.size();
+            return group != null
+                    ? group.worldSize()
+                    : devices.isEmpty() ? cpuRanks : devices.size();
+        }
+
+        boolean isFollower() {
+            return group != null && group.rank() > 0;
         }
 
         List<ProcessGroup> groups() {
@@ -558,7 +661,8 @@ public final class LlamaGenerator implements TextGenerator {
 
         private Path directory;
         private List<Device> devices = List.of();
-        private int ranks = 1;
+        private Integer ranks;
+        private ProcessGroup group;
         private int maxLength;
         private int maxRunning = 64;
         private int maxQueued = 1024;
@@ -601,6 +705,22 @@ public final class LlamaGenerator implements TextGenerator {
          */
         public Builder optDevices(List<Device> devices) {
             this.devices = devices;
+            return this;
+        }
+
+        /**
+         * Makes this process a rank of those that a group has, which are processes of one host, in
+         * place of {@link #optRanks} and {@link #optDevices}. All of them build a generator, with
+         * the same options, and load their part of the model. Requests are for that of rank 0; on
+         * the others, which {@linkplain LlamaGenerator#isFollower follow} it, closing waits until
+         * rank 0 closes its own.
+         *
+         * @param group this process's handle; it is the generator's from {@link #build} on, which
+         *     destroys it, also if it throws
+         * @return this builder
+         */
+        public Builder optProcessGroup(ProcessGroup group) {
+            this.group = group;
             return this;
         }
 
@@ -697,17 +817,27 @@ public final class LlamaGenerator implements TextGenerator {
          *     there is, for example; nothing is left allocated then
          */
         public LlamaGenerator build() throws IOException {
-            if (directory == null) {
-                throw new IllegalArgumentException("set the directory of the model");
+            boolean done = false;
+            try {
+                if (directory == null) {
+                    throw new IllegalArgumentException("set the directory of the model");
+                }
+                LlamaGenerator generator = new LlamaGenerator(this);
+                done = true;
+                return generator;
+            } finally {
+                if (!done && group != null) {
+                    group.destroy(); // No other process waits for this one.
+                }
             }
-            return new LlamaGenerator(this);
         }
 
         private Settings settings(LlamaConfig config) {
             if (devices == null || timeout == null) {
                 throw new IllegalArgumentException("the devices or the timeout are null");
             }
-            positive("ranks", ranks);
+            int cpuRanks = ranks == null ? 1 : ranks;
+            positive("ranks", cpuRanks);
             positive("maxRunning", maxRunning);
             positive("maxQueued", maxQueued);
             positive("prefillTokens", prefillTokens);
@@ -717,7 +847,14 @@ public final class LlamaGenerator implements TextGenerator {
                             device + " is no GPU; CPU ranks are given by their number");
                 }
             }
-            int count = devices.isEmpty() ? ranks : devices.size();
+            if (group != null && (ranks != null || !devices.isEmpty())) {
+                throw new IllegalArgumentException(
+                        "the process group has the ranks; neither ranks nor devices can be set");
+            }
+            int count =
+                    group != null
+                            ? group.worldSize()
+                            : devices.isEmpty() ? cpuRanks : devices.size();
             config.checkDivisible(count);
             int length = maxLength == 0 ? Math.min(config.maxLength(), DEFAULT_LENGTH) : maxLength;
             positive("maxLength", length);
@@ -728,8 +865,9 @@ public final class LlamaGenerator implements TextGenerator {
                                 length, config.maxLength()));
             }
             return new Settings(
+                    group,
                     List.copyOf(devices),
-                    ranks,
+                    cpuRanks,
                     length,
                     maxRunning,
                     maxQueued,

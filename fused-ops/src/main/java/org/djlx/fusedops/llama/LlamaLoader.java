@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.fusedops.llama.schema.ChatTemplate;
@@ -45,12 +46,18 @@ import org.slf4j.LoggerFactory;
  * comes as a {@link ai.djl.inference.streaming.ChunkedBytesSupplier}: one chunk for each piece if
  * it is streamed, otherwise one; so one worker of DJL Serving serves many requests at a time.
  *
+ * <p>Ranks are threads of this JVM; or processes, if {@code RANK} and {@code WORLD_SIZE} are set,
+ * as {@code samples/run.sh launch} and torchrun do, and there are as many as the model is to have
+ * ranks. Each of them loads the model, on GPUs on the one that {@code LOCAL_RANK} names. Rank 0
+ * serves requests; the others follow it, refuse requests, and wait when they close the model until
+ * rank 0 closes its own.
+ *
  * <p>Options, all of them optional:
  *
  * <ul>
- *   <li>{@code tensor_parallel_degree}: the number of ranks. Unless given, one for each GPU that
- *       the model is loaded on, or one on the CPU. With one GPU and a larger degree, those that
- *       follow it are taken.
+ *   <li>{@code tensor_parallel_degree}: the number of ranks. Unless given, one for each process, if
+ *       there are several, or for each GPU that the model is loaded on, or one on the CPU. With one
+ *       GPU and a larger degree, those that follow it are taken.
  *   <li>{@code max_model_len}: as {@link LlamaGenerator.Builder#optMaxLength}.
  *   <li>{@code max_rolling_batch_size}: as {@link LlamaGenerator.Builder#optMaxRunning}.
  *   <li>{@code max_rolling_batch_prefill_tokens}: as {@link
@@ -92,9 +99,11 @@ public final class LlamaLoader implements ParallelModelLoader {
         }
         LlamaGenerator.Builder builder = LlamaGenerator.builder().setDirectory(directory);
         Integer degree = number(options, "tensor_parallel_degree");
-        if (device.getDevices().get(0).isGpu()) {
+        boolean gpu = device.getDevices().get(0).isGpu();
+        boolean processes = areProcesses(degree);
+        if (gpu && !processes) {
             builder.optDevices(gpus(device.getDevices(), degree));
-        } else if (degree != null) {
+        } else if (degree != null && !processes) {
             builder.optRanks(degree);
         }
         Integer length = number(options, "max_model_len");
@@ -118,6 +127,9 @@ public final class LlamaLoader implements ParallelModelLoader {
             builder.optCacheBytes(cache);
         }
         ChatTemplate template = ChatTemplate.of(directory);
+        if (processes) {
+            builder.optProcessGroup(ProcessGroups.init(gpu ? "cuda_p2p" : "shm"));
+        }
         LlamaGenerator generator = builder.build();
         boolean done = false;
         try {
@@ -129,6 +141,15 @@ public final class LlamaLoader implements ParallelModelLoader {
                 generator.close();
             }
         }
+    }
+
+    /** Tells whether the model's ranks are processes, of which this is one. */
+    private static boolean areProcesses(Integer degree) {
+        String worldSize = System.getenv("WORLD_SIZE");
+        if (System.getenv("RANK") == null || worldSize == null || worldSize.trim().equals("1")) {
+            return false;
+        }
+        return degree == null || worldSize.trim().equals(degree.toString());
     }
 
     private static Long longNumber(Map<String, ?> options, String name) {

@@ -24,6 +24,7 @@
  *   TokenChooser         those of one
  *   TextStream           turns tokens into text as they come
  *   HuggingFaceTokens    the tokenizer of a model directory
+ *   LlamaStep            what all ranks do at a time, and how it gets to other processes
  *   LlamaModel           one rank's part of a model, and its forward pass
  *   LlamaBatch           what that computes: tokens of several sequences
  *   LlamaWeights         a rank's weights, and how they are read

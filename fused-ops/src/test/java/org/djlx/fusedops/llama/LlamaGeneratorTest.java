@@ -37,6 +37,7 @@ import java.util.function.Consumer;
 import java.util.function.UnaryOperator;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -65,7 +66,7 @@ class LlamaGeneratorTest {
                 .build();
     }
 
-    private static GenerationRequest.Builder request(int... prompt) {
+    static GenerationRequest.Builder request(int... prompt) {
         return GenerationRequest.builder().setPromptTokens(prompt).optIgnoreEndOfText(true);
     }
 
@@ -96,14 +97,26 @@ class LlamaGeneratorTest {
     /** Keeps the ranks from going on until the latch is counted down. */
     static CountDownLatch hold(LlamaGenerator generator) {
         CountDownLatch latch = new CountDownLatch(1);
-        generator
-                .pool()
-                .submit(
-                        (group, model) -> {
-                            latch.await();
-                            return null;
-                        });
+        submit(generator, group -> latch.await());
         return latch;
+    }
+
+    /** What ranks do beside steps. */
+    private interface Task {
+        void run(ProcessGroup group) throws Exception;
+    }
+
+    private static CompletableFuture<?> submit(LlamaGenerator generator, Task task) {
+        LlamaStep step =
+                new LlamaStep(new LlamaBatch(List.of()), List.of()) {
+                    @Override
+                    List<TokenChooser.Choice> run(ProcessGroup group, LlamaModel model)
+                            throws Exception {
+                        task.run(group);
+                        return List.of();
+                    }
+                };
+        return generator.pool().submit(step);
     }
 
     /** Waits until the ranks are given tokens of prompts. */
@@ -157,7 +170,7 @@ class LlamaGeneratorTest {
     }
 
     /** What differs between requests that are served together. */
-    private static List<GenerationRequest> manyRequests() {
+    static List<GenerationRequest> manyRequests() {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 16; i++) {
             GenerationRequest.Builder builder =
@@ -362,16 +375,14 @@ class LlamaGeneratorTest {
     }
 
     /** Has a rank fail, in a task that comes next. */
-    private static CompletableFuture<List<Object>> breakRank(LlamaGenerator generator) {
-        return generator
-                .pool()
-                .submit(
-                        (group, model) -> {
-                            if (group.rank() == 1) {
-                                throw new IllegalStateException("rank 1 fell over");
-                            }
-                            return null;
-                        });
+    private static CompletableFuture<?> breakRank(LlamaGenerator generator) {
+        return submit(
+                generator,
+                group -> {
+                    if (group.rank() == 1) {
+                        throw new IllegalStateException("rank 1 fell over");
+                    }
+                });
     }
 
     @Test

@@ -22,6 +22,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankPool;
+import org.djlx.collectives.RankWorker;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
 import org.djlx.fusedops.safetensors.Safetensors;
@@ -95,8 +96,8 @@ class LlamaModelTest {
         Sequence c = new Sequence(150, 3, blocks, reference);
         double tolerance = tolerance(type);
         try (Safetensors files = Safetensors.open(directory);
-                RankPool<LlamaModel> pool =
-                        RankPool.start("llama", groups, group -> model(config, group, files));
+                RankPool<Reading, Void> pool =
+                        RankPool.start("llama", groups, group -> rank(config, group, files));
                 UsageCounter counter = FusedOps.countUsage()) {
             check(pool, tolerance, a, a.next(5, true));
             check(pool, tolerance, b, b.next(20, false));
@@ -121,6 +122,38 @@ class LlamaModelTest {
             case FLOAT32 -> 1e-4;
             case FLOAT16 -> 30.0 / (1 << 11);
             default -> 30.0 / (1 << 8);
+        };
+    }
+
+    /**
+     * What the ranks of these tests serve.
+     *
+     * @param batch what the model reads
+     * @param scores gets what each rank has computed
+     */
+    private record Reading(LlamaBatch batch, float[][] scores) {}
+
+    private static float[][] read(RankPool<Reading, Void> pool, LlamaBatch batch)
+            throws InterruptedException, ExecutionException {
+        float[][] scores = new float[pool.size()][];
+        pool.submit(new Reading(batch, scores)).get();
+        return scores;
+    }
+
+    private static RankWorker<Reading, Void> rank(
+            LlamaConfig config, ProcessGroup group, Safetensors files) {
+        LlamaModel model = model(config, group, files);
+        return new RankWorker<>() {
+            @Override
+            public Void serve(Reading reading) {
+                reading.scores[group.rank()] = LlamaModelTest.scores(model, reading.batch);
+                return null;
+            }
+
+            @Override
+            public void close() {
+                model.close();
+            }
         };
     }
 
@@ -150,12 +183,12 @@ class LlamaModelTest {
         int[] rows = new CacheBlocks(BLOCKS, BLOCK_TOKENS).take(tokens.length);
         LlamaBatch batch = new LlamaBatch(List.of(new LlamaBatch.Chunk(tokens, 0, rows, true)));
         try (Safetensors files = Safetensors.open(directory);
-                RankPool<LlamaModel> pool =
+                RankPool<Reading, Void> pool =
                         RankPool.start(
                                 "llama",
                                 ProcessGroups.local(ranks),
-                                group -> model(config, group, files))) {
-            float[] scores = pool.submit((group, model) -> scores(model, batch)).get().get(0);
+                                group -> rank(config, group, files))) {
+            float[] scores = read(pool, batch)[0];
             assertEquals(expected.length, scores.length);
             for (int i = 0; i < scores.length; i++) {
                 assertEquals(expected[i], scores[i], 1e-4, "score " + i);
@@ -164,19 +197,22 @@ class LlamaModelTest {
     }
 
     private static void check(
-            RankPool<LlamaModel> pool, double tolerance, Sequence sequence, LlamaBatch.Chunk chunk)
+            RankPool<Reading, Void> pool,
+            double tolerance,
+            Sequence sequence,
+            LlamaBatch.Chunk chunk)
             throws InterruptedException, ExecutionException {
         check(pool, tolerance, List.of(sequence), List.of(chunk));
     }
 
     private static void check(
-            RankPool<LlamaModel> pool,
+            RankPool<Reading, Void> pool,
             double tolerance,
             List<Sequence> sequences,
             List<LlamaBatch.Chunk> chunks)
             throws InterruptedException, ExecutionException {
         LlamaBatch batch = new LlamaBatch(chunks);
-        List<float[]> scores = pool.submit((group, model) -> scores(model, batch)).get();
+        float[][] scores = read(pool, batch);
         List<double[]> expected = new ArrayList<>();
         for (int i = 0; i < chunks.size(); i++) {
             if (chunks.get(i).wanted()) {
