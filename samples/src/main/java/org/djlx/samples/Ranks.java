@@ -106,6 +106,15 @@ public final class Ranks {
     }
 
     /**
+     * Tells whether ranks are processes, of which this is one.
+     *
+     * @return whether they are; false if they are threads of this one
+     */
+    public boolean areProcesses() {
+        return !threads;
+    }
+
+    /**
      * Returns the number of ranks of the job.
      *
      * @return the number

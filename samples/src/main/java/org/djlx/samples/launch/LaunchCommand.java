@@ -35,7 +35,7 @@ public final class LaunchCommand implements Callable<Integer> {
     @Spec private CommandSpec spec;
 
     @Option(
-            names = "--nproc",
+            names = {"--nproc", "--nproc-per-node"},
             required = true,
             paramLabel = "N",
             description =

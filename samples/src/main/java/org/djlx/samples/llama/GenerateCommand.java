@@ -14,7 +14,7 @@ import org.djlx.fusedops.llama.FinishReason;
 import org.djlx.fusedops.llama.GeneratedPiece;
 import org.djlx.fusedops.llama.Generation;
 import org.djlx.fusedops.llama.GenerationRequest;
-import org.djlx.fusedops.llama.TextGenerator;
+import org.djlx.fusedops.llama.LlamaGenerator;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
@@ -89,7 +89,11 @@ public final class GenerateCommand implements Callable<Integer> {
     @Override
     public Integer call() throws IOException, InterruptedException, TimeoutException {
         GenerationRequest request = request();
-        try (TextGenerator generator = model.load()) {
+        try (LlamaGenerator generator = model.load()) {
+            if (generator.isFollower()) {
+                generator.awaitEnd();
+                return 0;
+            }
             if (generator.tokenizer().isEmpty()) {
                 throw new ParameterException(
                         spec.commandLine(), model.directory() + " has no tokenizer.json");

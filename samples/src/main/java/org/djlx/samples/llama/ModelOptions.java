@@ -10,9 +10,12 @@ import java.io.PrintWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
-import java.util.stream.IntStream;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.fusedops.llama.LlamaGenerator;
-import org.djlx.fusedops.llama.TextGenerator;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.samples.Gpus;
 import org.djlx.samples.Ranks;
@@ -43,10 +46,10 @@ public final class ModelOptions {
     @Option(
             names = "--ranks",
             paramLabel = "N",
-            defaultValue = "1",
             description =
-                    "Among how many ranks the model is divided; ${DEFAULT-VALUE} if not given.")
-    private int ranks;
+                    "Among how many ranks the model is divided; 1 if not given. Under launch each"
+                            + " process is a rank, and rank 0 alone takes requests.")
+    private Integer ranks;
 
     @Option(
             names = "--device",
@@ -105,23 +108,22 @@ public final class ModelOptions {
     }
 
     /**
-     * Loads the model.
+     * Loads the model, or, in a process started by {@code launch} or torchrun, its part of it.
      *
-     * @return the generator, to be closed
+     * @return the generator, to be closed; it may {@linkplain LlamaGenerator#isFollower follow}
+     *     that of another process
      * @throws IOException if a file cannot be read
      * @throws ParameterException if an option does not fit the model
      */
-    public TextGenerator load() throws IOException {
+    public LlamaGenerator load() throws IOException {
         Ranks.check(spec, "--ranks", ranks, false);
         if (!Files.isDirectory(directory)) {
             throw new ParameterException(
                     spec.commandLine(), directory.toAbsolutePath() + " is no directory");
         }
-        Ranks.of(ranks, 1);
         LlamaGenerator.Builder builder =
                 LlamaGenerator.builder()
                         .setDirectory(directory)
-                        .optRanks(ranks)
                         .optMaxRunning(maxRunning)
                         .optMaxQueued(maxQueued)
                         .optTimeout(Duration.ofSeconds(rankTimeout));
@@ -131,16 +133,40 @@ public final class ModelOptions {
         if (cacheBytes != null) {
             builder.optCacheBytes(cacheBytes);
         }
-        if (device == DeviceKind.gpu) {
-            Gpus.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
-            builder.optDevices(IntStream.range(0, ranks).mapToObj(Device::gpu).toList());
-        }
         PrintWriter err = spec.commandLine().getErr();
         builder.optProgress(new LoadingProgress(err));
         try {
+            place(builder);
             return builder.build();
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
+    }
+
+    /** Says where the ranks are, and if they are processes meets them. */
+    private void place(LlamaGenerator.Builder builder) {
+        Ranks all = Ranks.of(ranks, 1);
+        boolean gpu = device == DeviceKind.gpu;
+        if (gpu) {
+            Gpus.require(all.here().size(), NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        }
+        Duration timeout = Duration.ofSeconds(rankTimeout);
+        if (all.areProcesses()) {
+            builder.optProcessGroup(gpu ? gpuProcess(timeout) : cpuProcess(timeout));
+        } else if (gpu) {
+            builder.optDevices(all.here().stream().map(Device::gpu).toList());
+        } else {
+            builder.optRanks(all.worldSize());
+        }
+    }
+
+    private static ProcessGroup cpuProcess(Duration timeout) {
+        return ProcessGroups.init("shm", new BackendOptions(timeout));
+    }
+
+    private static ProcessGroup gpuProcess(Duration timeout) {
+        NcclOptions nccl = NcclOptions.builder().optTimeout(timeout).build();
+        return ProcessGroups.init(
+                "cuda_p2p", CudaP2pOptions.builder().optNcclOptions(nccl).build());
     }
 }

@@ -8,6 +8,7 @@ import java.io.IOException;
 import java.io.PrintWriter;
 import java.time.Duration;
 import java.util.concurrent.Callable;
+import org.djlx.fusedops.llama.LlamaGenerator;
 import org.djlx.fusedops.llama.TextGenerator;
 import org.djlx.fusedops.llama.schema.ChatTemplate;
 import org.djlx.fusedops.llama.schema.TextApi;
@@ -98,7 +99,13 @@ public final class ServeCommand implements Callable<Integer> {
     public Integer call() throws IOException, InterruptedException {
         ServerOptions options = options();
         ChatTemplate template = ChatTemplate.of(model.directory());
-        try (TextGenerator generator = model.load()) {
+        try (LlamaGenerator generator = model.load()) {
+            if (generator.isFollower()) {
+                // SIGTERM comes to all ranks: rank 0 needs this one until it has ended in order.
+                Runtime.getRuntime().addShutdownHook(new Thread(generator::close, "serve-end"));
+                generator.awaitEnd();
+                return 0;
+            }
             if (generator.tokenizer().isEmpty()) {
                 throw new ParameterException(
                         spec.commandLine(), model.directory() + " has no tokenizer.json");

@@ -4,6 +4,7 @@
  */
 package org.djlx.samples.llama;
 
+import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -13,6 +14,9 @@ import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
@@ -61,6 +65,27 @@ class GenerateCommandTest {
         assertTrue(one.length() > 20, one);
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 2));
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 4));
+    }
+
+    /** By launch, as a user runs it: what is on stdout comes from rank 0 alone. */
+    @Test
+    void processesWriteTheSame() throws Exception {
+        String[] options = {"--max-tokens", "24", "--ignore-eos"};
+        List<String> command = new ArrayList<>();
+        command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
+        command.addAll(List.of("-cp", System.getProperty("java.class.path")));
+        command.addAll(List.of(Main.class.getName(), "launch", "--nproc-per-node", "2"));
+        command.addAll(List.of("generate", model.toString(), "--prompt", "GPUs"));
+        command.addAll(List.of(options));
+        Path errors = folder.resolve("errors");
+        Process launch = new ProcessBuilder(command).redirectError(errors.toFile()).start();
+        String output = new String(launch.getInputStream().readAllBytes(), UTF_8);
+        assertEquals(0, launch.waitFor(), () -> output);
+        String text = output.lines().map(line -> line + "\n").collect(Collectors.joining());
+        String rankZero = text((Object[]) options).replace("\n", "\n[0] ");
+        assertEquals("[0] " + rankZero, text.substring(0, text.lastIndexOf("\n[0] \n")));
+        assertTrue(output.lines().allMatch(line -> line.startsWith("[0] ")), output);
+        assertTrue(Files.readAllLines(errors).stream().allMatch(l -> l.startsWith("[0] Loading")));
     }
 
     @Test

@@ -19,6 +19,7 @@ import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -30,6 +31,8 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 import picocli.CommandLine;
 
 /** The server with a model of two ranks, in a process of its own. */
@@ -58,22 +61,31 @@ class ServeCommandTest {
         run(0, "serve-model", model, "--text", "../README.md");
     }
 
-    private void start() throws IOException {
+    /** Starts it with ranks that are threads, or that launch starts with some arguments. */
+    private void start(String... launch) throws IOException {
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-Xmx512m", "-cp", System.getProperty("java.class.path")));
-        command.addAll(List.of(Main.class.getName(), "serve", model));
-        command.addAll(List.of("--ranks", "2", "--port", "0", "--shutdown-timeout", "100"));
+        command.add(Main.class.getName());
+        command.addAll(List.of(launch));
+        command.addAll(List.of("serve", model, "--ranks", "2"));
+        command.addAll(List.of("--port", "0", "--shutdown-timeout", "100"));
         ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true);
         builder.environment().put("DJLX_SERVE_TOKEN", "t0ken");
         process = builder.start();
         output = process.inputReader();
+        awaitServing();
+    }
+
+    private void awaitServing() throws IOException {
+        address = null;
         while (address == null) {
             String line = output.readLine();
             assertTrue(line != null, () -> "Ended early: " + lines);
             lines.add(line);
-            if (line.startsWith("Serving tiny at ")) {
-                address = line.substring("Serving tiny at ".length());
+            int at = line.indexOf("Serving tiny at ");
+            if (at >= 0) {
+                address = line.substring(at + "Serving tiny at ".length());
             }
         }
     }
@@ -98,9 +110,10 @@ class ServeCommandTest {
         return client.send(request, BodyHandlers.ofString());
     }
 
-    @Test
-    void servesAndEndsInOrder() throws Exception {
-        start();
+    @ParameterizedTest
+    @ValueSource(strings = {"", "launch --nproc-per-node 2"})
+    void servesAndEndsInOrder(String launch) throws Exception {
+        start(launch.isEmpty() ? new String[0] : launch.split(" "));
         assertTrue(address.startsWith("http://127.0.0.1:"), address);
         String port = address.replaceAll(".*:([0-9]+)/", "$1");
         assertTrue(run(1, "serve", model, "--port", port).contains("cannot listen on 127.0.0.1"));
@@ -139,6 +152,39 @@ class ServeCommandTest {
         assertTrue(
                 lines.stream().noneMatch(line -> line.matches(".*(Exception|WARN|ERROR).*")),
                 lines::toString);
+    }
+
+    @Test
+    void isStartedAgainWhenARankIsKilled() throws Exception {
+        start("launch", "--nproc-per-node", "2", "--max-restarts", "1");
+        HttpRequest request = post("v1/completions", "{'prompt':'x','temperature':0}");
+        assertEquals(200, send(request).statusCode());
+        List<ProcessHandle> first = process.descendants().toList();
+        assertTrue(rankOne(first).destroyForcibly());
+        awaitServing();
+        for (ProcessHandle rank : first) {
+            rank.onExit().join();
+        }
+        request = post("v1/completions", "{'prompt':'x','temperature':0}");
+        assertEquals(200, send(request).statusCode());
+        List<ProcessHandle> second = process.descendants().toList();
+        process.toHandle().destroy();
+        output.lines().forEach(lines::add);
+        assertEquals(143, process.waitFor(), lines::toString);
+        for (ProcessHandle rank : second) {
+            rank.onExit().join();
+        }
+    }
+
+    private static ProcessHandle rankOne(List<ProcessHandle> processes) throws IOException {
+        for (ProcessHandle each : processes) {
+            Path environment = Path.of("/proc", "" + each.pid(), "environ");
+            String variables = Files.readString(environment, StandardCharsets.ISO_8859_1);
+            if (List.of(variables.split("\0")).contains("RANK=1")) {
+                return each;
+            }
+        }
+        throw new AssertionError("no process is rank 1");
     }
 
     private static String content(HttpResponse<String> response) {
