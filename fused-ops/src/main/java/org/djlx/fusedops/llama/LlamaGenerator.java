@@ -274,6 +274,9 @@ public final class LlamaGenerator implements TextGenerator {
                 throw new IllegalStateException(unavailable.get());
             }
             if (queued.size() >= settings.maxQueued) {
+                leave(queued); // Cancelled ones, which the next step would remove.
+            }
+            if (queued.size() >= settings.maxQueued) {
                 throw new RejectedExecutionException(
                         String.format(
                                 "%d requests wait already; try again when some are done",

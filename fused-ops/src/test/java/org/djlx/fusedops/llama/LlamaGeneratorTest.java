@@ -341,6 +341,11 @@ class LlamaGeneratorTest {
                                 }
                             });
             assertTrue(full.getMessage().contains("2 requests wait"), full.getMessage());
+            // Those that wait count, while the ranks are still at a step; cancelled ones do not.
+            Generation last = accepted.remove(accepted.size() - 1);
+            last.cancel();
+            accepted.add(generator.submit(longOne));
+            assertThrows(RejectedExecutionException.class, () -> generator.submit(longOne));
             held.countDown();
             for (Generation generation : accepted) {
                 assertEquals(63, generation.await(LONG).size());
