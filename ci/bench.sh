@@ -10,6 +10,8 @@
 #     a data-parallel training step on this host's GPUs, beside one GPU alone and DJL's engine
 #   ci/bench.sh block [arguments of `samples/run.sh bench-block`]
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone
+#   ci/bench.sh decode [arguments of `samples/run.sh bench-decode`]
+#     text from a tiny Llama on 2 CPU ranks, for one client of the HTTP server and for 64 at once
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -96,6 +98,16 @@ bench_block() {
   "$root/samples/run.sh" bench-block "${args[@]}" "$@"
 }
 
+bench_decode() {
+  local -a args=()
+  [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/decode.json")
+  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
+  [[ " $*" == *" --ranks"* ]] || args+=(--ranks 2)
+  mkdir -p "$work"
+  "$root/samples/run.sh" serve-model "$work/tiny-llama" >&2
+  "$root/samples/run.sh" bench-decode "$work/tiny-llama" "${args[@]}" "$@"
+}
+
 case ${1:-} in
   cpu)
     shift
@@ -114,7 +126,11 @@ case ${1:-} in
     shift
     bench_block "$@"
     ;;
+  decode)
+    shift
+    bench_decode "$@"
+    ;;
   *)
-    die "usage: ci/bench.sh cpu|gpu|train|block [arguments of samples/run.sh bench-compare, bench-gpu, -train or -block]"
+    die "usage: ci/bench.sh cpu|gpu|train|block|decode [arguments of samples/run.sh bench-compare, -gpu, -train and so on]"
     ;;
 esac

@@ -11,6 +11,7 @@ import org.djlx.samples.bench.BenchChartCommand;
 import org.djlx.samples.bench.BenchCommand;
 import org.djlx.samples.bench.BenchCompareCommand;
 import org.djlx.samples.bench.BlockBenchCommand;
+import org.djlx.samples.bench.DecodeBenchCommand;
 import org.djlx.samples.bench.GpuBenchCommand;
 import org.djlx.samples.bench.TrainBenchCommand;
 import org.djlx.samples.flight.FlightCommand;
@@ -62,6 +63,7 @@ import picocli.CommandLine.Spec;
             BenchChartCommand.class,
             TrainBenchCommand.class,
             BlockBenchCommand.class,
+            DecodeBenchCommand.class,
             TraceCommand.class
         })
 public final class Main {

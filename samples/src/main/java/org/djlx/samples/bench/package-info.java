@@ -3,7 +3,7 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Times of collective operations, fused operators, transformer blocks and training steps, on the
- * CPU and on GPUs, beside other programs.
+ * Times of collective operations, fused operators, transformer blocks, training steps and text
+ * generation, on the CPU and on GPUs, beside other programs.
  */
 package org.djlx.samples.bench;

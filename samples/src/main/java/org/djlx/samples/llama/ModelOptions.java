@@ -143,6 +143,21 @@ public final class ModelOptions {
         }
     }
 
+    /**
+     * Returns on what the model is.
+     *
+     * @return for example {@code 2 cpu ranks, threads}
+     */
+    public String placement() {
+        Ranks all = Ranks.of(ranks, 1);
+        return String.format(
+                "%d %s %s, %s",
+                all.worldSize(),
+                device,
+                all.worldSize() == 1 ? "rank" : "ranks",
+                all.areProcesses() ? "processes" : "threads");
+    }
+
     /** Says where the ranks are, and if they are processes meets them. */
     private void place(LlamaGenerator.Builder builder) {
         Ranks all = Ranks.of(ranks, 1);

@@ -41,7 +41,7 @@ import org.djlx.fusedops.llama.schema.TextApi;
  * An HTTP server in front of a generator. Event loops move bytes; two threads tokenize; the
  * generator does the rest.
  */
-final class GenerationServer implements AutoCloseable {
+public final class GenerationServer implements AutoCloseable {
 
     private static final int READERS = 2;
     private static final int MAX_UNREAD = 256;
@@ -76,7 +76,7 @@ final class GenerationServer implements AutoCloseable {
      * @param options where to listen, and what is bounded
      * @throws IOException if the port cannot be had
      */
-    GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)
+    public GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)
             throws IOException {
         this.api = api;
         this.generator = generator;
@@ -199,7 +199,7 @@ final class GenerationServer implements AutoCloseable {
      *
      * @return the port
      */
-    int port() {
+    public int port() {
         return ((InetSocketAddress) listener.localAddress()).getPort();
     }
 

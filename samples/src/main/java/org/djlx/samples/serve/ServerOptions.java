@@ -18,7 +18,7 @@ import java.time.Duration;
  * @param answerTimeout how long an answer may take, until the client has it all
  * @param shutdownTimeout how long answers may go on when the server is closed
  */
-record ServerOptions(
+public record ServerOptions(
         String host,
         int port,
         String token,
@@ -29,7 +29,7 @@ record ServerOptions(
         Duration shutdownTimeout) {
 
     /** Checks what is given. */
-    ServerOptions {
+    public ServerOptions {
         if (token != null && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127))) {
             throw new IllegalArgumentException(
                     "the token must be of visible ASCII characters, one or more");
