@@ -7,6 +7,8 @@ package org.djlx.nativeops;
 import java.lang.ref.Reference;
 import java.util.Arrays;
 import org.bytedeco.cuda.cudart.CUfunc_st;
+import org.bytedeco.cuda.cudart.CUlaunchAttribute;
+import org.bytedeco.cuda.cudart.CUlaunchConfig;
 import org.bytedeco.cuda.cudart.CUstream_st;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.PointerPointer;
@@ -141,35 +143,52 @@ public final class CudaKernel {
         arguments.requireSizes(parameterSizes, name);
         CUstream_st queue = stream.stream();
         PointerPointer<?> pointers = pointers(arguments);
-        module.call(
-                launch,
-                () ->
-                        size.cooperative()
-                                ? cudart.cuLaunchCooperativeKernel(
-                                        function,
-                                        size.gridX(),
-                                        size.gridY(),
-                                        size.gridZ(),
-                                        size.blockX(),
-                                        size.blockY(),
-                                        size.blockZ(),
-                                        size.sharedBytes(),
-                                        queue,
-                                        pointers)
-                                : cudart.cuLaunchKernel(
-                                        function,
-                                        size.gridX(),
-                                        size.gridY(),
-                                        size.gridZ(),
-                                        size.blockX(),
-                                        size.blockY(),
-                                        size.blockZ(),
-                                        size.sharedBytes(),
-                                        queue,
-                                        pointers,
-                                        (PointerPointer<?>) null));
+        module.call(launch, () -> launch(size, queue, pointers));
         // Only an address of the arguments is used above, which keeps nothing alive.
         Reference.reachabilityFence(arguments);
+    }
+
+    private int launch(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
+        if (size.dependent()) {
+            return launchDependent(size, queue, pointers);
+        }
+        return size.cooperative()
+                ? cudart.cuLaunchCooperativeKernel(
+                        function,
+                        size.gridX(),
+                        size.gridY(),
+                        size.gridZ(),
+                        size.blockX(),
+                        size.blockY(),
+                        size.blockZ(),
+                        size.sharedBytes(),
+                        queue,
+                        pointers)
+                : cudart.cuLaunchKernel(
+                        function,
+                        size.gridX(),
+                        size.gridY(),
+                        size.gridZ(),
+                        size.blockX(),
+                        size.blockY(),
+                        size.blockZ(),
+                        size.sharedBytes(),
+                        queue,
+                        pointers,
+                        (PointerPointer<?>) null);
+    }
+
+    private int launchDependent(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
+        try (CUlaunchAttribute attribute = new CUlaunchAttribute();
+                CUlaunchConfig config = new CUlaunchConfig()) {
+            attribute.id(cudart.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+            attribute.value().programmaticStreamSerializationAllowed(1);
+            config.gridDimX(size.gridX()).gridDimY(size.gridY()).gridDimZ(size.gridZ());
+            config.blockDimX(size.blockX()).blockDimY(size.blockY()).blockDimZ(size.blockZ());
+            config.sharedMemBytes(size.sharedBytes()).hStream(queue);
+            config.attrs(attribute).numAttrs(1);
+            return cudart.cuLaunchKernelEx(config, function, pointers, (PointerPointer<?>) null);
+        }
     }
 
     /** Of the presets' overloads, that for these passes the array itself, not its address. */

@@ -17,6 +17,9 @@ package org.djlx.nativeops;
  *     CudaKernel#allowSharedMemory}
  * @param cooperative whether all blocks must run at once, so that they can wait for each other;
  *     where they cannot, the launch fails with {@code CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE}
+ * @param dependent whether it may begin while the kernel queued before it still runs, if that lets
+ *     it (programmatic dependent launch): the kernel itself waits before it touches what others
+ *     write. Not together with {@code cooperative}; before compute capability 9.0 it begins behind
  */
 public record LaunchSize(
         int gridX,
@@ -26,7 +29,8 @@ public record LaunchSize(
         int blockY,
         int blockZ,
         int sharedBytes,
-        boolean cooperative) {
+        boolean cooperative,
+        boolean dependent) {
 
     /**
      * Checks the numbers.
@@ -39,6 +43,7 @@ public record LaunchSize(
      * @param blockZ the threads of a block along z
      * @param sharedBytes the dynamic shared memory of a block, in bytes
      * @param cooperative whether all blocks must run at once
+     * @param dependent whether it may begin while the kernel before still runs
      * @throws IllegalArgumentException if one is out of range
      */
     public LaunchSize {
@@ -51,6 +56,9 @@ public record LaunchSize(
                                     + " of shared memory is not possible",
                             gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes));
         }
+        if (cooperative && dependent) {
+            throw new IllegalArgumentException("a cooperative launch cannot be dependent");
+        }
     }
 
     /**
@@ -61,7 +69,19 @@ public record LaunchSize(
      * @return the size, without dynamic shared memory, not cooperative
      */
     public static LaunchSize of(int blocks, int threads) {
-        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false);
+        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false, false);
+    }
+
+    /**
+     * Returns the same size with other blocks along y and z.
+     *
+     * @param y the blocks along y
+     * @param z the blocks along z
+     * @return the size
+     */
+    public LaunchSize withGrid(int y, int z) {
+        return new LaunchSize(
+                gridX, y, z, blockX, blockY, blockZ, sharedBytes, cooperative, dependent);
     }
 
     /**
@@ -71,7 +91,8 @@ public record LaunchSize(
      * @return the size
      */
     public LaunchSize withShared(int byteSize) {
-        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, cooperative);
+        return new LaunchSize(
+                gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, cooperative, dependent);
     }
 
     /**
@@ -80,6 +101,17 @@ public record LaunchSize(
      * @return the size
      */
     public LaunchSize asCooperative() {
-        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true);
+        return new LaunchSize(
+                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true, dependent);
+    }
+
+    /**
+     * Returns the same size for a launch that may begin while the kernel before still runs.
+     *
+     * @return the size
+     */
+    public LaunchSize asDependent() {
+        return new LaunchSize(
+                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, cooperative, true);
     }
 }
