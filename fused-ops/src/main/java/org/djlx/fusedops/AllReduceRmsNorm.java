@@ -69,17 +69,27 @@ final class AllReduceRmsNorm {
         this.weight = weight;
         this.epsilon = epsilon;
         plans = GroupPlans.of(group);
-        kernels = kernels().orElse(null);
+        kernels = kernels(type, rows, hidden, group).orElse(null);
     }
 
-    private Optional<RmsNormKernels> kernels() {
+    private static Optional<RmsNormKernels> kernels(
+            ScalarType type, long rows, long hidden, ProcessGroup group) {
         return rows > 0 && group.device().isGpu() && NativeLibrary.NVRTC.isAvailable()
-                ? plans.compute().rmsNorm().filter(norm -> norm.isSupported(type, hidden))
+                ? GroupPlans.of(group)
+                        .compute()
+                        .rmsNorm()
+                        .filter(norm -> norm.isSupported(type, hidden))
                 : Optional.empty();
     }
 
+    static boolean isOneLaunch(ScalarType type, long rows, long hidden, ProcessGroup group) {
+        RmsNormKernels kernels = kernels(type, rows, hidden, group).orElse(null);
+        return fallbackReason(kernels, type, rows, hidden, group) == null;
+    }
+
     /** Why it is more than one launch; the same on all ranks. */
-    private FallbackReason fallbackReason() {
+    private static FallbackReason fallbackReason(
+            RmsNormKernels kernels, ScalarType type, long rows, long hidden, ProcessGroup group) {
         if (FusedOps.isForced(Path.PLAIN)) {
             return FallbackReason.FORCED;
         }
@@ -92,29 +102,57 @@ final class AllReduceRmsNorm {
     }
 
     NormedResidual run() {
-        FallbackReason reason = fallbackReason();
-        UsageCounter.count(reason);
-        OperationScope scope = plans.scope();
         NDArray sum = Torch.empty(partial.getManager(), shape, type);
         NDArray norm = null;
         boolean done = false;
         try {
             norm = Torch.empty(partial.getManager(), shape, type);
-            if (reason == null) {
-                oneLaunch(scope, sum, norm);
-            } else {
-                plain(scope, sum, norm);
-            }
+            NormedResidual outputs = new NormedResidual(sum, norm);
+            run(outputs);
             done = true;
-            return new NormedResidual(sum, norm);
+            return outputs;
         } finally {
-            scope.close();
             if (!done) {
                 sum.close();
                 if (norm != null) {
                     norm.close();
                 }
             }
+        }
+    }
+
+    /** Checks where the results are to go, and writes them there. */
+    void runInto(NormedResidual outputs) {
+        OperandChecks checks = new OperandChecks(TYPE.toString());
+        checks.checkNotNull("outputs", outputs);
+        long sum = checkOutput(checks, "new residual", outputs.residual());
+        long norm = checkOutput(checks, "norm", outputs.norm());
+        if (rows > 0 && sum == norm) {
+            throw checks.wrong("the new residual and the norm go to the same array");
+        }
+        run(outputs);
+    }
+
+    private long checkOutput(OperandChecks checks, String role, NDArray output) {
+        checks.checkLike(role, output, checks.operand(role, output), shape, partial, type);
+        if (!Torch.isContiguous(output)) {
+            throw checks.wrong("%s must be contiguous", role);
+        }
+        return Torch.dataPointer(output);
+    }
+
+    private void run(NormedResidual outputs) {
+        FallbackReason reason = fallbackReason(kernels, type, rows, hidden, group);
+        UsageCounter.count(reason);
+        OperationScope scope = plans.scope();
+        try {
+            if (reason == null) {
+                oneLaunch(scope, outputs.residual(), outputs.norm());
+            } else {
+                plain(scope, outputs.residual(), outputs.norm());
+            }
+        } finally {
+            scope.close();
         }
     }
 
@@ -153,8 +191,12 @@ final class AllReduceRmsNorm {
     }
 
     private void plain(OperationScope scope, NDArray sum, NDArray norm) {
-        NoGradient.run(() -> Torch.copy(sum, partial));
-        FusedOps.complete(group, group.allReduce(sum, ReduceOp.SUM));
+        if (Torch.dataPointer(sum) != Torch.dataPointer(partial)) {
+            NoGradient.run(() -> Torch.copy(sum, partial));
+        }
+        if (group.worldSize() > 1) { // Otherwise it could not go into a graph, by NCCL.
+            FusedOps.complete(group, group.allReduce(sum, ReduceOp.SUM));
+        }
         if (rows == 0) {
             return;
         }

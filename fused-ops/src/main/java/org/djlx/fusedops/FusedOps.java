@@ -13,6 +13,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
 
 /**
@@ -239,6 +240,44 @@ public final class FusedOps {
     public static NormedResidual allReduceRmsNorm(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
         return new AllReduceRmsNorm(partial, residual, weight, epsilon, group).run();
+    }
+
+    /**
+     * As {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)}, into given
+     * arrays: for a CUDA graph of many layers that takes turns with a few arrays.
+     *
+     * @param outputs where the results go: contiguous arrays of the partial's shape and type. The
+     *     new residual may be the array of the partial; otherwise neither may share memory with an
+     *     input, or with the other
+     * @param partial this rank's part of the sum
+     * @param residual of the same shape and type
+     * @param weight of shape (hidden) and the same type
+     * @param epsilon what is added to the mean of squares, at least 0
+     * @param group the group
+     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     */
+    public static void allReduceRmsNorm(
+            NormedResidual outputs,
+            NDArray partial,
+            NDArray residual,
+            NDArray weight,
+            float epsilon,
+            ProcessGroup group) {
+        new AllReduceRmsNorm(partial, residual, weight, epsilon, group).runInto(outputs);
+    }
+
+    /**
+     * Tells whether {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)} is
+     * one launch of a kernel, which no other way of it is.
+     *
+     * @param type the element type
+     * @param rows how many rows, at least 1
+     * @param hidden their length
+     * @param group the group
+     * @return whether it is; the same on all ranks
+     */
+    public static boolean isOneLaunch(ScalarType type, long rows, long hidden, ProcessGroup group) {
+        return AllReduceRmsNorm.isOneLaunch(type, rows, hidden, group);
     }
 
     /**

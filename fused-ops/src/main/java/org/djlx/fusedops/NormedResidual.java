@@ -12,7 +12,13 @@ public final class NormedResidual {
     private final NDArray residual;
     private final NDArray norm;
 
-    NormedResidual(NDArray residual, NDArray norm) {
+    /**
+     * Puts two arrays together, as those that results go to.
+     *
+     * @param residual the residual for the next layer
+     * @param norm the same, normalised
+     */
+    public NormedResidual(NDArray residual, NDArray norm) {
         this.residual = residual;
         this.norm = norm;
     }

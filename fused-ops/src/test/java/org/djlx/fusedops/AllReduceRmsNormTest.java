@@ -100,6 +100,37 @@ class AllReduceRmsNormTest {
     }
 
     @Test
+    void whereResultsCannotGoIsRejected() {
+        LocalRanks.run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        NDArray a = manager.ones(new Shape(2, 4));
+                        NDArray weight = manager.ones(new Shape(4));
+                        NDArray strided = manager.ones(new Shape(4, 2)).transpose();
+                        NDArray other = Torch.cast(a, ScalarType.FLOAT16);
+                        NDArray small = manager.ones(new Shape(1, 4));
+                        into(group, a, weight, null, "outputs");
+                        into(group, a, weight, new NormedResidual(null, a), "new residual is null");
+                        into(group, a, weight, new NormedResidual(a, null), "norm is null");
+                        into(group, a, weight, new NormedResidual(a, strided), "contiguous");
+                        into(group, a, weight, new NormedResidual(other, a), "FLOAT16");
+                        into(group, a, weight, new NormedResidual(a, small), "(1, 4)");
+                        into(group, a, weight, new NormedResidual(a, a), "same");
+                        group.barrier().await(); // Both ranks are still together.
+                    }
+                });
+    }
+
+    private static void into(
+            ProcessGroup group, NDArray a, NDArray weight, NormedResidual outputs, String text) {
+        assertRejected(
+                () -> FusedOps.allReduceRmsNorm(outputs, a, a, weight, 0, group),
+                "allReduceRmsNorm",
+                text);
+    }
+
+    @Test
     @SuppressWarnings("try") // the scope is not named in the body
     void thePlainPathCanBeForced() {
         NormCase one = NormCase.grid().get(0);

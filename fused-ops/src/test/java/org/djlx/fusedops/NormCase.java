@@ -76,8 +76,16 @@ record NormCase(ScalarType type, Shape shape, boolean strided, float epsilon, lo
             double[] expected = expectedResidual(manager, group.worldSize());
             double[] first = null;
             for (int time = 0; time < times; time++) {
-                NormedResidual result =
-                        FusedOps.allReduceRmsNorm(partial, residual, weight, epsilon, group);
+                boolean into = time > 0 && time == times - 1 && Torch.isContiguous(partial);
+                NormedResidual result;
+                if (into) {
+                    // Into the array of the partial, as layers in a graph do.
+                    result = new NormedResidual(partial, Torch.empty(manager, shape, type));
+                    FusedOps.allReduceRmsNorm(result, partial, residual, weight, epsilon, group);
+                } else {
+                    result = FusedOps.allReduceRmsNorm(partial, residual, weight, epsilon, group);
+                    assertArrayEquals(given, TestArrays.values(partial), "the partial is changed");
+                }
                 double[] sum = values(result.residual());
                 assertArrayEquals(expected, sum, () -> this + ": the residual");
                 double[] norm = values(result.norm());
@@ -88,7 +96,6 @@ record NormCase(ScalarType type, Shape shape, boolean strided, float epsilon, lo
                 result.residual().close();
                 result.norm().close();
             }
-            assertArrayEquals(given, TestArrays.values(partial), "the partial is changed");
             assertArrayEquals(before, TestArrays.values(residual), "the residual is changed");
         }
     }

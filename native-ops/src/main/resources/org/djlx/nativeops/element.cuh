@@ -13,6 +13,7 @@ struct Float32 {
 };
 
 struct Float16 {
+  static const bool IS_BFLOAT16 = false;
   typedef u16 Bits;
   static __device__ float load(Bits bits) {
     float value;
@@ -31,6 +32,7 @@ struct Float16 {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define HAS_BFLOAT16
 struct Bfloat16 {
+  static const bool IS_BFLOAT16 = true;
   typedef u16 Bits;
   static __device__ float load(Bits bits) { return __uint_as_float((u32)bits << 16); }
   static __device__ Bits store(float value) {
@@ -40,6 +42,21 @@ struct Bfloat16 {
   }
 };
 #endif
+
+// Programmatic dependent launch. A kernel that is launched so begins when all blocks of the one before have let it, or have
+// ended; it must not touch what that one, or any before, writes or reads, until it has awaited them. Without such launches
+// both do nothing.
+__device__ __forceinline__ void let_others_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void await_others() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Sums are mostly not divided, and a division takes longer than the rest of an element.
 __device__ __forceinline__ float divided(float sum, float divisor) { return divisor == 1 ? sum : sum / divisor; }

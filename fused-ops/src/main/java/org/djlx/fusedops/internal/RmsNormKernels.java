@@ -145,8 +145,13 @@ public final class RmsNormKernels implements AutoCloseable {
         arguments.clear().addStruct(of.members()).add(epsilon);
         arguments.addStruct(slots.launch(buffers.rank(), operation.timeout()));
         try (P2pStream current = buffers.currentStream(operation)) {
-            CudaKernel kernel = exchanging.get(of.type());
-            kernel.launch(streams.get(), size(blocks, of), arguments);
+            LaunchSize size = size(blocks, of);
+            exchanging
+                    .get(of.type())
+                    .launch(
+                            streams.get(),
+                            current.isRecorded() ? size.asDependent() : size,
+                            arguments);
             current.keepAlive(used);
         }
     }
@@ -162,8 +167,10 @@ public final class RmsNormKernels implements AutoCloseable {
         CudaStream stream = streams.get();
         int blocks = (int) Math.min(Integer.MAX_VALUE, of.rows());
         arguments.clear().addStruct(of.members()).add(epsilon);
-        adding.get(of.type()).launch(stream, size(blocks, of), arguments);
-        if (stream.isCapturing()) {
+        LaunchSize size = size(blocks, of);
+        boolean recorded = stream.isCapturing();
+        adding.get(of.type()).launch(stream, recorded ? size.asDependent() : size, arguments);
+        if (recorded) {
             stream.keepAlive(used);
         }
     }

@@ -55,6 +55,8 @@ template <typename T, bool EXCHANGE>
 __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];
   __shared__ float sums[2][MAX_THREADS / WARP];
+  let_others_begin();
+  await_others();
   u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
   u32 packs = (of.hidden + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   bool good = true;
