@@ -54,6 +54,16 @@ final class Attention {
         sines = manager.create(sine, shape);
     }
 
+    /** Returns the cosines of rotations, of shape (positions, 1, half of the head size). */
+    NDArray cosines() {
+        return cosines;
+    }
+
+    /** Returns the sines, of the same shape. */
+    NDArray sines() {
+        return sines;
+    }
+
     /**
      * What is the same in all layers of a forward pass.
      *

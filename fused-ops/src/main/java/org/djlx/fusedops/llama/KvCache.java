@@ -20,6 +20,9 @@ import org.djlx.nativeops.Torch;
  */
 final class KvCache implements AutoCloseable {
 
+    /** A sequence's rows come in blocks of so many that follow each other. */
+    static final int BLOCK_TOKENS = 16;
+
     private final NDManager manager;
     private final List<NDArray> keys = new ArrayList<>();
     private final List<NDArray> values = new ArrayList<>();
@@ -64,6 +67,16 @@ final class KvCache implements AutoCloseable {
     void write(int layer, NDArray rows, NDArray newKeys, NDArray newValues) {
         keys.get(layer).set(new NDIndex("{}", rows), newKeys);
         values.get(layer).set(new NDIndex("{}", rows), newValues);
+    }
+
+    /** Returns the keys of a layer, of shape (rows, heads, head size). */
+    NDArray keys(int layer) {
+        return keys.get(layer);
+    }
+
+    /** Returns the values of a layer, of the same shape. */
+    NDArray values(int layer) {
+        return values.get(layer);
     }
 
     /** Returns the keys of rows, of shape (rows…, heads, head size). */

@@ -5,7 +5,6 @@
 package org.djlx.fusedops.llama;
 
 import ai.djl.Device;
-import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.util.Progress;
 import java.io.IOException;
@@ -63,7 +62,6 @@ import org.slf4j.LoggerFactory;
 public final class LlamaGenerator implements TextGenerator {
 
     private static final Logger LOG = LoggerFactory.getLogger(LlamaGenerator.class);
-    private static final int BLOCK_TOKENS = 16;
 
     private final Path directory;
     private final LlamaConfig config;
@@ -92,7 +90,7 @@ public final class LlamaGenerator implements TextGenerator {
         directory = builder.directory;
         config = LlamaConfig.read(directory);
         settings = builder.settings(config);
-        cache = new CacheBlocks(settings.cacheBlocks, BLOCK_TOKENS);
+        cache = new CacheBlocks(settings.cacheBlocks, KvCache.BLOCK_TOKENS);
         Path file = directory.resolve("tokenizer.json");
         tokenizer = Files.exists(file) ? HuggingFaceTokens.read(file) : null;
         thread = new Thread(this::run, "llama-" + directory.getFileName());
@@ -146,7 +144,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     private RankPool<LlamaStep, List<TokenChooser.Choice>> load() throws IOException {
         int ranks = settings.ranks();
-        int rows = settings.cacheBlocks * BLOCK_TOKENS;
+        int rows = settings.cacheBlocks * KvCache.BLOCK_TOKENS;
         try (Safetensors files = Safetensors.open(directory)) {
             try {
                 LlamaWeights.check(config, files);
@@ -406,7 +404,7 @@ public final class LlamaGenerator implements TextGenerator {
     static List<TokenChooser.Choice> choices(
             ProcessGroup group, LlamaModel model, LlamaBatch batch, List<TokenChooser> choosers) {
         try (NDManager manager = NDManager.newBaseManager(group.device())) {
-            NDArray scores = model.forward(batch, manager);
+            Scores scores = model.forward(batch, manager);
             return scores == null || group.rank() > 0
                     ? List.of()
                     : ScoreReader.choose(scores, choosers);
@@ -441,10 +439,12 @@ public final class LlamaGenerator implements TextGenerator {
         int left = settings.prefillTokens;
         for (Sequence sequence : running) {
             boolean generates = sequence.unread() == 1;
-            if (!generates && left == 0) {
+            // Where a prompt is cut depends on nothing else, as does what becomes of it.
+            int next = generates ? 1 : Math.min(sequence.unread(), settings.prefillTokens);
+            if (!generates && next > left) {
                 continue; // The next batches read it.
             }
-            LlamaBatch.Chunk chunk = sequence.read(generates ? 1 : left);
+            LlamaBatch.Chunk chunk = sequence.read(next);
             int count = chunk.tokens().length;
             left -= generates ? 0 : count;
             (count == 1 ? singles : several).add(chunk);
@@ -571,8 +571,9 @@ public final class LlamaGenerator implements TextGenerator {
                 queued.size(),
                 cache.inUse(),
                 cache.blocks(),
-                BLOCK_TOKENS,
-                KvCache.byteSize(config, settings.ranks(), (long) cache.blocks() * BLOCK_TOKENS),
+                KvCache.BLOCK_TOKENS,
+                KvCache.byteSize(
+                        config, settings.ranks(), (long) cache.blocks() * KvCache.BLOCK_TOKENS),
                 finished,
                 cancelled,
                 failed,
@@ -881,9 +882,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         private int cacheBlocks(LlamaConfig config, int ranks, int length) {
-            long blockBytes = KvCache.byteSize(config, ranks, BLOCK_TOKENS);
-            long one = CacheBlocks.blocks(length, BLOCK_TOKENS);
-            long most = Integer.MAX_VALUE / BLOCK_TOKENS;
+            long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+            long one = CacheBlocks.blocks(length, KvCache.BLOCK_TOKENS);
+            long most = Integer.MAX_VALUE / KvCache.BLOCK_TOKENS;
             if (cacheBytes == 0) {
                 long fitting = Math.max(one, DEFAULT_CACHE_BYTES / blockBytes);
                 return (int) Math.min(most, Math.min(one * maxRunning, fitting));

@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
@@ -41,6 +42,7 @@ final class LlamaModel implements AutoCloseable {
     private final KvCache cache;
     private final NDManager manager;
     private final Attention attention;
+    private final Decoder decoder; // null if there is none
 
     /** Takes the weights and the cache, which it closes. */
     LlamaModel(
@@ -54,18 +56,57 @@ final class LlamaModel implements AutoCloseable {
         this.weights = weights;
         this.cache = cache;
         manager = NDManager.newBaseManager(group.device());
-        attention = new Attention(config, group.worldSize(), cache, manager, maxLength);
+        boolean done = false;
+        try {
+            attention = new Attention(config, group.worldSize(), cache, manager, maxLength);
+            decoder =
+                    Decoder.create(config, group, weights, cache, attention, maxLength)
+                            .orElse(null);
+            done = true;
+        } finally {
+            if (!done) {
+                manager.close();
+            }
+        }
+    }
+
+    /** Tells whether tokens that follow others are decoded by CUDA graphs. */
+    boolean hasDecoder() {
+        return decoder != null;
     }
 
     /**
      * Runs the tokens of a batch through the model, and writes their keys and values to the cache.
      * All ranks do, at the same time.
      *
-     * @param to the manager of what is returned
-     * @return the scores of the next tokens, in float32, of shape (chunks that want them,
-     *     vocabulary). Null if no chunk wants any
+     * @param to the manager of arrays that are returned
+     * @return the scores of what follows the chunks that want them, until the next call; null if
+     *     none does
      */
-    NDArray forward(LlamaBatch batch, NDManager to) {
+    Scores forward(LlamaBatch batch, NDManager to) {
+        if (decoder == null) {
+            NDArray scores = scores(batch, to);
+            return scores == null ? null : Scores.of(scores);
+        }
+        // Products of many rows are in another order for each number of them: so that a sequence
+        // gets the same whatever others there are, prompts are read one by one.
+        List<Scores> parts = new ArrayList<>();
+        List<LlamaBatch.Chunk> singles = batch.chunks().subList(0, batch.singles());
+        if (!singles.isEmpty()) {
+            parts.add(decoder.decode(singles));
+        }
+        for (LlamaBatch.Chunk chunk :
+                batch.chunks().subList(singles.size(), batch.chunks().size())) {
+            NDArray scores = scores(new LlamaBatch(List.of(chunk)), to);
+            if (scores != null) {
+                parts.add(Scores.of(scores));
+            }
+        }
+        return parts.isEmpty() ? null : Scores.joined(parts);
+    }
+
+    /** Computes scores in float32, of shape (chunks that want them, vocabulary), or null. */
+    private NDArray scores(LlamaBatch batch, NDManager to) {
         try (NDManager step = manager.newSubManager()) {
             boolean divided =
                     group.worldSize() > 1 && batch.tokens() >= SEQUENCE_TOKENS * group.worldSize();
@@ -264,6 +305,9 @@ final class LlamaModel implements AutoCloseable {
 
     @Override
     public void close() {
+        if (decoder != null) {
+            decoder.close();
+        }
         manager.close();
         cache.close();
         weights.close();

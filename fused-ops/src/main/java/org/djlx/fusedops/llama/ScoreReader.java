@@ -4,7 +4,6 @@
  */
 package org.djlx.fusedops.llama;
 
-import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
 
@@ -17,27 +16,20 @@ final class ScoreReader {
      * Chooses a token for each sequence. The scores of those that take the most probable one stay
      * where they are; others are copied to the host.
      *
-     * @param scores of shape (sequences, vocabulary), in float32; what is computed from them goes
-     *     to their manager
      * @return the choices; null for a sequence whose scores are not all numbers
      */
-    static List<TokenChooser.Choice> choose(NDArray scores, List<TokenChooser> choosers) {
-        NDArray highest = scores.max(new int[] {1}, true);
-        NDArray sums = scores.sub(highest).exp().sum(new int[] {1});
-        long[] best = scores.argMax(1).toLongArray();
-        float[] highestOf = highest.toFloatArray();
-        float[] sumOf = sums.toFloatArray();
+    static List<TokenChooser.Choice> choose(Scores scores, List<TokenChooser> choosers) {
         List<TokenChooser.Choice> choices = new ArrayList<>();
-        for (int i = 0; i < best.length; i++) {
-            double logSum = highestOf[i] + Math.log(sumOf[i]);
-            TokenChooser chooser = choosers.get(i);
-            if (!Double.isFinite(logSum)) {
+        for (Scores.Best best : scores.best()) {
+            int sequence = choices.size();
+            TokenChooser chooser = choosers.get(sequence);
+            if (!Double.isFinite(best.logSum())) {
                 choices.add(null);
             } else if (chooser.isGreedy()) {
-                choices.add(
-                        new TokenChooser.Choice((int) best[i], (float) (highestOf[i] - logSum)));
+                float logProbability = (float) (best.score() - best.logSum());
+                choices.add(new TokenChooser.Choice(best.token(), logProbability));
             } else {
-                choices.add(chooser.choose(scores.get(i).toFloatArray(), logSum));
+                choices.add(chooser.choose(scores.all(sequence), best.logSum()));
             }
         }
         return choices;

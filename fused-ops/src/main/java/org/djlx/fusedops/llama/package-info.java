@@ -20,7 +20,8 @@
  *   LlamaService         serves DJL's requests by a generator
  *   Sequence             a request that is being served
  *   PieceQueue           what its caller sees
- *   ScoreReader          chooses the next tokens of several sequences
+ *   Scores               the scores of the next tokens of several sequences
+ *   ScoreReader          chooses those tokens
  *   TokenChooser         those of one
  *   TextStream           turns tokens into text as they come
  *   HuggingFaceTokens    the tokenizer of a model directory
@@ -29,6 +30,7 @@
  *   LlamaBatch           what that computes: tokens of several sequences
  *   LlamaWeights         a rank's weights, and how they are read
  *   Attention            a rank's heads, and rotary positions
+ *   Decoder              computes a token of each sequence by a CUDA graph
  *   KvCache              a rank's keys and values
  *   CacheBlocks          gives out its rows
  * </pre>

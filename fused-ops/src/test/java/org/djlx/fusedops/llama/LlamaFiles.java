@@ -32,6 +32,24 @@ final class LlamaFiles {
         return config(type, tied, 203, 7);
     }
 
+    /** A model whose sizes GPUs have kernels for, among up to 8 ranks. */
+    static LlamaConfig decodable(ScalarType type, boolean tied, int headSize) {
+        return new LlamaConfig(
+                203,
+                64,
+                128,
+                2,
+                8,
+                2,
+                headSize,
+                512,
+                1e-5,
+                new LlamaConfig.Rope(10000, 4, 1, 4, 64),
+                tied,
+                List.of(7),
+                type);
+    }
+
     static LlamaConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
         return new LlamaConfig(
                 vocabulary,

@@ -7,7 +7,6 @@ package org.djlx.fusedops.llama;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 
-import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.io.IOException;
 import java.io.InputStream;
@@ -78,15 +77,20 @@ class LlamaModelTest {
     @MethodSource("cases")
     void hasTheScoresOfAWholeModel(int ranks, ScalarType type, boolean tied)
             throws IOException, InterruptedException, ExecutionException {
-        compare(directory, ProcessGroups.local(ranks), type, tied);
+        LlamaFiles.write(directory, LlamaFiles.config(type, tied), 1);
+        compare(directory, ProcessGroups.local(ranks), false);
     }
 
-    /** Compares the scores of a model on the ranks of a group, which is destroyed. */
-    static void compare(Path directory, List<ProcessGroup> groups, ScalarType type, boolean tied)
+    /**
+     * Compares the scores of a model on the ranks of a group, which is destroyed.
+     *
+     * @param decodes whether single tokens go by the decoder
+     */
+    static void compare(Path directory, List<ProcessGroup> groups, boolean decodes)
             throws IOException, InterruptedException, ExecutionException {
         int ranks = groups.size();
-        LlamaFiles.write(directory, LlamaFiles.config(type, tied), 1);
         LlamaConfig config = LlamaConfig.read(directory);
+        ScalarType type = config.type();
         LlamaReference reference = new LlamaReference(directory);
         CacheBlocks blocks = new CacheBlocks(BLOCKS, BLOCK_TOKENS);
         int[] hole = blocks.take(50); // So that no sequence has the rows of its positions.
@@ -97,7 +101,8 @@ class LlamaModelTest {
         double tolerance = tolerance(type);
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
-                        RankPool.start("llama", groups, group -> rank(config, group, files));
+                        RankPool.start(
+                                "llama", groups, group -> rank(config, group, files, decodes));
                 UsageCounter counter = FusedOps.countUsage()) {
             check(pool, tolerance, a, a.next(5, true));
             check(pool, tolerance, b, b.next(20, false));
@@ -141,8 +146,9 @@ class LlamaModelTest {
     }
 
     private static RankWorker<Reading, Void> rank(
-            LlamaConfig config, ProcessGroup group, Safetensors files) {
+            LlamaConfig config, ProcessGroup group, Safetensors files, boolean decodes) {
         LlamaModel model = model(config, group, files);
+        assertEquals(decodes, model.hasDecoder());
         return new RankWorker<>() {
             @Override
             public Void serve(Reading reading) {
@@ -187,7 +193,7 @@ class LlamaModelTest {
                         RankPool.start(
                                 "llama",
                                 ProcessGroups.local(ranks),
-                                group -> rank(config, group, files))) {
+                                group -> rank(config, group, files, false))) {
             float[] scores = read(pool, batch)[0];
             assertEquals(expected.length, scores.length);
             for (int i = 0; i < scores.length; i++) {
@@ -235,8 +241,36 @@ class LlamaModelTest {
 
     private static float[] scores(LlamaModel model, LlamaBatch batch) {
         try (NDManager manager = NDManager.newBaseManager()) {
-            NDArray scores = model.forward(batch, manager);
-            return scores == null ? null : scores.toFloatArray();
+            Scores scores = model.forward(batch, manager);
+            if (scores == null) {
+                return null;
+            }
+            int count = scores.best().size();
+            float[][] all = new float[count][];
+            for (int i = 0; i < count; i++) {
+                all[i] = scores.all(i);
+                checkBest(all[i], scores.best().get(i));
+            }
+            int width = all[0].length;
+            float[] joined = new float[count * width];
+            for (int i = 0; i < count; i++) {
+                System.arraycopy(all[i], 0, joined, i * width, width);
+            }
+            return joined;
         }
+    }
+
+    private static void checkBest(float[] scores, Scores.Best best) {
+        int token = 0;
+        for (int i = 1; i < scores.length; i++) {
+            token = scores[i] > scores[token] ? i : token;
+        }
+        double sum = 0;
+        for (float score : scores) {
+            sum += Math.exp(score - (double) scores[token]);
+        }
+        assertEquals(token, best.token());
+        assertEquals(scores[token], best.score());
+        assertEquals(scores[token] + Math.log(sum), best.logSum(), 1e-4);
     }
 }

@@ -1,0 +1,280 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import java.util.HashMap;
+import java.util.Map;
+import org.djlx.nativeops.CudaAttribute;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaKernel;
+import org.djlx.nativeops.CudaModule;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.KernelArguments;
+import org.djlx.nativeops.KernelCache;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.LaunchSize;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+
+/**
+ * The kernels of {@code decode.cu} on one GPU, for a model's element type and heads. Arrays are
+ * given by address and lie as that file says; all but the first launch may begin while the kernel
+ * before still runs. For one thread at a time.
+ */
+public final class DecodeKernels implements AutoCloseable {
+
+    /** The most rows that a product takes: sequences of a batch. */
+    public static final int MAX_ROWS = 64;
+
+    /** How many tokens of a sequence a block of the attention has. */
+    public static final int CHUNK = 128;
+
+    /** The floats that a chunk leaves behind, besides the elements of a head. */
+    public static final int CHUNK_EXTRA = 2;
+
+    /** The bytes of what {@link #best} writes for a row: two floats and an int, and four more. */
+    public static final int BEST_BYTES = 16;
+
+    /** How many blocks, with as many such results, a row's scores have. */
+    public static final int BEST_BLOCKS = 16;
+
+    private static final int BEST_THREADS = 256;
+    private static final int EMBED_THREADS = 256;
+    private static final int PRODUCT_THREADS = 256;
+    private static final int ATTENTION_THREADS = 256;
+    private static final int STRIPE = 16; // rows of weights that a block of a product has
+    private static final int GATED_STRIPES = 2; // such of a block of gated products of 32 rows
+    private static final int MAX_HEAD = 128;
+    private static final int MAX_SHARING = 8;
+    private static final int PACK = 8; // elements of 16 bytes
+    private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
+    private static final double LOG2_E = 1 / Math.log(2);
+    private static final Map<ScalarType, String> TYPES =
+            Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
+
+    private final int multiprocessors;
+    private final int headSize;
+    private final CudaModule module;
+    private final CudaKernel embed;
+    private final Map<Integer, CudaKernel> products = new HashMap<>(); // by the most rows
+    private final Map<Integer, CudaKernel> gated = new HashMap<>();
+    private final CudaKernel attention;
+    private final CudaKernel attentionLate;
+    private final CudaKernel best;
+    private final KernelArguments arguments = new KernelArguments();
+
+    /**
+     * Compiles the kernels, or takes them from the cache.
+     *
+     * @param device the GPU
+     * @param type the element type
+     * @param headSize the size of a head
+     * @param sharing how many heads of queries share one of keys and values
+     * @param blockTokens how many tokens of a sequence lie side by side in the cache
+     */
+    public DecodeKernels(
+            CudaDevice device, ScalarType type, int headSize, int sharing, int blockTokens) {
+        multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        this.headSize = headSize;
+        module =
+                new KernelCompiler(KernelCache.user())
+                        .load(
+                                device,
+                                KernelSource.ofResource(NativeLibrary.class, "decode/decode.cu"),
+                                "-DTYPE=" + TYPES.get(type),
+                                "-DHEAD=" + headSize,
+                                "-DSHARING=" + sharing,
+                                "-DBLOCK=" + blockTokens);
+        embed = module.kernel("decode_embed");
+        for (int rows = PACK; rows <= MAX_ROWS; rows *= 2) {
+            products.put(rows, module.kernel("decode_product_" + rows));
+            gated.put(rows, module.kernel("decode_gated_" + rows));
+        }
+        attention = module.kernel("decode_attention");
+        attentionLate = module.kernel("decode_attention_late");
+        best = module.kernel("decode_best");
+    }
+
+    /**
+     * Tells whether there are kernels.
+     *
+     * @param device the GPU
+     * @param type the element type
+     * @param headSize the size of a head
+     * @param sharing how many heads of queries share one of keys and values
+     * @param depths over how many elements products sum
+     * @return whether there are
+     */
+    public static boolean isSupported(
+            CudaDevice device, ScalarType type, int headSize, int sharing, int... depths) {
+        boolean packs = true;
+        for (int depth : depths) {
+            packs &= depth % PACK == 0;
+        }
+        return packs
+                && TYPES.containsKey(type)
+                && headSize % (2 * PACK) == 0
+                && headSize <= MAX_HEAD
+                && sharing <= MAX_SHARING
+                && device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= FIRST_CAPABILITY
+                && NativeLibrary.NVRTC.isAvailable();
+    }
+
+    /**
+     * Looks tokens up.
+     *
+     * @param stream where
+     * @param rows how many
+     * @param output of shape (rows, hidden)
+     * @param tokens an int each; -1 for none
+     * @param embedding of shape (count, hidden)
+     * @param first the first token that is in the embedding
+     * @param count how many are
+     * @param hidden the length of a row
+     */
+    public void embed(
+            CudaStream stream,
+            int rows,
+            long output,
+            long tokens,
+            long embedding,
+            long first,
+            long count,
+            long hidden) {
+        arguments.clear().addStruct(output, tokens, embedding, first, count, hidden);
+        embed.launch(stream, LaunchSize.of(rows, EMBED_THREADS), arguments);
+    }
+
+    /**
+     * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) · (x
+     * valuesᵀ)}.
+     *
+     * @param stream where
+     * @param gated whether the weight is that of gates and, behind it, that of values
+     * @param rows how many, at most {@value #MAX_ROWS}
+     * @param output rows of {@code width} at a distance of {@code stride}
+     * @param x of shape (rows, depth)
+     * @param weight of shape (width, depth), or (2 width, depth)
+     * @param width the elements of a row of the output
+     * @param depth over how many elements is summed
+     * @param stride from a row of the output to the next, in elements
+     */
+    public void product(
+            CudaStream stream,
+            boolean gated,
+            int rows,
+            long output,
+            long x,
+            long weight,
+            long width,
+            long depth,
+            long stride) {
+        int tile = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
+        int columns = gated ? STRIPE / 2 : STRIPE;
+        if (gated && tile == 32) {
+            columns *= GATED_STRIPES;
+        }
+        int blocks = Math.toIntExact((width + columns - 1) / columns);
+        CudaKernel kernel = (gated ? this.gated : products).get(tile);
+        arguments.clear().addStruct(output, x, weight, rows, width, depth, stride);
+        kernel.launch(stream, LaunchSize.of(blocks, PRODUCT_THREADS).asDependent(), arguments);
+    }
+
+    /**
+     * The arrays of an attention, by address.
+     *
+     * @param output of shape (rows, heads of queries, head size)
+     * @param qkv of shape (rows, heads of queries, of keys, of values, head size)
+     * @param keys the cache's, of shape (its rows, heads of keys, head size)
+     * @param values likewise
+     * @param positions of the new tokens, an int each; -1 for none
+     * @param table for each row, where in the cache its blocks of tokens begin; ints
+     * @param cosines of shape (positions, half of the head size), in float32
+     * @param sines likewise
+     * @param chunks room for (rows, heads of keys, chunks, sharing, head size + {@value
+     *     #CHUNK_EXTRA}) floats
+     * @param ended (rows, heads of keys) ints, 0
+     */
+    public record Attention(
+            long output,
+            long qkv,
+            long keys,
+            long values,
+            long positions,
+            long table,
+            long cosines,
+            long sines,
+            long chunks,
+            long ended) {}
+
+    /**
+     * Writes keys and values of new tokens, one of each row, to the cache, and lets their queries
+     * attend to all of the row's.
+     *
+     * @param stream where
+     * @param of the arrays
+     * @param rows how many
+     * @param heads the heads of keys
+     * @param chunks the most chunks of {@value #CHUNK} tokens that a row has
+     * @param tableStride the ints of a row of the table
+     */
+    public void attend(
+            CudaStream stream, Attention of, int rows, int heads, int chunks, long tableStride) {
+        arguments
+                .clear()
+                .addStruct(
+                        of.output,
+                        of.qkv,
+                        of.keys,
+                        of.values,
+                        of.positions,
+                        of.table,
+                        of.cosines,
+                        of.sines,
+                        of.chunks,
+                        of.ended,
+                        tableStride,
+                        heads,
+                        chunks)
+                .add((float) (LOG2_E / Math.sqrt(headSize)));
+        // Two blocks run on a multiprocessor at once, or four of the other.
+        boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
+        LaunchSize size = LaunchSize.of(chunks, ATTENTION_THREADS).withGrid(heads, rows);
+        (many ? attentionLate : attention).launch(stream, size.asDependent(), arguments);
+    }
+
+    /**
+     * Finds each row's highest score, its first index, and the sum of all exponentials relative to
+     * it, in this order: a float, a float that is the sum, an int.
+     *
+     * @param stream where
+     * @param rows how many
+     * @param best where each row's {@value #BEST_BYTES} bytes go; may be pinned memory
+     * @param scores rows of {@code width} at a distance of {@code stride}
+     * @param parts room for {@value #BEST_BLOCKS} such results for each row
+     * @param ended an int for each row, 0
+     * @param width the elements of a row
+     * @param stride from a row to the next, in elements
+     */
+    public void best(
+            CudaStream stream,
+            int rows,
+            long best,
+            long scores,
+            long parts,
+            long ended,
+            long width,
+            long stride) {
+        arguments.clear().addStruct(best, scores, parts, ended, width, stride);
+        LaunchSize size = LaunchSize.of(BEST_BLOCKS, BEST_THREADS).withGrid(rows, 1);
+        this.best.launch(stream, size, arguments);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+    }
+}

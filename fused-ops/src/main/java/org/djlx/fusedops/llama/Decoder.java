@@ -1,0 +1,490 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.NormedResidual;
+import org.djlx.fusedops.internal.DecodeKernels;
+import org.djlx.nativeops.AtomicBuffer;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaGraph;
+import org.djlx.nativeops.CudaMemory;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * One rank's part of decoding on a GPU: sequences that get a token each, by kernels that are
+ * recorded into a CUDA graph, so that a step is one launch. There is a graph for every power of two
+ * of sequences and of chunks of the longest, made when it is needed first, of all ranks alike.
+ *
+ * <p>What a sequence gets has the same bits whatever others there are. Sums are in float32; what
+ * goes from kernel to kernel is rounded to the element type.
+ *
+ * <p>To be used by the rank's thread, with gradients off.
+ */
+final class Decoder implements AutoCloseable {
+
+    private static final int FLAGS = Integer.BYTES;
+    private static final int CHUNK_BLOCKS = DecodeKernels.CHUNK / KvCache.BLOCK_TOKENS;
+
+    private final LlamaConfig config;
+    private final ProcessGroup group;
+    private final LlamaWeights weights;
+    private final KvCache cache;
+    private final NDManager manager;
+    private final int queryHeads;
+    private final int keyHeads;
+    private final int inner;
+    private final int tokens; // whose scores this rank computes
+    private final int mostChunks;
+    private final NDArray cosines;
+    private final NDArray sines;
+
+    // Of the most rows; graphs use the first ones.
+    private final NDArray[] residuals = new NDArray[2];
+    private final NDArray zeros;
+    private final NDArray norm;
+    private final NDArray qkv;
+    private final NDArray attended;
+    private final NDArray activated;
+    private final NDArray chunks;
+    private final NDArray ended; // counts of the attention and the best scores, 0 between kernels
+    private final NDArray inputs;
+    private final NDArray parts;
+    private final NDArray logits;
+
+    private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
+    private final CudaStream stream;
+    private final CurrentStreams currentStreams;
+    private final CudaEvent before;
+    private final DecodeKernels kernels;
+    private final NativeMemory hostInputs;
+    private final NativeMemory hostBest;
+    private final ByteBuffer nextInputs;
+    private final Map<Key, CudaGraph> graphs = new HashMap<>();
+
+    /** What graphs differ in: how many sequences, and how many chunks of each. */
+    private record Key(int rows, int chunks) {
+
+        static Key of(List<LlamaBatch.Chunk> sequences) {
+            int length = sequences.stream().mapToInt(LlamaBatch.Chunk::length).max().orElseThrow();
+            int chunks = (length + DecodeKernels.CHUNK - 1) / DecodeKernels.CHUNK;
+            return new Key(powerFrom(sequences.size()), powerFrom(chunks));
+        }
+
+        int tableStride() {
+            return chunks * CHUNK_BLOCKS;
+        }
+
+        /** The tokens, their positions, and the table. */
+        int inputBytes() {
+            return (2 + tableStride()) * rows * Integer.BYTES;
+        }
+    }
+
+    private Decoder(
+            LlamaConfig config,
+            ProcessGroup group,
+            LlamaWeights weights,
+            KvCache cache,
+            Attention attention,
+            int maxLength) {
+        this.config = config;
+        this.group = group;
+        this.weights = weights;
+        this.cache = cache;
+        cosines = attention.cosines();
+        sines = attention.sines();
+        int ranks = group.worldSize();
+        queryHeads = config.heads() / ranks;
+        keyHeads = LlamaWeights.keyHeads(config, ranks);
+        inner = config.intermediateSize() / ranks;
+        tokens = LlamaWeights.tokens(config, ranks);
+        mostChunks = powerFrom((maxLength + DecodeKernels.CHUNK - 1) / DecodeKernels.CHUNK);
+        boolean done = false;
+        try {
+            manager = keep(NDManager.newBaseManager(group.device()));
+            int head = config.headSize();
+            residuals[0] = rows(config.hiddenSize());
+            residuals[1] = rows(config.hiddenSize());
+            zeros = rows(config.hiddenSize());
+            norm = rows(config.hiddenSize());
+            qkv = rows((queryHeads + 2 * keyHeads) * head);
+            attended = rows(queryHeads * head);
+            activated = rows(inner);
+            logits = rows(ranks * tokens);
+            int most = DecodeKernels.MAX_ROWS;
+            int chunk = queryHeads * (head + DecodeKernels.CHUNK_EXTRA);
+            chunks = manager.zeros(new Shape(most, mostChunks, chunk));
+            ended = manager.zeros(new Shape(most, keyHeads + 1), DataType.INT32);
+            Key largest = new Key(most, mostChunks);
+            inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
+            parts =
+                    manager.zeros(
+                            new Shape(most, DecodeKernels.BEST_BLOCKS, DecodeKernels.BEST_BYTES),
+                            DataType.UINT8);
+            clear(zeros);
+            CudaDevice device = keep(CudaDevice.open(group.device()));
+            stream = keep(CudaStream.create(device));
+            currentStreams = keep(new CurrentStreams(device));
+            before = keep(CudaEvent.create(device));
+            kernels =
+                    keep(
+                            new DecodeKernels(
+                                    device,
+                                    config.type(),
+                                    head,
+                                    queryHeads / keyHeads,
+                                    KvCache.BLOCK_TOKENS));
+            hostInputs = keep(CudaMemory.allocatePinned(device, largest.inputBytes()));
+            hostBest =
+                    keep(CudaMemory.allocatePinned(device, (long) most * DecodeKernels.BEST_BYTES));
+            nextInputs = ByteBuffer.allocate(largest.inputBytes()).order(ByteOrder.nativeOrder());
+            device.synchronize();
+            done = true;
+        } finally {
+            if (!done) {
+                close();
+            }
+        }
+    }
+
+    /**
+     * Makes a decoder, if there are kernels for the model on the GPUs of all ranks, which agree.
+     *
+     * @param attention has the tables of rotations
+     * @param maxLength the most tokens of a sequence
+     * @return the decoder; empty on CPUs, for float32, for heads of other sizes than multiples of
+     *     16 up to 128, and where ranks do not write into each other's memory
+     */
+    static Optional<Decoder> create(
+            LlamaConfig config,
+            ProcessGroup group,
+            LlamaWeights weights,
+            KvCache cache,
+            Attention attention,
+            int maxLength) {
+        if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
+            return Optional.empty();
+        }
+        try (NDManager manager = NDManager.newBaseManager(group.device());
+                NDArray possible = manager.create(isPossible(config, group) ? 1f : 0f)) {
+            group.allReduce(possible, ReduceOp.MIN).await();
+            if (possible.getFloat() == 0) {
+                return Optional.empty();
+            }
+        }
+        return Optional.of(new Decoder(config, group, weights, cache, attention, maxLength));
+    }
+
+    private static boolean isPossible(LlamaConfig config, ProcessGroup group) {
+        int ranks = group.worldSize();
+        int heads = config.heads() / ranks;
+        // Asked also for one rank, as it loads the kernels, which no graph can record.
+        boolean oneLaunch =
+                FusedOps.isOneLaunch(
+                                config.type(), DecodeKernels.MAX_ROWS, config.hiddenSize(), group)
+                        || ranks == 1;
+        try (CudaDevice device = CudaDevice.open(group.device())) {
+            return oneLaunch
+                    && DecodeKernels.isSupported(
+                            device,
+                            config.type(),
+                            config.headSize(),
+                            heads / LlamaWeights.keyHeads(config, ranks),
+                            config.hiddenSize(),
+                            heads * config.headSize(),
+                            config.intermediateSize() / ranks);
+        }
+    }
+
+    private <T extends AutoCloseable> T keep(T resource) {
+        resources.add(resource);
+        return resource;
+    }
+
+    private NDArray rows(int size) {
+        return Torch.empty(manager, new Shape(DecodeKernels.MAX_ROWS, size), config.type());
+    }
+
+    private void clear(NDArray array) {
+        try (NDArray zero = manager.create(0f)) {
+            Torch.copy(array, zero.broadcast(array.getShape()));
+        }
+    }
+
+    private static int powerFrom(int count) {
+        return Integer.highestOneBit(2 * count - 1);
+    }
+
+    /**
+     * Runs a token of each sequence through the model, and writes its key and value to the cache.
+     * All ranks do, at the same time. When this returns, all of it is done.
+     *
+     * @param sequences chunks of one token, whose rows come in blocks of {@link
+     *     KvCache#BLOCK_TOKENS}
+     * @return the scores of the next tokens
+     */
+    Scores decode(List<LlamaBatch.Chunk> sequences) {
+        List<Scores> all = new ArrayList<>();
+        int most = DecodeKernels.MAX_ROWS;
+        for (int i = 0; i < sequences.size(); i += most) {
+            int end = Math.min(sequences.size(), i + most);
+            Results results = step(sequences.subList(i, end));
+            all.add(end < sequences.size() ? results.copy() : results);
+        }
+        return Scores.joined(all);
+    }
+
+    private Results step(List<LlamaBatch.Chunk> sequences) {
+        Key key = Key.of(sequences);
+        write(key, sequences);
+        before.record(currentStreams.get());
+        CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+        try {
+            CudaGraph graph = graphs.get(key);
+            if (graph == null) {
+                graph = CudaGraph.capture(stream, () -> record(key));
+                graphs.put(key, graph);
+            }
+            stream.waitEvent(before);
+            graph.launch(stream);
+            if (group.worldSize() > 1) {
+                gather(key.rows);
+            }
+            kernels.best(
+                    stream,
+                    key.rows,
+                    hostBest.address(),
+                    Torch.dataPointer(logits),
+                    Torch.dataPointer(parts),
+                    countsOfBest(),
+                    config.vocabularySize(),
+                    logits.getShape().get(1));
+            stream.synchronize();
+        } finally {
+            guard.close();
+        }
+        return new Results(sequences.size());
+    }
+
+    /**
+     * Puts the scores of all ranks side by side: where one has another's, there are zeros. Fails if
+     * a rank is missing, also in the graph.
+     */
+    private void gather(int rows) {
+        try (NDArray scores = first(logits, rows)) {
+            group.allReduce(scores, ReduceOp.SUM).await();
+        }
+    }
+
+    /** Writes what the graph reads into memory of the host. */
+    private void write(Key key, List<LlamaBatch.Chunk> sequences) {
+        nextInputs.clear();
+        for (int row = 0; row < key.rows; row++) {
+            nextInputs.putInt(row < sequences.size() ? sequences.get(row).tokens()[0] : -1);
+        }
+        for (int row = 0; row < key.rows; row++) {
+            nextInputs.putInt(row < sequences.size() ? sequences.get(row).start() : -1);
+        }
+        int begin = nextInputs.position();
+        int size = KvCache.BLOCK_TOKENS;
+        for (int row = 0; row < sequences.size(); row++) {
+            LlamaBatch.Chunk sequence = sequences.get(row);
+            nextInputs.position(begin + row * key.tableStride() * Integer.BYTES);
+            for (int token = 0; token < sequence.length(); token += size) {
+                nextInputs.putInt(sequence.rows()[token]);
+            }
+        }
+        new AtomicBuffer(hostInputs, 0, nextInputs.capacity())
+                .putBytes(0, nextInputs.array(), key.inputBytes());
+    }
+
+    private void record(Key key) {
+        int rows = key.rows;
+        int hidden = config.hiddenSize();
+        long host = hostInputs.address();
+        long tokensOf = Torch.dataPointer(inputs);
+        long positions = tokensOf + (long) rows * Integer.BYTES;
+        long table = positions + (long) rows * Integer.BYTES;
+        stream.copyAsync(tokensOf, host, key.inputBytes());
+        long scores = Torch.dataPointer(logits);
+        if (group.worldSize() > 1) {
+            long rowBytes = logits.getShape().get(1) * config.type().itemSize();
+            stream.memsetAsync(scores, (byte) 0, rows * rowBytes);
+        }
+        NDArray partial = first(residuals[0], rows);
+        NDArray residual = first(zeros, rows);
+        NDArray next = first(residuals[1], rows);
+        kernels.embed(
+                stream,
+                rows,
+                Torch.dataPointer(partial),
+                tokensOf,
+                Torch.dataPointer(weights.embedding()),
+                (long) tokens * group.rank(),
+                tokens,
+                hidden);
+        add(partial, residual, weights.layer(0).attentionNorm());
+        residual = partial;
+        int head = config.headSize();
+        int width = (queryHeads + 2 * keyHeads) * head;
+        for (int i = 0; i < config.layers(); i++) {
+            LlamaWeights.Layer layer = weights.layer(i);
+            product(false, rows, qkv, norm, layer.queriesKeysValues(), width, hidden);
+            kernels.attend(
+                    stream,
+                    attention(i, positions, table),
+                    rows,
+                    keyHeads,
+                    key.chunks,
+                    key.tableStride());
+            product(false, rows, next, attended, layer.attentionOut(), hidden, queryHeads * head);
+            add(next, residual, layer.mlpNorm());
+            NDArray free = residual;
+            residual = next;
+            product(true, rows, activated, norm, layer.gateUp(), inner, hidden);
+            product(false, rows, free, activated, layer.down(), hidden, inner);
+            NDArray nextNorm =
+                    i + 1 < config.layers() ? weights.layer(i + 1).attentionNorm() : weights.norm();
+            add(free, residual, nextNorm);
+            next = residual;
+            residual = free;
+        }
+        kernels.product(
+                stream,
+                false,
+                rows,
+                scores + (long) group.rank() * tokens * config.type().itemSize(),
+                Torch.dataPointer(norm),
+                Torch.dataPointer(weights.head()),
+                tokens,
+                hidden,
+                logits.getShape().get(1));
+    }
+
+    private DecodeKernels.Attention attention(int layer, long positions, long table) {
+        return new DecodeKernels.Attention(
+                Torch.dataPointer(attended),
+                Torch.dataPointer(qkv),
+                Torch.dataPointer(cache.keys(layer)),
+                Torch.dataPointer(cache.values(layer)),
+                positions,
+                table,
+                Torch.dataPointer(cosines),
+                Torch.dataPointer(sines),
+                Torch.dataPointer(chunks),
+                Torch.dataPointer(ended));
+    }
+
+    private void product(
+            boolean gated, int rows, NDArray out, NDArray x, NDArray weight, int width, int depth) {
+        kernels.product(
+                stream,
+                gated,
+                rows,
+                Torch.dataPointer(out),
+                Torch.dataPointer(x),
+                Torch.dataPointer(weight),
+                width,
+                depth,
+                width);
+    }
+
+    /** Adds all ranks' partials to the residual, which goes to where the partial is, and norms. */
+    private void add(NDArray partial, NDArray residual, NDArray weight) {
+        NDArray normed = first(norm, (int) partial.getShape().get(0));
+        FusedOps.allReduceRmsNorm(
+                new NormedResidual(partial, normed),
+                partial,
+                residual,
+                weight,
+                (float) config.epsilon(),
+                group);
+    }
+
+    private static NDArray first(NDArray array, int rows) {
+        return array.get(new NDIndex().addSliceDim(0, rows));
+    }
+
+    private long countsOfBest() {
+        return Torch.dataPointer(ended) + (long) DecodeKernels.MAX_ROWS * keyHeads * FLAGS;
+    }
+
+    /** What a step has left, until the next one. */
+    private final class Results implements Scores {
+
+        private final List<Best> best = new ArrayList<>();
+        private NDArray scores; // a copy, if there is one
+
+        Results(int count) {
+            byte[] bytes = new byte[count * DecodeKernels.BEST_BYTES];
+            new AtomicBuffer(hostBest, 0, bytes.length).getBytes(0, bytes);
+            ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
+            for (int i = 0; i < count; i++) {
+                buffer.position(i * DecodeKernels.BEST_BYTES);
+                float highest = buffer.getFloat();
+                double sum = buffer.getFloat();
+                best.add(new Best(buffer.getInt(), highest, highest + Math.log(sum)));
+            }
+        }
+
+        Results copy() {
+            scores = first(logits, best.size()).duplicate();
+            return this;
+        }
+
+        @Override
+        public List<Best> best() {
+            return best;
+        }
+
+        @Override
+        public float[] all(int sequence) {
+            NDArray from = scores == null ? logits : scores;
+            NDIndex index =
+                    new NDIndex().addIndices(sequence).addSliceDim(0, config.vocabularySize());
+            try (NDArray row = from.get(index);
+                    NDArray wide = Torch.cast(row, ScalarType.FLOAT32)) {
+                return wide.toFloatArray();
+            }
+        }
+    }
+
+    @Override
+    public void close() {
+        graphs.values().forEach(CudaGraph::close);
+        graphs.clear();
+        for (int i = resources.size() - 1; i >= 0; i--) {
+            try {
+                resources.get(i).close();
+            } catch (RuntimeException e) {
+                throw e;
+            } catch (Exception e) {
+                throw new IllegalStateException(e);
+            }
+        }
+        resources.clear();
+    }
+}

@@ -1,0 +1,91 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
+import java.util.List;
+
+/**
+ * The scores of the next tokens of several sequences. They stay on the device until they are asked
+ * for, which is to be before the model computes others.
+ */
+interface Scores {
+
+    /**
+     * The highest score of a sequence.
+     *
+     * @param token the first token that has it
+     * @param score the score
+     * @param logSum the logarithm of the sum of the exponentials of all scores; not finite if they
+     *     are not all numbers
+     */
+    record Best(int token, float score, double logSum) {}
+
+    /** Returns the highest score of each sequence. */
+    List<Best> best();
+
+    /** Returns a copy of all scores of a sequence. */
+    float[] all(int sequence);
+
+    /**
+     * Returns scores that are in an array.
+     *
+     * @param scores of shape (sequences, vocabulary), in float32; what is computed from them goes
+     *     to their manager
+     */
+    static Scores of(NDArray scores) {
+        return new Scores() {
+            @Override
+            public List<Best> best() {
+                NDArray highest = scores.max(new int[] {1}, true);
+                NDArray sums = scores.sub(highest).exp().sum(new int[] {1});
+                long[] tokens = scores.argMax(1).toLongArray();
+                float[] highestOf = highest.toFloatArray();
+                float[] sumOf = sums.toFloatArray();
+                List<Best> best = new ArrayList<>();
+                for (int i = 0; i < tokens.length; i++) {
+                    double logSum = highestOf[i] + Math.log(sumOf[i]);
+                    best.add(new Best((int) tokens[i], highestOf[i], logSum));
+                }
+                return best;
+            }
+
+            @Override
+            public float[] all(int sequence) {
+                return scores.get(sequence).toFloatArray();
+            }
+        };
+    }
+
+    /** Returns the scores of the sequences of all parts, in their order. */
+    static Scores joined(List<Scores> parts) {
+        if (parts.size() == 1) {
+            return parts.get(0);
+        }
+        List<Best> best = new ArrayList<>();
+        List<Scores> of = new ArrayList<>(); // of each sequence
+        List<Integer> index = new ArrayList<>(); // what it is there
+        for (Scores part : parts) {
+            List<Best> its = part.best();
+            for (int i = 0; i < its.size(); i++) {
+                of.add(part);
+                index.add(i);
+            }
+            best.addAll(its);
+        }
+        return new Scores() {
+            @Override
+            public List<Best> best() {
+                return best;
+            }
+
+            @Override
+            public float[] all(int sequence) {
+                return of.get(sequence).all(index.get(sequence));
+            }
+        };
+    }
+}

@@ -1,0 +1,540 @@
+// What one step of decoding computes for a batch of sequences, a new token each, on one rank: the embedding, products of few
+// rows with the weights, attention to the cached keys and values, and what is chosen from the scores. The all-reduce behind the
+// attention and the MLP is all_reduce_rms_norm.cu's.
+//
+// All of it is bound by how fast weights and the cache are read. Every kernel may be launched while the one before still runs
+// (see let_others_begin): products then read their first weights, which nobody writes.
+//
+// Compiled with
+//   TYPE      Float16 or Bfloat16, of weights, cache and what is computed
+//   HEAD      the size of a head: 16, 32, 64, 128 or 256
+//   SHARING   how many heads of queries share one of keys and values
+//   BLOCK     how many tokens lie side by side in the cache, from where the table says; divides CHUNK
+// Needs compute capability 8.0.
+#include "element.cuh"
+
+#ifndef TYPE
+#define TYPE Bfloat16
+#endif
+#ifndef HEAD
+#define HEAD 128
+#endif
+#ifndef SHARING
+#define SHARING 4
+#endif
+#ifndef BLOCK
+#define BLOCK 16
+#endif
+
+#ifdef HAS_BFLOAT16
+
+typedef TYPE T;
+typedef T::Bits Bits;
+
+const int WARP = 32;
+const int PACK = Pack<T>::COUNT;
+
+// Weights are read once: they need no place in the first cache.
+__device__ __forceinline__ uint4 load_once(const Bits* from) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from));
+  return value;
+}
+
+__device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// What a step begins with: the embedding of each row's token, or zeros where it is another rank's, or there is none.
+
+struct Embedding {
+  Bits* output;           // (rows, hidden)
+  const int* tokens;      // of each row; -1: none
+  const Bits* embedding;  // (count, hidden): this rank's tokens, from `first` on
+  u64 first;
+  u64 count;
+  u64 hidden;
+};
+
+// A block has a row.
+extern "C" __global__ void decode_embed(const __grid_constant__ Embedding of) {
+  let_others_begin();
+  await_others();
+  int token = of.tokens[blockIdx.x];
+  bool here = token >= 0 && token >= of.first && token - of.first < of.count;
+  const Bits* row = of.embedding + (here ? token - of.first : 0) * of.hidden;
+  for (u64 i = threadIdx.x; i * PACK < of.hidden; i += blockDim.x) {
+    store_pack<T>(of.output + blockIdx.x * of.hidden, of.hidden, i, here ? load_pack<T>(row, of.hidden, i) : zeros());
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Products of few rows: output[b][n] = sum over k of x[b][k] * weight[n][k], in float32, rounded once.
+//
+// The weight is the left operand of the tensor core's products, 16 of its rows at a time, and 8 rows of x are the right one. A
+// warp's lanes load 16 bytes each, which are next to each other in k, and both operands' alike: which k the tensor core takes
+// them for does not matter to a sum. So nothing goes through shared memory. The warps of a block divide k, and their sums are
+// added in the order of warps. What a row of x gets depends neither on the other rows nor on their number.
+
+struct Product {
+  Bits* output;        // rows at a distance of `stride`
+  const Bits* x;       // (batch, depth)
+  const Bits* weight;  // (width, depth); gated, that of gates and behind it that of values
+  u64 batch;
+  u64 width;   // of the output
+  u64 depth;   // a multiple of 8
+  u64 stride;
+};
+
+const int PRODUCT_WARPS = 8;
+const int STEP = 4 * PACK;  // in k, of a load: 4 lanes a row
+
+__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (T::IS_BFLOAT16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+// TILES of 8 rows of x, STRIPES of 16 rows of weights, UNROLL loads of each on their way at once. GATED: output = silu(x gates) *
+// (x values), so that 8 columns come from a stripe. None of these changes the order in which a sum is taken.
+template <int TILES, int STRIPES, int UNROLL, bool GATED>
+__device__ __forceinline__ void product(const Product& of) {
+  const int ROWS = 8 * TILES;
+  const int COLUMNS = GATED ? 8 : 16;  // of a stripe
+  __shared__ float partial[PRODUCT_WARPS][16][ROWS + 1];
+  let_others_begin();
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  u32 row = lane / 4;            // of both operands
+  u32 within = lane % 4 * PACK;  // of a load
+  u32 batch = of.batch, width = of.width, depth = of.depth;
+  u32 rows = (GATED ? 2 : 1) * width;
+  const Bits* from[STRIPES][2];
+  float sums[STRIPES][TILES][4];
+#pragma unroll
+  for (int stripe = 0; stripe < STRIPES; stripe++) {
+    u32 column = (blockIdx.x * STRIPES + stripe) * COLUMNS + row;
+    from[stripe][0] = of.weight + (u64)min(column, rows - 1) * depth;
+    from[stripe][1] = of.weight + (u64)min(GATED ? width + column : column + 8, rows - 1) * depth;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) sums[stripe][tile][i] = 0;
+  }
+  // Warps take turns, of two loads each: a line of the second cache.
+  auto place = [&](u32 load) { return (load / 2 * PRODUCT_WARPS + warp) * 2 * STEP + load % 2 * STEP + within; };
+  for (u32 first = 0; first == 0 || first * PRODUCT_WARPS * STEP < depth; first += UNROLL) {
+    uint4 weights[UNROLL][STRIPES][2];
+#pragma unroll
+    for (int load = 0; load < UNROLL; load++) {
+      u32 k = place(first + load);
+#pragma unroll
+      for (int stripe = 0; stripe < STRIPES; stripe++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) weights[load][stripe][half] = k < depth ? load_once(from[stripe][half] + k) : zeros();
+    }
+    if (first == 0) await_others();
+#pragma unroll
+    for (int load = 0; load < UNROLL; load++) {
+      u32 k = place(first + load);
+#pragma unroll
+      for (int tile = 0; tile < TILES; tile++) {
+        u32 b = tile * 8 + row;
+        uint4 x = b < batch && k < depth ? *(const uint4*)(of.x + (u64)b * depth + k) : zeros();
+#pragma unroll
+        for (int stripe = 0; stripe < STRIPES; stripe++) {
+          const uint4 &upper = weights[load][stripe][0], &lower = weights[load][stripe][1];
+          multiply(sums[stripe][tile], upper.x, lower.x, upper.y, lower.y, x.x, x.y);
+          multiply(sums[stripe][tile], upper.z, lower.z, upper.w, lower.w, x.z, x.w);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int stripe = 0; stripe < STRIPES; stripe++) {
+    if (stripe > 0) __syncthreads();
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) partial[warp][row + i / 2 * 8][tile * 8 + lane % 4 * 2 + i % 2] = sums[stripe][tile][i];
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < COLUMNS * ROWS; i += PRODUCT_WARPS * WARP) {
+      u32 c = i % COLUMNS, b = i / COLUMNS;
+      float sum = 0, value = 0;
+#pragma unroll
+      for (int w = 0; w < PRODUCT_WARPS; w++) {
+        sum += partial[w][c][b];
+        if (GATED) value += partial[w][c + 8][b];
+      }
+      if (GATED) sum = sum / (1 + __expf(-sum)) * value;
+      u32 n = (blockIdx.x * STRIPES + stripe) * COLUMNS + c;
+      if (b < batch && n < width) of.output[(u64)b * of.stride + n] = T::store(sum);
+    }
+  }
+}
+
+#define PRODUCT(name, tiles, stripes, unroll, gated, blocks)                                                        \
+  extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP, blocks) name(const __grid_constant__ Product of) { \
+    product<tiles, stripes, unroll, gated>(of);                                                                     \
+  }
+
+// NOTES.md has what was measured. The host knows how many columns a block has.
+PRODUCT(decode_product_8, 1, 1, 16, false, 1)
+PRODUCT(decode_product_16, 2, 1, 6, false, 2)
+PRODUCT(decode_product_32, 4, 1, 4, false, 2)
+PRODUCT(decode_product_64, 8, 1, 4, false, 2)
+PRODUCT(decode_gated_8, 1, 1, 16, true, 1)
+PRODUCT(decode_gated_16, 2, 1, 6, true, 2)
+PRODUCT(decode_gated_32, 4, 2, 2, true, 2)
+PRODUCT(decode_gated_64, 8, 1, 4, true, 2)
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Attention of new tokens to all before them and themselves, whose key is rotated and written to the cache with its value.
+//
+// A block has CHUNK tokens of a sequence and one head of keys and values (flash decoding: Dao and others, 2023); the last to
+// end for a sequence and head puts the chunks together, in their order. A warp has 16 tokens. Its first product's left operand
+// is the queries of all heads that share the keys, its second one's their shares: the tensor core's layout of what it returns is
+// that of a left operand (FlashAttention-2: Dao, 2023). Right operands are loaded 16 bytes at a time; as in products, which
+// element the tensor core takes them for is up to who loads both alike.
+
+const int TOKENS = 16;  // of a warp
+const int ATTENTION_WARPS = 8;
+const int CHUNK = ATTENTION_WARPS * TOKENS;
+const int KEY_STEPS = (HEAD + STEP - 1) / STEP;              // loads of a key by 4 lanes
+const int VALUE_STEPS = (HEAD + 8 * PACK - 1) / (8 * PACK);  // loads of a value by 8 lanes
+const int PADDED = HEAD + 4;                                 // so that lanes meet on few banks
+const float LEAST = -1e30f;                                  // a score that none is below
+
+struct Attention {
+  Bits* output;          // (rows, heads of keys * SHARING, HEAD)
+  const Bits* qkv;       // (rows, heads of queries, of keys, of values, HEAD)
+  Bits* keys;            // (rows of the cache, heads of keys, HEAD)
+  Bits* values;
+  const int* positions;  // of the new tokens; -1: none
+  const int* table;      // (rows, table_stride): where in the cache each BLOCK of tokens begins
+  const float* cosines;  // (positions, HEAD / 2)
+  const float* sines;
+  float* chunks;         // (rows, heads of keys, chunks, SHARING, HEAD + 2)
+  u32* ended;            // (rows, heads of keys): how many chunks have; 0 before and after
+  u64 table_stride;
+  u64 heads;             // of keys
+  u64 most_chunks;
+};
+
+union Elements {
+  uint4 all;
+  Bits bits[PACK];
+};
+
+__device__ __forceinline__ u32 pair(Bits first, Bits second) { return first | (u32)second << 16; }
+
+// Turns a pair of elements of a head by an angle: one of its first half and one of its second.
+__device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const float* cosines, const float* sines) {
+  float first = T::load(head[i]), second = T::load(head[i + HEAD / 2]), cosine = cosines[i], sine = sines[i];
+  to[i] = T::store(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)));
+  to[i + HEAD / 2] = T::store(__fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+}
+
+// LATE: values are loaded behind the scores, which takes fewer registers, so that a multiprocessor has more blocks.
+template <bool LATE>
+__device__ __forceinline__ void attend(const Attention& of, float scale) {
+  __shared__ __align__(16) Bits queries[SHARING][HEAD];
+  __shared__ __align__(16) Bits own_key[HEAD];
+  __shared__ __align__(16) float merged[ATTENTION_WARPS][SHARING][PADDED];
+  __shared__ float most_of[ATTENTION_WARPS][8], sum_of[ATTENTION_WARPS][8];
+  __shared__ bool is_last;
+  let_others_begin();
+  u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  u32 upper = lane / 4, within = lane % 4;
+  await_others();
+  int position = of.positions[row];
+  if (position < (int)(chunk * CHUNK)) return;
+  u32 count = position / CHUNK + 1;
+  const Bits* qkv = of.qkv + (u64)row * of.heads * (SHARING + 2) * HEAD;
+  const int* table = of.table + (u64)row * of.table_stride;
+  auto place = [&](int token) { return ((u64)(table[token / BLOCK] + token % BLOCK) * of.heads + head) * HEAD; };
+  const Bits* new_key = qkv + (of.heads * SHARING + head) * HEAD;
+  const Bits* new_value = qkv + (of.heads * (SHARING + 1) + head) * HEAD;
+
+  // What is not there reads as zeros.
+  uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
+  int first = chunk * CHUNK + warp * TOKENS;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int token = first + half * 8 + upper;
+    bool there = token < position;
+    const Bits* key = of.keys + (there ? place(token) : 0);
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+      u32 e = step * STEP + within * PACK;
+      keys[half][step] = there && e < HEAD ? *(const uint4*)(key + e) : zeros();
+    }
+  }
+  auto load_values = [&] {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int token = first + i / 2 * 8 + within * 2 + i % 2;
+      bool there = token <= position;
+      const Bits* value = token == position ? new_value : of.values + (there ? place(token) : 0);
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * PACK;
+        values[i][step] = there && e < HEAD ? *(const uint4*)(value + e) : zeros();
+      }
+    }
+  };
+  if (!LATE) load_values();
+  const float* cosines = of.cosines + (u64)position * (HEAD / 2);
+  const float* sines = of.sines + (u64)position * (HEAD / 2);
+  for (u32 i = threadIdx.x; i < SHARING * HEAD / 2; i += ATTENTION_WARPS * WARP) {
+    u32 q = i / (HEAD / 2);
+    rotate(queries[q], qkv + (head * SHARING + q) * HEAD, i % (HEAD / 2), cosines, sines);
+  }
+  bool newest = chunk == count - 1;
+  for (u32 i = threadIdx.x; newest && i < HEAD / 2; i += ATTENTION_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
+  __syncthreads();
+  if (newest) {
+    u64 at = place(position);
+    for (u32 i = threadIdx.x; i < HEAD; i += ATTENTION_WARPS * WARP) {
+      of.keys[at + i] = own_key[i];
+      of.values[at + i] = new_value[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+      for (int step = 0; step < KEY_STEPS; step++) {
+        u32 e = step * STEP + within * PACK;
+        if (first + half * 8 + (int)upper == position && e < HEAD) keys[half][step] = *(const uint4*)&own_key[e];
+      }
+    }
+  }
+
+  float scores[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < KEY_STEPS; step++) {
+    u32 e = step * STEP + within * PACK;
+    uint4 query = upper < SHARING && e < HEAD ? *(const uint4*)&queries[upper < SHARING ? upper : 0][e] : zeros();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      multiply(scores[half], query.x, 0, query.y, 0, keys[half][step].x, keys[half][step].y);
+      multiply(scores[half], query.z, 0, query.w, 0, keys[half][step].z, keys[half][step].w);
+    }
+  }
+  if (LATE) load_values();
+  // A lane has the scores of the query `upper` for 4 tokens: the same whose values it has.
+  float most = LEAST, sum = 0, share[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    bool there = first + i / 2 * 8 + (int)within * 2 + i % 2 <= position;
+    share[i] = there ? scores[i / 2][i % 2] * scale : 2 * LEAST;
+    most = fmaxf(most, share[i]);
+  }
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+  // A share is the sum of two elements, as one has too few bits; the second one is in the rows of the left operand that no query
+  // has.
+  Bits large[4], small[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    share[i] = exp2f(share[i] - most);
+    sum += share[i];
+    large[i] = T::store(share[i]);
+    small[i] = T::store(share[i] - T::load(large[i]));
+  }
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if (within == 0) {
+    most_of[warp][upper] = most;
+    sum_of[warp][upper] = sum;
+  }
+#pragma unroll
+  for (int step = 0; step < VALUE_STEPS; step++) {
+    // Column c of product i is element i of the packs that lanes with `upper` = c have.
+    float weighted[2][PACK];
+    Elements parts[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) parts[i].all = values[i][step];
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      float both[4] = {};
+      multiply(both, pair(large[0], large[1]), pair(small[0], small[1]), pair(large[2], large[3]), pair(small[2], small[3]),
+               pair(parts[0].bits[i], parts[1].bits[i]), pair(parts[2].bits[i], parts[3].bits[i]));
+      weighted[0][i] = both[0] + both[2];
+      weighted[1][i] = both[1] + both[3];
+    }
+    if (upper < SHARING) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        int k = j ^ within;  // lanes meet on few banks
+        u32 e = (step * 8 + within * 2) * PACK + k * 4;
+        float4 four = k == 0   ? make_float4(weighted[0][0], weighted[0][1], weighted[0][2], weighted[0][3])
+                      : k == 1 ? make_float4(weighted[0][4], weighted[0][5], weighted[0][6], weighted[0][7])
+                      : k == 2 ? make_float4(weighted[1][0], weighted[1][1], weighted[1][2], weighted[1][3])
+                               : make_float4(weighted[1][4], weighted[1][5], weighted[1][6], weighted[1][7]);
+        if (e < HEAD) *(float4*)&merged[warp][upper][e] = four;
+      }
+    }
+  }
+  __syncthreads();
+  u64 first_chunk = ((u64)row * of.heads + head) * of.most_chunks;
+  const int ENTRY = HEAD + 2;
+  Bits* output = of.output + ((u64)row * of.heads + head) * SHARING * HEAD;
+  for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
+    u32 q = i / HEAD, e = i % HEAD;
+    float highest = LEAST;
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; w++) highest = fmaxf(highest, most_of[w][q]);
+    float total = 0, value = 0;
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; w++) {
+      float factor = exp2f(most_of[w][q] - highest);
+      total += sum_of[w][q] * factor;
+      value += merged[w][q][e] * factor;
+    }
+    if (count == 1) {
+      output[i] = T::store(value / total);
+    } else {
+      float* entry = of.chunks + ((first_chunk + chunk) * SHARING + q) * ENTRY;
+      entry[e] = value;
+      if (e == 0) {
+        entry[HEAD] = highest;
+        entry[HEAD + 1] = total;
+      }
+    }
+  }
+  if (count == 1) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32* ended = &of.ended[row * of.heads + head];
+    is_last = atomicAdd(ended, 1) == count - 1;
+    if (is_last) *ended = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!is_last) return;
+  for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
+    u32 q = i / HEAD, e = i % HEAD;
+    const float* entries = of.chunks + (first_chunk * SHARING + q) * ENTRY;
+    float highest = LEAST, total = 0, value = 0;
+#pragma unroll 4
+    for (u32 c = 0; c < count; c++) {
+      const float* entry = entries + (u64)c * SHARING * ENTRY;
+      float its = __ldcg(entry + HEAD), its_sum = __ldcg(entry + HEAD + 1), its_value = __ldcg(entry + e);
+      float next = fmaxf(highest, its);
+      float old = exp2f(highest - next), factor = exp2f(its - next);
+      highest = next;
+      total = total * old + its_sum * factor;
+      value = value * old + its_value * factor;
+    }
+    output[i] = T::store(value / total);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, 2)
+    decode_attention(const __grid_constant__ Attention of, float scale) {
+  attend<false>(of, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, 4)
+    decode_attention_late(const __grid_constant__ Attention of, float scale) {
+  attend<true>(of, scale);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// The highest score of each row, its first index, and the sum of all exponentials relative to it.
+
+struct Best {
+  float highest;
+  float sum;
+  int index;
+  int unused;
+};
+
+struct Scores {
+  Best* best;          // of each row, in memory of the host
+  const Bits* scores;  // rows of `width`, at a distance of `stride`
+  Best* parts;         // (rows, blocks of a row)
+  u32* ended;          // of each row, how many blocks have; 0 before and after
+  u64 width;
+  u64 stride;
+};
+
+__device__ __forceinline__ Best joined(const Best& a, const Best& b) {
+  float highest = fmaxf(a.highest, b.highest);
+  float sum = a.sum * __expf(a.highest - highest) + b.sum * __expf(b.highest - highest);
+  bool first = a.highest > b.highest || (a.highest == b.highest && a.index < b.index);
+  return Best{highest, sum, first ? a.index : b.index, 0};
+}
+
+__device__ __forceinline__ Best of_warp(Best best) {
+#pragma unroll
+  for (int distance = WARP / 2; distance > 0; distance /= 2) {
+    Best other = {__shfl_xor_sync(~0u, best.highest, distance), __shfl_xor_sync(~0u, best.sum, distance),
+                  __shfl_xor_sync(~0u, best.index, distance), 0};
+    best = joined(best, other);
+  }
+  return best;
+}
+
+const int BEST_BLOCKS = 16;  // of a row, each of 256 threads
+const int BEST_THREADS = 256;
+
+extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __grid_constant__ Scores of) {
+  let_others_begin();
+  __shared__ Best bests[BEST_THREADS / WARP];
+  await_others();
+  u32 row = blockIdx.y;
+  const Bits* scores = of.scores + row * of.stride;
+  Best best = {LEAST, 0, 0x7fffffff, 0};
+  for (u64 i = blockIdx.x * BEST_THREADS + threadIdx.x; i * PACK < of.width; i += BEST_BLOCKS * BEST_THREADS) {
+    Elements elements;
+    elements.all = load_pack<T>(scores, of.width, i);
+    Best own = {LEAST, 0, 0x7fffffff, 0};
+#pragma unroll
+    for (int e = 0; e < PACK; e++) {
+      float value = T::load(elements.bits[e]);
+      if (i * PACK + e < of.width && value > own.highest) {
+        own.highest = value;
+        own.index = i * PACK + e;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < PACK; e++) {
+      if (i * PACK + e < of.width) own.sum += __expf(T::load(elements.bits[e]) - own.highest);
+    }
+    best = joined(best, own);
+  }
+  best = of_warp(best);
+  if (threadIdx.x % WARP == 0) bests[threadIdx.x / WARP] = best;
+  __syncthreads();
+  if (threadIdx.x >= WARP) return;
+  best = of_warp(threadIdx.x < BEST_THREADS / WARP ? bests[threadIdx.x] : Best{LEAST, 0, 0x7fffffff, 0});
+  bool last = false;
+  if (threadIdx.x == 0) {
+    of.parts[row * BEST_BLOCKS + blockIdx.x] = best;
+    __threadfence();
+    last = atomicAdd(&of.ended[row], 1) == BEST_BLOCKS - 1;
+    if (last) of.ended[row] = 0;
+    __threadfence();
+  }
+  if (!__shfl_sync(~0u, last, 0)) return;
+  best = Best{LEAST, 0, 0x7fffffff, 0};
+  if (threadIdx.x < BEST_BLOCKS) {
+    const Best* part = of.parts + row * BEST_BLOCKS + threadIdx.x;
+    best = Best{__ldcg(&part->highest), __ldcg(&part->sum), __ldcg(&part->index), 0};
+  }
+  best = of_warp(best);
+  if (threadIdx.x == 0) of.best[row] = best;
+}
+
+#endif
