@@ -92,14 +92,14 @@ final class Tensors {
                         && k.length == 4
                         && Arrays.equals(k, sizes(value))
                         && q[0] == k[0]
-                        && q[1] == k[1]
+                        && (q[1] == k[1] || (k[1] > 0 && q[1] % k[1] == 0))
                         && q[3] == k[3];
         if (!fits) {
             throw new IllegalArgumentException(
                     String.format(
                             "attention takes a query, keys and values of shape (batch, heads,"
-                                    + " places, size), of which places alone may differ between the"
-                                    + " query and the others, not %s, %s and %s",
+                                    + " places, size), of which places may differ between the query"
+                                    + " and the others, and heads by a factor, not %s, %s and %s",
                             Arrays.toString(q), Arrays.toString(k), Arrays.toString(sizes(value))));
         }
         ScalarType type = scalarType(query);

@@ -434,8 +434,9 @@ public final class Torch {
      * once (Dao et al., 2022, <a href="https://arxiv.org/abs/2205.14135">arXiv:2205.14135</a>).
      *
      * @param query of shape (batch, heads, queries, size), of a floating-point type
-     * @param key of shape (batch, heads, keys, size)
-     * @param value of shape (batch, heads, keys, size)
+     * @param key of shape (batch, heads of keys, keys, size). Where there are fewer heads than the
+     *     query has, by a whole factor, so many heads of queries share each, one after the other
+     * @param value of the key's shape
      * @param causal whether a query sees no key after the one at its own place
      * @return the result, of the query's shape and type and in its manager
      * @throws IllegalArgumentException also unless all three are of one type and on one device
@@ -446,7 +447,10 @@ public final class Torch {
         long keys = TorchChecks.tensor(key, "the key");
         long values = TorchChecks.tensor(value, "the value");
         Tensors.requireAttention(queries, keys, values);
-        long result = TorchDispatcher.attention("Torch.attention", queries, keys, values, causal);
+        boolean grouped = Tensors.sizes(queries)[1] != Tensors.sizes(keys)[1];
+        long result =
+                TorchDispatcher.attention(
+                        "Torch.attention", queries, keys, values, causal, grouped);
         return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
     }
 

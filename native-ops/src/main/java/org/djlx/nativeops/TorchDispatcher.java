@@ -64,17 +64,17 @@ final class TorchDispatcher {
     /**
      * Calls {@code scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor?
      * attn_mask, float dropout_p, bool is_causal, *, float? scale, bool enable_gqa)} without mask,
-     * dropout, scale and groups.
+     * dropout and scale.
      *
      * @return a handle of the result, the caller's to delete
      */
-    static long attention(String operation, long query, long key, long value, boolean causal) {
+    static long attention(
+            String operation, long query, long key, long value, boolean causal, boolean grouped) {
         Scratch scratch = Scratch.get();
         long noMask = 0;
         long noDropout = Double.doubleToRawLongBits(0);
         long noScale = 0;
-        long noGroups = 0;
-        long[] others = {noMask, noDropout, causal ? 1 : 0, noScale, noGroups};
+        long[] others = {noMask, noDropout, causal ? 1 : 0, noScale, grouped ? 1 : 0};
         for (int i = 0; i < others.length; i++) {
             scratch.putLong(3 + i, others[i]);
         }

@@ -124,6 +124,18 @@ class TorchRecordedTest {
         }
     }
 
+    /** As with keys and values that are there once for each of their heads of queries. */
+    @Test
+    void headsOfQueriesShareKeys() {
+        NDArray query = random(new Shape(2, 6, 9, 8), ScalarType.FLOAT32);
+        NDArray key = random(new Shape(2, 2, 9, 8), ScalarType.FLOAT32);
+        NDArray value = random(new Shape(2, 2, 9, 8), ScalarType.FLOAT32);
+        double[] shared = doubles(Torch.attention(query, key, value, true));
+        double[] repeated =
+                doubles(Torch.attention(query, key.repeat(1, 3), value.repeat(1, 3), true));
+        assertArrayEquals(repeated, shared, 1e-5);
+    }
+
     @Test
     void returnsAnArrayOfTheQuerysTypeAndManager() {
         NDArray query = random(new Shape(1, 2, 3, 4), ScalarType.BFLOAT16);
@@ -162,13 +174,13 @@ class TorchRecordedTest {
     @Test
     void refusesWhatDoesNotFit() {
         NDArray query = random(new Shape(1, 2, 3, 4), ScalarType.FLOAT32);
-        NDArray otherHeads = random(new Shape(1, 1, 3, 4), ScalarType.FLOAT32);
+        NDArray otherHeads = random(new Shape(1, 3, 3, 4), ScalarType.FLOAT32);
         NDArray matrix = random(new Shape(3, 4), ScalarType.FLOAT32);
         NDArray otherType = random(new Shape(1, 2, 3, 4), ScalarType.FLOAT64);
         NDArray whole = manager.ones(new Shape(1, 2, 3, 4)).toType(DataType.INT32, true);
-        assertRefused("[1, 1, 3, 4]", query, otherHeads, otherHeads);
+        assertRefused("[1, 3, 3, 4]", query, otherHeads, otherHeads);
         assertRefused("[3, 4]", matrix, matrix, matrix);
-        assertRefused("[1, 1, 3, 4]", query, query, otherHeads);
+        assertRefused("[1, 3, 3, 4]", query, query, otherHeads);
         assertRefused("FLOAT64", query, otherType, otherType);
         assertRefused("INT32", whole, whole, whole);
         assertRefused("the key is null", query, null, query);

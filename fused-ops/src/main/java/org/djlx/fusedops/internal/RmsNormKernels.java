@@ -51,7 +51,15 @@ public final class RmsNormKernels implements AutoCloseable {
     private final Map<ScalarType, CudaKernel> adding = new EnumMap<>(ScalarType.class);
     private final KernelArguments arguments = new KernelArguments();
 
-    RmsNormKernels(
+    /**
+     * Compiles the kernels, or takes them from the cache.
+     *
+     * @param device the GPU
+     * @param streams its current streams
+     * @param compiler compiles them
+     * @param worldSize how many ranks the group has
+     */
+    public RmsNormKernels(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
         module =

@@ -17,13 +17,19 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * Attention of one rank's heads to the cached keys and values, by libtorch's plain operators.
- * Several heads of queries share a head of keys and values, which is not repeated for them.
+ * Attention of one rank's heads to the cached keys and values, by libtorch's operators: of the
+ * beginning of a sequence to itself, by {@link Torch#attention}, and of what follows to all before
+ * and itself, by matmuls and softmax. Several heads of queries share a head of keys and values,
+ * which is not repeated for them.
  */
 final class Attention {
 
+    // The most tokens whose scores are in memory at once, where they are.
+    private static final int PIECE = 512;
+
     private final LlamaConfig config;
     private final KvCache cache;
+    private final LlamaGpu gpu; // null if there are no kernels
     private final int queryHeads;
     private final int keyHeads;
     private final NDArray cosines; // (positions, 1, half of the head size), in float32
@@ -32,11 +38,19 @@ final class Attention {
     /**
      * Makes the tables of rotations.
      *
+     * @param gpu what rotates; null if libtorch does
      * @param manager what they belong to
      */
-    Attention(LlamaConfig config, int ranks, KvCache cache, NDManager manager, int maxLength) {
+    Attention(
+            LlamaConfig config,
+            int ranks,
+            KvCache cache,
+            LlamaGpu gpu,
+            NDManager manager,
+            int maxLength) {
         this.config = config;
         this.cache = cache;
+        this.gpu = gpu;
         queryHeads = config.heads() / ranks;
         keyHeads = LlamaWeights.keyHeads(config, ranks);
         double[] frequencies = config.rope().frequencies(config.headSize());
@@ -67,11 +81,19 @@ final class Attention {
     /**
      * What is the same in all layers of a forward pass.
      *
-     * @param rows where in the cache the new tokens go
+     * @param cosines of the new tokens' positions; null if there are kernels, as are sines
+     * @param positions where in their sequences the new tokens are
+     * @param rows where in the cache they go
      * @param singles the sequences with one new token
      * @param several those with more, one by one
      */
-    record Step(NDArray cosines, NDArray sines, NDArray rows, Span singles, List<Span> several) {}
+    record Step(
+            NDArray cosines,
+            NDArray sines,
+            NDArray positions,
+            NDArray rows,
+            Span singles,
+            List<Span> several) {}
 
     /**
      * Sequences that are computed at once.
@@ -80,8 +102,9 @@ final class Attention {
      * @param tokens how many each has
      * @param sequences how many there are
      * @param rows where in the cache their tokens are, from the first on, (sequences × length); the
-     *     shorter ones filled up
-     * @param mask what is added to scores: 0, or -infinity for what a token must not see
+     *     shorter ones filled up. Null for the beginning of one sequence, which sees itself alone
+     * @param mask what is added to scores, of shape (sequences, 1, 1, tokens, length): 0, or
+     *     -infinity for what a token must not see; null likewise
      */
     private record Span(int first, int tokens, int sequences, NDArray rows, NDArray mask) {
 
@@ -104,39 +127,56 @@ final class Attention {
         List<Span> several = new ArrayList<>();
         int first = singles;
         for (LlamaBatch.Chunk chunk : batch.chunks().subList(singles, batch.chunks().size())) {
-            several.add(span(manager, first, List.of(chunk)));
+            several.add(several(manager, first, chunk));
             first += chunk.tokens().length;
         }
-        NDIndex index = new NDIndex("{}", manager.create(positions));
+        NDArray places = manager.create(positions);
+        NDIndex index = new NDIndex("{}", places);
         return new Step(
-                cosines.get(manager, index),
-                sines.get(manager, index),
+                gpu == null ? cosines.get(manager, index) : null,
+                gpu == null ? sines.get(manager, index) : null,
+                places,
                 manager.create(rows),
-                singles == 0 ? null : span(manager, 0, batch.chunks().subList(0, singles)),
+                singles == 0 ? null : singles(manager, batch.chunks().subList(0, singles)),
                 several);
     }
 
-    /** Chunks with equally many tokens. */
-    private static Span span(NDManager manager, int first, List<LlamaBatch.Chunk> chunks) {
-        int tokens = chunks.get(0).tokens().length;
+    /** Chunks of one token. */
+    private static Span singles(NDManager manager, List<LlamaBatch.Chunk> chunks) {
         int length = chunks.stream().mapToInt(LlamaBatch.Chunk::length).max().orElseThrow();
         long[] rows = new long[chunks.size() * length];
-        float[] mask = new float[chunks.size() * tokens * length];
-        int row = 0;
+        float[] mask = new float[chunks.size() * length];
         int entry = 0;
         for (LlamaBatch.Chunk chunk : chunks) {
             for (int i = 0; i < length; i++) {
-                rows[row++] = chunk.rows()[Math.min(i, chunk.length() - 1)];
+                rows[entry + i] = chunk.rows()[Math.min(i, chunk.length() - 1)];
             }
-            for (int i = 0; i < tokens; i++) {
-                int seen = chunk.start() + i + 1;
-                Arrays.fill(mask, entry + seen, entry + length, Float.NEGATIVE_INFINITY);
-                entry += length;
-            }
+            Arrays.fill(mask, entry + chunk.length(), entry + length, Float.NEGATIVE_INFINITY);
+            entry += length;
         }
-        Shape shape = new Shape(chunks.size(), 1, 1, tokens, length);
-        return new Span(
-                first, tokens, chunks.size(), manager.create(rows), manager.create(mask, shape));
+        Shape shape = new Shape(chunks.size(), 1, 1, 1, length);
+        return new Span(0, 1, chunks.size(), manager.create(rows), manager.create(mask, shape));
+    }
+
+    private static Span several(NDManager manager, int first, LlamaBatch.Chunk chunk) {
+        int tokens = chunk.tokens().length;
+        if (chunk.start() == 0) {
+            return new Span(first, tokens, 1, null, null);
+        }
+        int length = chunk.length();
+        long[] rows = new long[length];
+        for (int i = 0; i < length; i++) {
+            rows[i] = chunk.rows()[i];
+        }
+        NDArray own = manager.arange(chunk.start(), length).reshape(tokens, 1);
+        NDArray hidden = manager.arange(length).gt(own);
+        NDArray mask =
+                NDArrays.where(
+                        hidden,
+                        manager.full(hidden.getShape(), Float.NEGATIVE_INFINITY),
+                        manager.zeros(hidden.getShape()));
+        Shape shape = new Shape(1, 1, 1, tokens, length);
+        return new Span(first, tokens, 1, manager.create(rows), mask.reshape(shape));
     }
 
     /**
@@ -147,25 +187,58 @@ final class Attention {
      */
     NDArray apply(NDManager manager, int layer, NDArray qkv, Step step) {
         long tokens = step.rows.getShape().get(0);
-        int size = config.headSize();
+        if (gpu != null) {
+            gpu.rotate(layer, qkv, cache, this, step);
+        }
         NDArray heads =
                 qkv.get(new NDIndex().addSliceDim(0, tokens))
-                        .reshape(tokens, queryHeads + 2L * keyHeads, size);
-        NDArray turned = rotated(part(heads, 0, queryHeads + keyHeads), step);
+                        .reshape(tokens, queryHeads + 2L * keyHeads, config.headSize());
+        NDArray turned = part(heads, 0, queryHeads + keyHeads);
+        NDArray values = part(heads, queryHeads + keyHeads, queryHeads + 2L * keyHeads);
+        if (gpu == null) {
+            turned = rotated(turned, step);
+            cache.write(layer, step.rows, part(turned, queryHeads, queryHeads + keyHeads), values);
+        }
         NDArray queries = part(turned, 0, queryHeads);
-        cache.write(
-                layer,
-                step.rows,
-                part(turned, queryHeads, queryHeads + keyHeads),
-                part(heads, queryHeads + keyHeads, queryHeads + 2L * keyHeads));
+        NDArray keys = part(turned, queryHeads, queryHeads + keyHeads);
         NDList outputs = new NDList();
         if (step.singles != null) {
             outputs.add(attend(manager, layer, queries, step.singles));
         }
         for (Span span : step.several) {
-            outputs.add(attend(manager, layer, queries, span));
+            if (span.rows == null) {
+                outputs.add(attend(queries, keys, values, span));
+            } else {
+                pieces(span).forEach(each -> outputs.add(attend(manager, layer, queries, each)));
+            }
         }
         return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
+    }
+
+    /** Divides the tokens of a sequence, so that their scores do not take much memory at once. */
+    private static List<Span> pieces(Span span) {
+        List<Span> pieces = new ArrayList<>();
+        for (int begin = 0; begin < span.tokens; begin += PIECE) {
+            int end = Math.min(span.tokens, begin + PIECE);
+            NDArray mask = span.mask.get(new NDIndex().addAllDim(3).addSliceDim(begin, end));
+            pieces.add(new Span(span.first + begin, end - begin, 1, span.rows, mask));
+        }
+        return pieces;
+    }
+
+    /** Lets the beginning of a sequence attend to itself. */
+    private NDArray attend(NDArray queries, NDArray keys, NDArray values, Span span) {
+        NDArray output =
+                Torch.attention(front(queries, span), front(keys, span), front(values, span), true);
+        return output.transpose(0, 2, 1, 3)
+                .reshape(span.tokens, (long) queryHeads * config.headSize());
+    }
+
+    /** Returns what a span has of heads, of shape (1, heads, tokens, head size). */
+    private static NDArray front(NDArray heads, Span span) {
+        return heads.get(new NDIndex().addSliceDim(span.first, span.first + span.tokens))
+                .expandDims(0)
+                .transpose(0, 2, 1, 3);
     }
 
     private static NDArray part(NDArray heads, long from, long to) {

@@ -15,12 +15,11 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
-import org.djlx.fusedops.internal.DecodeKernels;
+import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.nativeops.AtomicBuffer;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
@@ -46,7 +45,7 @@ import org.djlx.nativeops.Torch;
 final class Decoder implements AutoCloseable {
 
     private static final int FLAGS = Integer.BYTES;
-    private static final int CHUNK_BLOCKS = DecodeKernels.CHUNK / KvCache.BLOCK_TOKENS;
+    private static final int CHUNK_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
 
     private final LlamaConfig config;
     private final ProcessGroup group;
@@ -76,9 +75,9 @@ final class Decoder implements AutoCloseable {
 
     private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
     private final CudaStream stream;
-    private final CurrentStreams currentStreams;
     private final CudaEvent before;
-    private final DecodeKernels kernels;
+    private final LlamaKernels kernels;
+    private final CurrentStreams currentStreams;
     private final NativeMemory hostInputs;
     private final NativeMemory hostBest;
     private final ByteBuffer nextInputs;
@@ -89,7 +88,7 @@ final class Decoder implements AutoCloseable {
 
         static Key of(List<LlamaBatch.Chunk> sequences) {
             int length = sequences.stream().mapToInt(LlamaBatch.Chunk::length).max().orElseThrow();
-            int chunks = (length + DecodeKernels.CHUNK - 1) / DecodeKernels.CHUNK;
+            int chunks = (length + LlamaKernels.CHUNK - 1) / LlamaKernels.CHUNK;
             return new Key(powerFrom(sequences.size()), powerFrom(chunks));
         }
 
@@ -103,13 +102,23 @@ final class Decoder implements AutoCloseable {
         }
     }
 
-    private Decoder(
+    /**
+     * Takes memory and makes what graphs need.
+     *
+     * @param gpu has the kernels, and outlives this
+     * @param attention has the tables of rotations
+     * @param maxLength the most tokens of a sequence
+     */
+    Decoder(
             LlamaConfig config,
             ProcessGroup group,
             LlamaWeights weights,
             KvCache cache,
+            LlamaGpu gpu,
             Attention attention,
             int maxLength) {
+        kernels = gpu.kernels();
+        currentStreams = gpu.currentStreams();
         this.config = config;
         this.group = group;
         this.weights = weights;
@@ -121,7 +130,7 @@ final class Decoder implements AutoCloseable {
         keyHeads = LlamaWeights.keyHeads(config, ranks);
         inner = config.intermediateSize() / ranks;
         tokens = LlamaWeights.tokens(config, ranks);
-        mostChunks = powerFrom((maxLength + DecodeKernels.CHUNK - 1) / DecodeKernels.CHUNK);
+        mostChunks = powerFrom((maxLength + LlamaKernels.CHUNK - 1) / LlamaKernels.CHUNK);
         boolean done = false;
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
@@ -134,32 +143,23 @@ final class Decoder implements AutoCloseable {
             attended = rows(queryHeads * head);
             activated = rows(inner);
             logits = rows(ranks * tokens);
-            int most = DecodeKernels.MAX_ROWS;
-            int chunk = queryHeads * (head + DecodeKernels.CHUNK_EXTRA);
+            int most = LlamaKernels.MAX_ROWS;
+            int chunk = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
             chunks = manager.zeros(new Shape(most, mostChunks, chunk));
             ended = manager.zeros(new Shape(most, keyHeads + 1), DataType.INT32);
             Key largest = new Key(most, mostChunks);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             parts =
                     manager.zeros(
-                            new Shape(most, DecodeKernels.BEST_BLOCKS, DecodeKernels.BEST_BYTES),
+                            new Shape(most, LlamaKernels.BEST_BLOCKS, LlamaKernels.BEST_BYTES),
                             DataType.UINT8);
             clear(zeros);
-            CudaDevice device = keep(CudaDevice.open(group.device()));
+            CudaDevice device = gpu.device();
             stream = keep(CudaStream.create(device));
-            currentStreams = keep(new CurrentStreams(device));
             before = keep(CudaEvent.create(device));
-            kernels =
-                    keep(
-                            new DecodeKernels(
-                                    device,
-                                    config.type(),
-                                    head,
-                                    queryHeads / keyHeads,
-                                    KvCache.BLOCK_TOKENS));
             hostInputs = keep(CudaMemory.allocatePinned(device, largest.inputBytes()));
             hostBest =
-                    keep(CudaMemory.allocatePinned(device, (long) most * DecodeKernels.BEST_BYTES));
+                    keep(CudaMemory.allocatePinned(device, (long) most * LlamaKernels.BEST_BYTES));
             nextInputs = ByteBuffer.allocate(largest.inputBytes()).order(ByteOrder.nativeOrder());
             device.synchronize();
             done = true;
@@ -170,62 +170,13 @@ final class Decoder implements AutoCloseable {
         }
     }
 
-    /**
-     * Makes a decoder, if there are kernels for the model on the GPUs of all ranks, which agree.
-     *
-     * @param attention has the tables of rotations
-     * @param maxLength the most tokens of a sequence
-     * @return the decoder; empty on CPUs, for float32, for heads of other sizes than multiples of
-     *     16 up to 128, and where ranks do not write into each other's memory
-     */
-    static Optional<Decoder> create(
-            LlamaConfig config,
-            ProcessGroup group,
-            LlamaWeights weights,
-            KvCache cache,
-            Attention attention,
-            int maxLength) {
-        if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
-            return Optional.empty();
-        }
-        try (NDManager manager = NDManager.newBaseManager(group.device());
-                NDArray possible = manager.create(isPossible(config, group) ? 1f : 0f)) {
-            group.allReduce(possible, ReduceOp.MIN).await();
-            if (possible.getFloat() == 0) {
-                return Optional.empty();
-            }
-        }
-        return Optional.of(new Decoder(config, group, weights, cache, attention, maxLength));
-    }
-
-    private static boolean isPossible(LlamaConfig config, ProcessGroup group) {
-        int ranks = group.worldSize();
-        int heads = config.heads() / ranks;
-        // Asked also for one rank, as it loads the kernels, which no graph can record.
-        boolean oneLaunch =
-                FusedOps.isOneLaunch(
-                                config.type(), DecodeKernels.MAX_ROWS, config.hiddenSize(), group)
-                        || ranks == 1;
-        try (CudaDevice device = CudaDevice.open(group.device())) {
-            return oneLaunch
-                    && DecodeKernels.isSupported(
-                            device,
-                            config.type(),
-                            config.headSize(),
-                            heads / LlamaWeights.keyHeads(config, ranks),
-                            config.hiddenSize(),
-                            heads * config.headSize(),
-                            config.intermediateSize() / ranks);
-        }
-    }
-
     private <T extends AutoCloseable> T keep(T resource) {
         resources.add(resource);
         return resource;
     }
 
     private NDArray rows(int size) {
-        return Torch.empty(manager, new Shape(DecodeKernels.MAX_ROWS, size), config.type());
+        return Torch.empty(manager, new Shape(LlamaKernels.MAX_ROWS, size), config.type());
     }
 
     private void clear(NDArray array) {
@@ -248,7 +199,7 @@ final class Decoder implements AutoCloseable {
      */
     Scores decode(List<LlamaBatch.Chunk> sequences) {
         List<Scores> all = new ArrayList<>();
-        int most = DecodeKernels.MAX_ROWS;
+        int most = LlamaKernels.MAX_ROWS;
         for (int i = 0; i < sequences.size(); i += most) {
             int end = Math.min(sequences.size(), i + most);
             Results results = step(sequences.subList(i, end));
@@ -384,8 +335,8 @@ final class Decoder implements AutoCloseable {
                 logits.getShape().get(1));
     }
 
-    private DecodeKernels.Attention attention(int layer, long positions, long table) {
-        return new DecodeKernels.Attention(
+    private LlamaKernels.Attention attention(int layer, long positions, long table) {
+        return new LlamaKernels.Attention(
                 Torch.dataPointer(attended),
                 Torch.dataPointer(qkv),
                 Torch.dataPointer(cache.keys(layer)),
@@ -429,7 +380,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private long countsOfBest() {
-        return Torch.dataPointer(ended) + (long) DecodeKernels.MAX_ROWS * keyHeads * FLAGS;
+        return Torch.dataPointer(ended) + (long) LlamaKernels.MAX_ROWS * keyHeads * FLAGS;
     }
 
     /** What a step has left, until the next one. */
@@ -439,11 +390,11 @@ final class Decoder implements AutoCloseable {
         private NDArray scores; // a copy, if there is one
 
         Results(int count) {
-            byte[] bytes = new byte[count * DecodeKernels.BEST_BYTES];
+            byte[] bytes = new byte[count * LlamaKernels.BEST_BYTES];
             new AtomicBuffer(hostBest, 0, bytes.length).getBytes(0, bytes);
             ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
             for (int i = 0; i < count; i++) {
-                buffer.position(i * DecodeKernels.BEST_BYTES);
+                buffer.position(i * LlamaKernels.BEST_BYTES);
                 float highest = buffer.getFloat();
                 double sum = buffer.getFloat();
                 best.add(new Best(buffer.getInt(), highest, highest + Math.log(sum)));

@@ -671,7 +671,7 @@ public final class LlamaGenerator implements TextGenerator {
         private int maxRunning = 64;
         private int maxQueued = 1024;
         private long cacheBytes;
-        private int prefillTokens = 2048;
+        private int prefillTokens = 4096;
         private Duration timeout = BackendOptions.DEFAULT_TIMEOUT;
         private Progress progress;
 
@@ -778,7 +778,8 @@ public final class LlamaGenerator implements TextGenerator {
         /**
          * Sets how many tokens of prompts are read at once.
          *
-         * @param prefillTokens the number, 2048 unless set; others wait for so many
+         * @param prefillTokens the number, 4096 unless set; others wait for so many. The first so
+         *     many of a prompt take the least time
          * @return this builder
          */
         public Builder optPrefillTokens(int prefillTokens) {

@@ -42,7 +42,8 @@ final class LlamaModel implements AutoCloseable {
     private final KvCache cache;
     private final NDManager manager;
     private final Attention attention;
-    private final Decoder decoder; // null if there is none
+    private final LlamaGpu gpu; // null if there are no kernels
+    private final Decoder decoder; // likewise
 
     /** Takes the weights and the cache, which it closes. */
     LlamaModel(
@@ -57,15 +58,22 @@ final class LlamaModel implements AutoCloseable {
         this.cache = cache;
         manager = NDManager.newBaseManager(group.device());
         boolean done = false;
+        LlamaGpu kernels = null;
         try {
-            attention = new Attention(config, group.worldSize(), cache, manager, maxLength);
+            kernels = LlamaGpu.create(config, group).orElse(null);
+            gpu = kernels;
+            attention = new Attention(config, group.worldSize(), cache, gpu, manager, maxLength);
             decoder =
-                    Decoder.create(config, group, weights, cache, attention, maxLength)
-                            .orElse(null);
+                    gpu == null
+                            ? null
+                            : new Decoder(config, group, weights, cache, gpu, attention, maxLength);
             done = true;
         } finally {
             if (!done) {
                 manager.close();
+                if (kernels != null) {
+                    kernels.close();
+                }
             }
         }
     }
@@ -165,8 +173,11 @@ final class LlamaModel implements AutoCloseable {
     /** Multiplies with this rank's rows, adds that of all ranks to the residual, and normalises. */
     private Hidden add(NDArray residual, NDArray x, NDArray weight, NDArray norm, boolean divided) {
         if (divided) {
-            NDArray sum =
-                    residual.add(FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group));
+            NDArray sum = FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group);
+            if (gpu != null) {
+                return new Hidden(sum, gpu.addAndNormalize(sum, residual, norm));
+            }
+            sum = residual.add(sum);
             return new Hidden(sum, normalized(sum, norm));
         }
         NormedResidual sum =
@@ -262,6 +273,9 @@ final class LlamaModel implements AutoCloseable {
     }
 
     private NDArray activated(NDArray gateUp) {
+        if (gpu != null) {
+            return gpu.activated(gateUp);
+        }
         long inner = gateUp.getShape().get(1) / 2;
         NDArray wide = Torch.cast(gateUp, ScalarType.FLOAT32);
         NDArray gate = wide.get(new NDIndex().addAllDim().addSliceDim(0, inner));
@@ -305,8 +319,9 @@ final class LlamaModel implements AutoCloseable {
 
     @Override
     public void close() {
-        if (decoder != null) {
+        if (gpu != null) {
             decoder.close();
+            gpu.close();
         }
         manager.close();
         cache.close();

@@ -29,6 +29,7 @@
  *   LlamaModel           one rank's part of a model, and its forward pass
  *   LlamaBatch           what that computes: tokens of several sequences
  *   LlamaWeights         a rank's weights, and how they are read
+ *   LlamaGpu             the kernels of a rank's GPU
  *   Attention            a rank's heads, and rotary positions
  *   Decoder              computes a token of each sequence by a CUDA graph
  *   KvCache              a rank's keys and values

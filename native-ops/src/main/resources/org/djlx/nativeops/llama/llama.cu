@@ -1,9 +1,10 @@
-// What one step of decoding computes for a batch of sequences, a new token each, on one rank: the embedding, products of few
-// rows with the weights, attention to the cached keys and values, and what is chosen from the scores. The all-reduce behind the
-// attention and the MLP is all_reduce_rms_norm.cu's.
+// What a rank of a Llama computes beside large products. For a step of decoding, in which each sequence of a batch has a new token:
+// the embedding, products of few rows with the weights, attention to the cached keys and values, and what is chosen from the scores.
+// For a prompt: rotations, the activation of the MLP. The all-reduce and the norm behind the attention and the MLP are
+// all_reduce_rms_norm.cu's.
 //
-// All of it is bound by how fast weights and the cache are read. Every kernel may be launched while the one before still runs
-// (see let_others_begin): products then read their first weights, which nobody writes.
+// All of it is bound by how fast memory is read. Kernels of decoding may be launched while the one before still runs (see
+// let_others_begin): products then read their first weights, which nobody writes.
 //
 // Compiled with
 //   TYPE      Float16 or Bfloat16, of weights, cache and what is computed
@@ -535,6 +536,62 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
   }
   best = of_warp(best);
   if (threadIdx.x == 0) of.best[row] = best;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// Of prompts.
+
+struct Rotation {
+  Bits* qkv;             // (rows, heads of queries, of keys, of values, HEAD); queries and keys are rotated in place
+  Bits* keys;            // (rows of the cache, heads of keys, HEAD)
+  Bits* values;
+  const u64* places;     // of each row in the cache
+  const u64* positions;  // of each row in its sequence
+  const float* cosines;  // (positions, HEAD / 2)
+  const float* sines;
+  u64 heads;             // of keys
+};
+
+// A block has a row.
+extern "C" __global__ void prompt_rotate(const __grid_constant__ Rotation of) {
+  u64 row = blockIdx.x, place = of.places[row], position = of.positions[row];
+  u32 turned = of.heads * (SHARING + 1);
+  Bits* qkv = of.qkv + row * of.heads * (SHARING + 2) * HEAD;
+  const float* cosines = of.cosines + position * (HEAD / 2);
+  const float* sines = of.sines + position * (HEAD / 2);
+  for (u32 i = threadIdx.x; i < turned * (HEAD / 2); i += blockDim.x) {
+    rotate(qkv + i / (HEAD / 2) * HEAD, qkv + i / (HEAD / 2) * HEAD, i % (HEAD / 2), cosines, sines);
+  }
+  __syncthreads();
+  u64 size = of.heads * HEAD;
+  for (u32 i = threadIdx.x; i < size / PACK; i += blockDim.x) {
+    ((uint4*)(of.keys + place * size))[i] = ((const uint4*)(qkv + SHARING * size))[i];
+    ((uint4*)(of.values + place * size))[i] = ((const uint4*)(qkv + (SHARING + 1) * size))[i];
+  }
+}
+
+struct Activation {
+  Bits* output;      // (rows, width)
+  const Bits* both;  // (rows, gates and values of `width` each)
+  u64 rows;
+  u64 width;         // a multiple of 8
+};
+
+// output = silu(gates) * values
+extern "C" __global__ void prompt_activate(const __grid_constant__ Activation of) {
+  u64 packs = of.width / PACK;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < of.rows * packs; i += (u64)gridDim.x * blockDim.x) {
+    const uint4* from = (const uint4*)of.both + i / packs * 2 * packs + i % packs;
+    Elements gates, values;
+    gates.all = from[0];
+    values.all = from[packs];
+#pragma unroll
+    for (int e = 0; e < PACK; e++) {
+      float gate = T::load(gates.bits[e]);
+      gates.bits[e] = T::store(gate / (1 + __expf(-gate)) * T::load(values.bits[e]));
+    }
+    ((uint4*)of.output)[i] = gates.all;
+  }
 }
 
 #endif

@@ -12,7 +12,6 @@ import org.djlx.nativeops.CudaKernel;
 import org.djlx.nativeops.CudaModule;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.KernelArguments;
-import org.djlx.nativeops.KernelCache;
 import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.KernelSource;
 import org.djlx.nativeops.LaunchSize;
@@ -20,11 +19,11 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 
 /**
- * The kernels of {@code decode.cu} on one GPU, for a model's element type and heads. Arrays are
- * given by address and lie as that file says; all but the first launch may begin while the kernel
+ * The kernels of {@code llama.cu} on one GPU, for a model's element type and heads. Arrays are
+ * given by address and lie as that file says; products and attention may begin while the kernel
  * before still runs. For one thread at a time.
  */
-public final class DecodeKernels implements AutoCloseable {
+public final class LlamaKernels implements AutoCloseable {
 
     /** The most rows that a product takes: sequences of a batch. */
     public static final int MAX_ROWS = 64;
@@ -44,6 +43,7 @@ public final class DecodeKernels implements AutoCloseable {
     private static final int BEST_THREADS = 256;
     private static final int EMBED_THREADS = 256;
     private static final int PRODUCT_THREADS = 256;
+    private static final int PROMPT_THREADS = 256;
     private static final int ATTENTION_THREADS = 256;
     private static final int STRIPE = 16; // rows of weights that a block of a product has
     private static final int GATED_STRIPES = 2; // such of a block of gated products of 32 rows
@@ -64,30 +64,37 @@ public final class DecodeKernels implements AutoCloseable {
     private final CudaKernel attention;
     private final CudaKernel attentionLate;
     private final CudaKernel best;
+    private final CudaKernel rotate;
+    private final CudaKernel activate;
     private final KernelArguments arguments = new KernelArguments();
 
     /**
      * Compiles the kernels, or takes them from the cache.
      *
      * @param device the GPU
+     * @param compiler compiles them
      * @param type the element type
      * @param headSize the size of a head
      * @param sharing how many heads of queries share one of keys and values
      * @param blockTokens how many tokens of a sequence lie side by side in the cache
      */
-    public DecodeKernels(
-            CudaDevice device, ScalarType type, int headSize, int sharing, int blockTokens) {
+    public LlamaKernels(
+            CudaDevice device,
+            KernelCompiler compiler,
+            ScalarType type,
+            int headSize,
+            int sharing,
+            int blockTokens) {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
         module =
-                new KernelCompiler(KernelCache.user())
-                        .load(
-                                device,
-                                KernelSource.ofResource(NativeLibrary.class, "decode/decode.cu"),
-                                "-DTYPE=" + TYPES.get(type),
-                                "-DHEAD=" + headSize,
-                                "-DSHARING=" + sharing,
-                                "-DBLOCK=" + blockTokens);
+                compiler.load(
+                        device,
+                        KernelSource.ofResource(NativeLibrary.class, "llama/llama.cu"),
+                        "-DTYPE=" + TYPES.get(type),
+                        "-DHEAD=" + headSize,
+                        "-DSHARING=" + sharing,
+                        "-DBLOCK=" + blockTokens);
         embed = module.kernel("decode_embed");
         for (int rows = PACK; rows <= MAX_ROWS; rows *= 2) {
             products.put(rows, module.kernel("decode_product_" + rows));
@@ -96,6 +103,8 @@ public final class DecodeKernels implements AutoCloseable {
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
         best = module.kernel("decode_best");
+        rotate = module.kernel("prompt_rotate");
+        activate = module.kernel("prompt_activate");
     }
 
     /**
@@ -271,6 +280,52 @@ public final class DecodeKernels implements AutoCloseable {
         arguments.clear().addStruct(best, scores, parts, ended, width, stride);
         LaunchSize size = LaunchSize.of(BEST_BLOCKS, BEST_THREADS).withGrid(rows, 1);
         this.best.launch(stream, size, arguments);
+    }
+
+    /**
+     * Turns queries and keys of a prompt's tokens, in place, and writes keys and values to the
+     * cache.
+     *
+     * @param stream where
+     * @param rows how many tokens
+     * @param qkv of shape (rows, heads of queries, of keys, of values, head size)
+     * @param keys the cache's, of shape (its rows, heads of keys, head size)
+     * @param values likewise
+     * @param places where in the cache each token goes; 64-bit integers
+     * @param positions of each token in its sequence; likewise
+     * @param cosines of shape (positions, half of the head size), in float32
+     * @param sines likewise
+     * @param heads the heads of keys
+     */
+    public void rotate(
+            CudaStream stream,
+            int rows,
+            long qkv,
+            long keys,
+            long values,
+            long places,
+            long positions,
+            long cosines,
+            long sines,
+            int heads) {
+        arguments.clear().addStruct(qkv, keys, values, places, positions, cosines, sines, heads);
+        rotate.launch(stream, LaunchSize.of(rows, PROMPT_THREADS), arguments);
+    }
+
+    /**
+     * Computes {@code silu(gates) · values}.
+     *
+     * @param stream where
+     * @param output of shape (rows, width)
+     * @param both of shape (rows, 2 width): gates and values
+     * @param rows how many
+     * @param width the elements of a row of the output
+     */
+    public void activate(CudaStream stream, long output, long both, long rows, long width) {
+        arguments.clear().addStruct(output, both, rows, width);
+        long packs = Math.max(1, rows * width / PACK);
+        long blocks = Math.min(8L * multiprocessors, (packs + PROMPT_THREADS - 1) / PROMPT_THREADS);
+        activate.launch(stream, LaunchSize.of((int) blocks, PROMPT_THREADS), arguments);
     }
 
     @Override

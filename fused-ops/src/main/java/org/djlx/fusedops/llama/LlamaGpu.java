@@ -1,0 +1,174 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.internal.RmsNormKernels;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.KernelCache;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The kernels of one rank's GPU for a model, and what is computed by them on the current stream.
+ * Results are in float32 inside and rounded once. To be used by the rank's thread.
+ */
+final class LlamaGpu implements AutoCloseable {
+
+    private final LlamaConfig config;
+    private final int keyHeads;
+    private final CudaDevice device;
+    private final CurrentStreams currentStreams;
+    private final LlamaKernels kernels;
+    private final RmsNormKernels norms;
+
+    private LlamaGpu(LlamaConfig config, ProcessGroup group) {
+        this.config = config;
+        int ranks = group.worldSize();
+        keyHeads = LlamaWeights.keyHeads(config, ranks);
+        device = CudaDevice.open(group.device());
+        currentStreams = new CurrentStreams(device);
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        int sharing = config.heads() / ranks / keyHeads;
+        kernels =
+                new LlamaKernels(
+                        device,
+                        compiler,
+                        config.type(),
+                        config.headSize(),
+                        sharing,
+                        KvCache.BLOCK_TOKENS);
+        norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
+    }
+
+    /**
+     * Compiles the kernels, if there are such for the model on the GPUs of all ranks, which agree.
+     *
+     * @return the kernels; empty on CPUs, for float32, for heads of other sizes than multiples of
+     *     16 up to 128, and where ranks do not write into each other's memory
+     */
+    static Optional<LlamaGpu> create(LlamaConfig config, ProcessGroup group) {
+        if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
+            return Optional.empty();
+        }
+        try (NDManager manager = NDManager.newBaseManager(group.device());
+                NDArray possible = manager.create(isPossible(config, group) ? 1f : 0f)) {
+            group.allReduce(possible, ReduceOp.MIN).await();
+            if (possible.getFloat() == 0) {
+                return Optional.empty();
+            }
+        }
+        return Optional.of(new LlamaGpu(config, group));
+    }
+
+    private static boolean isPossible(LlamaConfig config, ProcessGroup group) {
+        int ranks = group.worldSize();
+        int heads = config.heads() / ranks;
+        // Asked also for one rank, as it loads the kernels, which no graph can record.
+        boolean oneLaunch =
+                FusedOps.isOneLaunch(
+                                config.type(), LlamaKernels.MAX_ROWS, config.hiddenSize(), group)
+                        || ranks == 1;
+        try (CudaDevice device = CudaDevice.open(group.device())) {
+            return oneLaunch
+                    && LlamaKernels.isSupported(
+                            device,
+                            config.type(),
+                            config.headSize(),
+                            heads / LlamaWeights.keyHeads(config, ranks),
+                            config.hiddenSize(),
+                            heads * config.headSize(),
+                            config.intermediateSize() / ranks);
+        }
+    }
+
+    CudaDevice device() {
+        return device;
+    }
+
+    CurrentStreams currentStreams() {
+        return currentStreams;
+    }
+
+    LlamaKernels kernels() {
+        return kernels;
+    }
+
+    /** Returns {@code silu(gates) · values} of rows that have both, one after the other. */
+    NDArray activated(NDArray gateUp) {
+        long rows = gateUp.getShape().get(0);
+        long width = gateUp.getShape().get(1) / 2;
+        NDArray output = Torch.empty(gateUp.getManager(), new Shape(rows, width), config.type());
+        kernels.activate(
+                currentStreams.get(),
+                Torch.dataPointer(output),
+                Torch.dataPointer(gateUp),
+                rows,
+                width);
+        return output;
+    }
+
+    /**
+     * Adds rows to a residual, and normalises.
+     *
+     * @param sum what is added; it becomes the new residual
+     * @param residual the old one
+     * @param weight the norm's
+     * @return the norm
+     */
+    NDArray addAndNormalize(NDArray sum, NDArray residual, NDArray weight) {
+        Shape shape = sum.getShape();
+        NDArray norm = Torch.empty(sum.getManager(), shape, config.type());
+        long address = Torch.dataPointer(sum);
+        norms.add(
+                new RmsNormKernels.Rows(
+                        address,
+                        Torch.dataPointer(norm),
+                        address,
+                        Torch.dataPointer(residual),
+                        Torch.dataPointer(weight),
+                        config.type(),
+                        shape.get(0),
+                        shape.get(1)),
+                (float) config.epsilon());
+        return norm;
+    }
+
+    /**
+     * Turns queries and keys in place, and writes keys and values to the cache.
+     *
+     * @param qkv of shape (tokens, heads of queries, keys and values × head size), contiguous
+     */
+    void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, Attention.Step step) {
+        kernels.rotate(
+                currentStreams.get(),
+                (int) step.rows().size(),
+                Torch.dataPointer(qkv),
+                Torch.dataPointer(cache.keys(layer)),
+                Torch.dataPointer(cache.values(layer)),
+                Torch.dataPointer(step.rows()),
+                Torch.dataPointer(step.positions()),
+                Torch.dataPointer(attention.cosines()),
+                Torch.dataPointer(attention.sines()),
+                keyHeads);
+    }
+
+    @Override
+    public void close() {
+        norms.close();
+        kernels.close();
+        currentStreams.close();
+        device.close();
+    }
+}
