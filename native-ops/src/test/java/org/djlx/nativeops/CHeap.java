@@ -9,8 +9,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.sun.jna.Structure;
 import java.util.Arrays;
 
-/** Statistics of the C library's heap. */
-final class CHeap {
+/** Statistics of the C library's heap, from which libtorch takes its memory on CPUs. */
+public final class CHeap {
 
     private CHeap() {}
 
@@ -48,11 +48,11 @@ final class CHeap {
     static void assertNoLeak(int callsInARound, Runnable call) {
         long[] growth = new long[7];
         for (int round = 0; round < growth.length; round++) {
-            long before = allocatedBytes();
+            long before = bytesInUse();
             for (int i = 0; i < callsInARound; i++) {
                 call.run();
             }
-            growth[round] = allocatedBytes() - before;
+            growth[round] = bytesInUse() - before;
         }
         long[] sorted = growth.clone();
         Arrays.sort(sorted);
@@ -61,13 +61,16 @@ final class CHeap {
                 () -> "bytes by which the C heap grew in each round: " + Arrays.toString(growth));
     }
 
-    /** Returns how many bytes are allocated in all arenas, without large blocks. */
-    private static long allocatedBytes() {
+    /**
+     * Returns how many bytes are allocated: in all arenas, and in large blocks, which are mapped
+     * one by one. What is free and what the C library keeps of it is not counted.
+     */
+    public static long bytesInUse() {
         Mallinfo2 info =
                 (Mallinfo2)
                         com.sun.jna.NativeLibrary.getInstance("c")
                                 .getFunction("mallinfo2")
                                 .invoke(Mallinfo2.class, new Object[0]);
-        return info.uordblks;
+        return info.uordblks + info.hblkhd;
     }
 }

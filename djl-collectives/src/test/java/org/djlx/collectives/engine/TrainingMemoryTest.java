@@ -18,11 +18,7 @@ import ai.djl.nn.core.Linear;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
-import com.sun.jna.Library;
-import com.sun.jna.Native;
-import com.sun.jna.NativeLong;
-import com.sun.jna.Structure;
-import com.sun.jna.Structure.FieldOrder;
+import org.djlx.nativeops.CHeap;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -32,42 +28,6 @@ class TrainingMemoryTest {
     private static final int WARM = 500;
     private static final int ROWS = 1024;
     private static final int FEATURES = 16;
-
-    /** Glibc's {@code mallinfo2}: libtorch takes its memory on CPUs from malloc. */
-    @FieldOrder({
-        "arena",
-        "ordblks",
-        "smblks",
-        "hblks",
-        "hblkhd",
-        "usmblks",
-        "fsmblks",
-        "uordblks",
-        "fordblks",
-        "keepcost"
-    })
-    public static final class Mallinfo extends Structure implements Structure.ByValue {
-        public NativeLong arena = new NativeLong();
-        public NativeLong ordblks = new NativeLong();
-        public NativeLong smblks = new NativeLong();
-        public NativeLong hblks = new NativeLong();
-        public NativeLong hblkhd = new NativeLong();
-        public NativeLong usmblks = new NativeLong();
-        public NativeLong fsmblks = new NativeLong();
-        public NativeLong uordblks = new NativeLong();
-        public NativeLong fordblks = new NativeLong();
-        public NativeLong keepcost = new NativeLong();
-    }
-
-    /** The C library. */
-    public interface LibC extends Library {
-        Mallinfo mallinfo2();
-    }
-
-    private static long allocated() {
-        Mallinfo info = Native.load("c", LibC.class).mallinfo2();
-        return info.uordblks.longValue() + info.hblkhd.longValue();
-    }
 
     @ParameterizedTest
     @CsvSource({"adam, 2, NONE, 10000", "momentum, 2, BFLOAT16, 2000"})
@@ -90,9 +50,9 @@ class TrainingMemoryTest {
                 trainer.initialize(new Shape(1, FEATURES));
                 steps(trainer, WARM);
                 long arrays = arrays(trainer.getManager());
-                long before = allocated();
+                long before = CHeap.bytesInUse();
                 steps(trainer, steps);
-                long grown = allocated() - before;
+                long grown = CHeap.bytesInUse() - before;
                 assertEquals(arrays, arrays(trainer.getManager()));
                 // If each step kept one activation of a rank, it would be four times as much.
                 assertTrue(

@@ -15,7 +15,6 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import ai.djl.Device;
 import ai.djl.engine.EngineException;
 import ai.djl.util.Progress;
-import com.sun.jna.NativeLibrary;
 import java.io.IOException;
 import java.lang.reflect.Proxy;
 import java.nio.file.Files;
@@ -38,6 +37,7 @@ import java.util.function.UnaryOperator;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.nativeops.CHeap;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -569,30 +569,20 @@ class LlamaGeneratorTest {
         }
     }
 
-    /** All of the cache is written when it is made, so what is not freed stays in memory. */
     @Test
     void closingFreesTheCache() throws Exception {
         long cache = 64L << 20; // on each of two ranks
         UnaryOperator<LlamaGenerator.Builder> large = builder -> builder.optCacheBytes(cache);
         generator(2, large).close(); // What the first one loads for good is not counted.
-        long before = residentBytes();
+        long before = CHeap.bytesInUse();
         for (int i = 0; i < 6; i++) {
             try (TextGenerator generator = generator(2, large)) {
                 assertTrue(generator.statistics().cacheBytes() > cache * 9 / 10);
                 generator.submit(request(1).optMaxNewTokens(3).build()).await(LONG);
             }
         }
-        long grown = residentBytes() - before;
-        // The C library keeps some of what threads have freed, once, however many there were. One
-        // rank that frees nothing leaves 6.
-        assertTrue(grown < 5 * cache, "grown by " + grown + " of " + 12 * cache);
-    }
-
-    private static long residentBytes() throws IOException {
-        // Has the C library give back what is free, of which it keeps some for each thread.
-        NativeLibrary.getInstance("c").getFunction("malloc_trim").invokeInt(new Object[] {0});
-        String[] pages = Files.readString(Path.of("/proc/self/statm")).split(" ");
-        return Long.parseLong(pages[1]) * 4096;
+        long grown = CHeap.bytesInUse() - before;
+        assertTrue(grown < cache / 2, "grown by " + grown + " of " + 12 * cache);
     }
 
     @Test
