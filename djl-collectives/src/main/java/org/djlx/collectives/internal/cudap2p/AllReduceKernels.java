@@ -53,8 +53,8 @@ final class AllReduceKernels implements AutoCloseable {
     private static final int MESH_BLOCKS = 64; // each has flags
     private static final int THREADS = 256;
 
-    // Multiprocessors that are left to NCCL's kernels, whose clusters want several side by side:
-    // messages pass all-reduces that wait.
+    // Multiprocessors that are left to NCCL's kernels, so that messages pass all-reduces that wait.
+    // On 2 H200s the first message between two ranks did with 32 left, and did not with 8.
     private static final int LEFT = 32;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
