@@ -46,11 +46,11 @@ public record Machine(
                     new Copies(9.62, 389, 16.5, 3880),
                     new Exchange(2.85, 327),
                     new Nccl(
-                            List.of(18.2, 25.5, 49.7),
+                            List.of(18.2, 25.3, 49.7),
                             List.of(215.0, 307.0, 346.0),
-                            List.of(6.32, 7.43),
-                            List.of(85.2, 111.0)),
-                    new Host(24.3, 39.5, 39.0, 59.7, 5.2, 3.8));
+                            List.of(6.32, 7.46),
+                            List.of(85.2, 112.0)),
+                    new Host(23.9, 39.5, 39.0, 59.7, 5.2, 3.8));
 
     /**
      * Matmuls of a library.

@@ -390,7 +390,7 @@ final class MachineFit {
         return median(
                 rows.stream()
                         .filter(row -> Arrays.asList(paths).contains(row.path()))
-                        .filter(row -> row.host().isPresent())
+                        .filter(row -> row.host().isPresent() && beside(row, "plain") != null)
                         .mapToDouble(
                                 row ->
                                         row.host().getAsDouble()
