@@ -78,7 +78,8 @@ final class AllReduceKernels implements AutoCloseable {
             new EnumMap<>(Algorithm.class);
     private final WaitStatus status;
     private final KernelArguments arguments = new KernelArguments();
-    private final Map<Algorithm, KernelStruct> launches = new EnumMap<>(Algorithm.class);
+    private final KernelStruct launch; // of one-shot, two-shot and the barrier
+    private final KernelStruct meshLaunch;
     private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
@@ -103,8 +104,9 @@ final class AllReduceKernels implements AutoCloseable {
                             module.findKernel(algorithm.kernel + "_" + name)
                                     .ifPresent(kernel -> ofType.put(type, kernel)));
             kernels.put(algorithm, ofType);
-            launches.put(algorithm, launch(algorithm));
         }
+        launch = launch(Algorithm.ONE_SHOT); // Two-shot uses the same slots.
+        meshLaunch = launch(Algorithm.MESH);
         blocks = blocks(device);
         P2pLinks links = region.links();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
@@ -120,11 +122,11 @@ final class AllReduceKernels implements AutoCloseable {
 
     private KernelStruct launch(Algorithm algorithm) {
         RegionLayout layout = region.layout();
-        KernelStruct launch = new KernelStruct(BYTES);
+        KernelStruct struct = new KernelStruct(BYTES);
         for (int peer = 0; peer < region.ranks(); peer++) {
-            launch.put(peer * Long.BYTES, region.address(peer));
+            struct.put(peer * Long.BYTES, region.address(peer));
         }
-        return launch.put(STATUS, status.address())
+        return struct.put(STATUS, status.address())
                 .put(BEGIN, layout.begin(algorithm))
                 .put(HALF, layout.half(algorithm))
                 .put(SLOT, layout.slot(algorithm))
@@ -182,14 +184,15 @@ final class AllReduceKernels implements AutoCloseable {
         if (ended) {
             throw GroupErrors.buffersDestroyed();
         }
-        KernelStruct launch = launches.get(algorithm).put(TIMEOUT, timeout.toNanos());
+        KernelStruct struct = algorithm == Algorithm.MESH ? meshLaunch : launch;
+        struct.put(TIMEOUT, timeout.toNanos());
         CudaKernel kernel = kernels.get(algorithm).get(type);
         long itemSize = type.itemSize();
         long most = region.layout().most(algorithm) / itemSize;
         long done = 0;
         do {
             long part = Math.min(most, count - done);
-            arguments.clear().add(address + done * itemSize).add(part).add(launch).add(divisor);
+            arguments.clear().add(address + done * itemSize).add(part).add(struct).add(divisor);
             if (algorithm == Algorithm.MESH) {
                 arguments.add(four).add(relay);
             }
@@ -251,7 +254,7 @@ final class AllReduceKernels implements AutoCloseable {
             enqueue(stream, Algorithm.MESH, any, 0, ScalarType.FLOAT32, 1, timeout);
             return;
         }
-        KernelStruct launch = launches.get(Algorithm.ONE_SHOT).put(TIMEOUT, timeout.toNanos());
+        launch.put(TIMEOUT, timeout.toNanos());
         arguments.clear().add(launch).addStruct(signals.members()).addStruct(flags.members());
         barrier.launch(stream, LaunchSize.of(1, MESH_THREADS), arguments);
     }
