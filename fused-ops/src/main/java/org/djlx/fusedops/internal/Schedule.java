@@ -26,9 +26,9 @@ public final class Schedule {
 
     // One signal word a pair of ranks is enough: a rank raises it once an operation.
     private static final int CHANNEL = 0;
+
     // A matmul of few rows takes as long as one of many: up to so many bytes there is nothing to
-    // hide
-    // behind a part of the matmul.
+    // hide behind a part of the matmul.
     private static final long SMALL = 1 << 20;
 
     private final P2pBuffers buffers;
