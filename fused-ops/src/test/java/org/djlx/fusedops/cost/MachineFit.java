@@ -35,7 +35,14 @@ final class MachineFit {
 
     private final List<Measurement> rows;
     private final Map<String, Double> paces = new TreeMap<>();
-    private Machine machine = Machine.H200; // what is fitted replaces its constants
+
+    // What is fitted replaces these.
+    private Machine.Library library = Machine.H200.library();
+    private Machine.Launch launch = Machine.H200.launch();
+    private Machine.Copies copies = Machine.H200.copies();
+    private Machine.Exchange exchange = Machine.H200.exchange();
+    private Machine.Nccl nccl = Machine.H200.nccl();
+    private Machine.Host host = Machine.H200.host();
 
     MachineFit(List<Measurement> rows) {
         this.rows = rows;
@@ -50,7 +57,13 @@ final class MachineFit {
         fitSchedule();
         fitExchange();
         fitHost();
-        return machine;
+        return machine(library);
+    }
+
+    private Machine machine(Machine.Library library) {
+        Machine h200 = Machine.H200;
+        return new Machine(
+                h200.name(), h200.multiprocessors(), library, launch, copies, exchange, nccl, host);
     }
 
     /** How much longer matmuls took than in the project's benchmark. */
@@ -64,12 +77,12 @@ final class MachineFit {
 
     /** The machine as it was when a row was measured. */
     Machine machineOf(Measurement row) {
-        double pace = pace(row.source());
-        Machine.Library library = machine.library();
-        return with(
-                machine,
-                new Machine.Library(
-                        library.start(), library.teraflops() / pace, library.memoryRate()));
+        return machine(paced(library, pace(row.source())));
+    }
+
+    private static Machine.Library paced(Machine.Library library, double pace) {
+        return new Machine.Library(
+                library.start(), library.teraflops() / pace, library.memoryRate());
     }
 
     static boolean isOperator(Measurement row) {
@@ -131,28 +144,25 @@ final class MachineFit {
                 search(
                         start,
                         x -> {
-                            Machine.Library library = new Machine.Library(x[0], x[1], x[2]);
+                            Machine.Library tried = new Machine.Library(x[0], x[1], x[2]);
                             double sum = 0;
                             for (Measurement row : rows("matmul")) {
                                 int source = sources.indexOf(row.source());
                                 double pace = source < 0 ? 1 : x[3 + source];
-                                sum += loss(matmul(library, pace, row), row.micros());
+                                sum += loss(matmul(tried, pace, row), row.micros());
                             }
                             return sum;
                         });
         for (int i = 0; i < sources.size(); i++) {
             paces.put(sources.get(i), best[3 + i]);
         }
-        machine =
-                with(machine, new Machine.Library(round(best[0]), round(best[1]), round(best[2])));
+        library = new Machine.Library(round(best[0]), round(best[1]), round(best[2]));
     }
 
-    private static double matmul(Machine.Library library, double pace, Measurement row) {
-        Machine.Library paced =
-                new Machine.Library(
-                        library.start(), library.teraflops() / pace, library.memoryRate());
+    private double matmul(Machine.Library library, double pace, Measurement row) {
+        Machine.Library paced = paced(library, pace);
         if (isOperator(row)) {
-            return new CostModel(with(Machine.H200, paced)).matmul(workload(row));
+            return new CostModel(machine(paced)).matmul(workload(row));
         }
         ScalarType type = ScalarType.BFLOAT16;
         return row.ranks() * paced.micros(type, row.m() / row.ranks(), row.n(), row.k());
@@ -184,16 +194,7 @@ final class MachineFit {
                 fewRates.add(round(best[3]));
             }
         }
-        machine =
-                new Machine(
-                        machine.name(),
-                        machine.multiprocessors(),
-                        machine.library(),
-                        machine.launch(),
-                        machine.copies(),
-                        machine.exchange(),
-                        new Machine.Nccl(starts, rates, fewStarts, fewRates),
-                        machine.host());
+        nccl = new Machine.Nccl(starts, rates, fewStarts, fewRates);
     }
 
     /** Starts and rates, with those for few bytes behind if they are fitted. */
@@ -226,21 +227,9 @@ final class MachineFit {
                             }
                             return sum;
                         });
-        setCopies(best[0], best[1], machine.copies().schedule(), machine.copies().reduction());
-    }
-
-    private void setCopies(double start, double rate, double schedule, double reduction) {
-        machine =
-                new Machine(
-                        machine.name(),
-                        machine.multiprocessors(),
-                        machine.library(),
-                        machine.launch(),
-                        new Machine.Copies(
-                                round(start), round(rate), round(schedule), round(reduction)),
-                        machine.exchange(),
-                        machine.nccl(),
-                        machine.host());
+        copies =
+                new Machine.Copies(
+                        round(best[0]), round(best[1]), copies.schedule(), copies.reduction());
     }
 
     /** Predicts a row of a path, by the tiles and pushers that it had if these are known. */
@@ -279,24 +268,13 @@ final class MachineFit {
     }
 
     private void setLaunch(double[] x, double linkRate, Function<Double, Double> rounding) {
-        machine =
-                new Machine(
-                        machine.name(),
-                        machine.multiprocessors(),
-                        machine.library(),
-                        new Machine.Launch(
-                                rounding.apply(x[0]),
-                                List.of(
-                                        rounding.apply(x[1]),
-                                        rounding.apply(x[2]),
-                                        rounding.apply(x[3])),
-                                rounding.apply(x[4]),
-                                rounding.apply(x[5]),
-                                round(linkRate)),
-                        machine.copies(),
-                        machine.exchange(),
-                        machine.nccl(),
-                        machine.host());
+        launch =
+                new Machine.Launch(
+                        rounding.apply(x[0]),
+                        List.of(rounding.apply(x[1]), rounding.apply(x[2]), rounding.apply(x[3])),
+                        rounding.apply(x[4]),
+                        rounding.apply(x[5]),
+                        round(linkRate));
     }
 
     private double lossOf(String... paths) {
@@ -308,31 +286,22 @@ final class MachineFit {
     }
 
     private void fitSchedule() {
-        double start = machine.copies().start();
-        double rate = machine.copies().rate();
+        double start = copies.start();
+        double rate = copies.rate();
         double[] best =
                 search(
                         new double[] {8, 3000},
                         x -> {
-                            machine =
-                                    new Machine(
-                                            machine.name(),
-                                            machine.multiprocessors(),
-                                            machine.library(),
-                                            machine.launch(),
-                                            new Machine.Copies(start, rate, x[0], x[1]),
-                                            machine.exchange(),
-                                            machine.nccl(),
-                                            machine.host());
+                            copies = new Machine.Copies(start, rate, x[0], x[1]);
                             double sum = lossOf("scheduled");
                             for (Measurement row : rows("reduction")) {
                                 double bytes = (row.ranks() + 1.0) * workload(row).partBytes();
-                                double reduction = machine.library().start() + bytes / x[1] / 1e3;
+                                double reduction = library.start() + bytes / x[1] / 1e3;
                                 sum += loss(reduction, row.micros());
                             }
                             return sum;
                         });
-        setCopies(start, rate, best[0], best[1]);
+        copies = new Machine.Copies(start, rate, round(best[0]), round(best[1]));
     }
 
     private void fitExchange() {
@@ -340,23 +309,10 @@ final class MachineFit {
                 search(
                         new double[] {3, 300},
                         x -> {
-                            setExchange(x[0], x[1]);
+                            exchange = new Machine.Exchange(x[0], x[1]);
                             return lossOf("whole");
                         });
-        setExchange(round(best[0]), round(best[1]));
-    }
-
-    private void setExchange(double start, double rate) {
-        machine =
-                new Machine(
-                        machine.name(),
-                        machine.multiprocessors(),
-                        machine.library(),
-                        machine.launch(),
-                        machine.copies(),
-                        new Machine.Exchange(start, rate),
-                        machine.nccl(),
-                        machine.host());
+        exchange = new Machine.Exchange(round(best[0]), round(best[1]));
     }
 
     private void fitHost() {
@@ -367,22 +323,14 @@ final class MachineFit {
                                 .map(Measurement::host)
                                 .flatMapToDouble(OptionalDouble::stream)
                                 .toArray());
-        machine =
-                new Machine(
-                        machine.name(),
-                        machine.multiprocessors(),
-                        machine.library(),
-                        machine.launch(),
-                        machine.copies(),
-                        machine.exchange(),
-                        machine.nccl(),
-                        new Machine.Host(
-                                round(plain * hostRatio("one_launch")),
-                                round(plain),
-                                round(plain * hostRatio("whole")),
-                                round(plain * hostRatio("scheduled")),
-                                round(call("copy") + call("signal") + call("wait")),
-                                round(call("launch"))));
+        host =
+                new Machine.Host(
+                        round(plain * hostRatio("one_launch")),
+                        round(plain),
+                        round(plain * hostRatio("whole")),
+                        round(plain * hostRatio("scheduled")),
+                        round(call("copy") + call("signal") + call("wait")),
+                        round(call("launch")));
     }
 
     /** The host's time beside that of NCCL and a matmul: hosts differ, and how warm a JVM is. */
@@ -404,18 +352,6 @@ final class MachineFit {
                 .mapToDouble(Measurement::micros)
                 .findFirst()
                 .orElseThrow();
-    }
-
-    private static Machine with(Machine machine, Machine.Library library) {
-        return new Machine(
-                machine.name(),
-                machine.multiprocessors(),
-                library,
-                machine.launch(),
-                machine.copies(),
-                machine.exchange(),
-                machine.nccl(),
-                machine.host());
     }
 
     private static double loss(double predicted, double measured) {
