@@ -25,30 +25,24 @@ class LongWaitsTest {
     private static final ShmOptions OPTIONS =
             ShmOptions.builder().optWarnAfter(Duration.ofMillis(1)).build();
 
-    @Test
-    void anOperationTellsOnce() throws InterruptedException {
-        List<ProcessGroup> groups = ProcessGroups.local("shm", 3, OPTIONS);
-        String name = groups.get(0).name();
+    private interface RankBody {
+
+        void run(ProcessGroup group, NDArray tensor, TestLog log) throws Exception;
+    }
+
+    /** Runs ranks whose first operation is one that rank 0 waits in; the log tells that once. */
+    private static void runAndExpectOne(int ranks, RankBody body) {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", ranks, OPTIONS);
         try (TestLog log = new TestLog(LongWaits.class)) {
             ProcessGroups.run(
                     groups,
                     group -> {
                         try (NDManager manager = NDManager.newBaseManager(group.device())) {
-                            NDArray tensor = manager.ones(new Shape(2));
-                            if (group.rank() != 0) {
-                                String message = log.await("on rank 0");
-                                String call =
-                                        "allReduce(float32, (2), SUM) #1 of group '" + name + "'";
-                                assertTrue(message.startsWith(call + " on rank 0"), message);
-                                assertTrue(
-                                        message.contains(": still waiting for ranks 1, 2 after"),
-                                        message);
-                                assertTrue(message.endsWith("gives up after PT30M"), message);
-                            }
-                            group.allReduce(tensor, ReduceOp.SUM).await();
-                            return tensor.getFloat(0);
+                            body.run(group, manager.ones(new Shape(2)), log);
+                            return null;
                         }
                     });
+            String name = groups.get(0).name();
             assertEquals(1, log.count("#1 of group '" + name + "' on rank 0"));
         } finally {
             groups.forEach(ProcessGroup::destroy);
@@ -56,30 +50,36 @@ class LongWaitsTest {
     }
 
     @Test
-    void aMessageTells() throws InterruptedException {
-        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, OPTIONS);
-        String name = groups.get(0).name();
-        try (TestLog log = new TestLog(LongWaits.class)) {
-            ProcessGroups.run(
-                    groups,
-                    group -> {
-                        try (NDManager manager = NDManager.newBaseManager(group.device())) {
-                            NDArray tensor = manager.ones(new Shape(2));
-                            if (group.rank() == 0) {
-                                group.recv(tensor, 1, 5).await();
-                            } else {
-                                String message = log.await("on rank 0");
-                                assertTrue(message.contains("recv(float32, (2), rank 1, tag 5)"));
-                                assertTrue(message.contains("still waiting for rank 1"), message);
-                                group.send(tensor, 0, 5).await();
-                            }
-                            return null;
-                        }
-                    });
-            assertEquals(1, log.count("#1 of group '" + name + "' on rank 0"));
-        } finally {
-            groups.forEach(ProcessGroup::destroy);
-        }
+    void anOperationTellsOnce() {
+        runAndExpectOne(
+                3,
+                (group, tensor, log) -> {
+                    if (group.rank() != 0) {
+                        String message = log.await("on rank 0");
+                        String call = "allReduce(float32, (2), SUM) #1 of group '%s' on rank 0";
+                        assertTrue(message.startsWith(call.formatted(group.name())), message);
+                        assertTrue(
+                                message.contains(": still waiting for ranks 1, 2 after"), message);
+                        assertTrue(message.endsWith("gives up after PT30M"), message);
+                    }
+                    group.allReduce(tensor, ReduceOp.SUM).await();
+                });
+    }
+
+    @Test
+    void aMessageTells() {
+        runAndExpectOne(
+                2,
+                (group, tensor, log) -> {
+                    if (group.rank() == 0) {
+                        group.recv(tensor, 1, 5).await();
+                    } else {
+                        String message = log.await("on rank 0");
+                        assertTrue(message.contains("recv(float32, (2), rank 1, tag 5)"), message);
+                        assertTrue(message.contains("still waiting for rank 1"), message);
+                        group.send(tensor, 0, 5).await();
+                    }
+                });
     }
 
     @Test

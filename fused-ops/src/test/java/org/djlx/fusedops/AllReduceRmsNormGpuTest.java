@@ -16,7 +16,9 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
+import java.util.function.BiConsumer;
 import java.util.function.Consumer;
+import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CudaP2pOptions;
@@ -59,6 +61,16 @@ class AllReduceRmsNormGpuTest {
         LocalRanks.run(
                 ProcessGroups.local("cuda_p2p", worldSize, options),
                 group -> P2pRanks.run(group, () -> body.accept(group)));
+    }
+
+    private void runWithManager(CudaP2pOptions options, BiConsumer<ProcessGroup, NDManager> body) {
+        run(
+                options,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        body.accept(group, manager);
+                    }
+                });
     }
 
     /** Checks how many calls of each rank were one launch, and how many were not. */
@@ -130,18 +142,16 @@ class AllReduceRmsNormGpuTest {
         NormCase norm = new NormCase(ScalarType.BFLOAT16, new Shape(8, 4096), false, 1e-5f, 40);
         FusedCase gather =
                 new FusedCase(ScalarType.BFLOAT16, new Shape(64, 128), List.of(72), 0, false, 41);
-        run(
+        runWithManager(
                 options(),
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-                        for (int i = 0; i < 30; i++) {
-                            norm.check(group, 1 + i % 3);
-                            int count = i % 2 == 0 ? 5000 : 600_000;
-                            NDArray sum = manager.ones(new Shape(count));
-                            group.allReduce(sum, ReduceOp.SUM).await();
-                            assertEquals((double) worldSize * count, sum.sum().getFloat());
-                            gather.checkAllGatherMatmul(group, 1);
-                        }
+                (group, manager) -> {
+                    for (int i = 0; i < 30; i++) {
+                        norm.check(group, 1 + i % 3);
+                        int count = i % 2 == 0 ? 5000 : 600_000;
+                        NDArray sum = manager.ones(new Shape(count));
+                        group.allReduce(sum, ReduceOp.SUM).await();
+                        assertEquals((double) worldSize * count, sum.sum().getFloat());
+                        gather.checkAllGatherMatmul(group, 1);
                     }
                 });
     }
@@ -152,39 +162,37 @@ class AllReduceRmsNormGpuTest {
      */
     @Test
     void graphs() {
-        run(
+        runWithManager(
                 options(),
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-                        for (Shape shape : List.of(new Shape(1, 4096), new Shape(48, 1000))) {
-                            NDArray residual = manager.full(shape, 3f);
-                            NDArray weight = manager.full(new Shape(shape.get(1)), 2f);
-                            Replays.check(
-                                    group,
-                                    shape,
-                                    partial -> {
-                                        NormedResidual result =
-                                                FusedOps.allReduceRmsNorm(
-                                                        partial, residual, weight, 500, group);
-                                        result.norm().close();
-                                        return result.residual();
-                                    },
-                                    (value, ranks) -> sum(value, ranks));
-                            Replays.check(
-                                    group,
-                                    shape,
-                                    partial -> {
-                                        NormedResidual result =
-                                                FusedOps.allReduceRmsNorm(
-                                                        partial, residual, weight, 500, group);
-                                        result.residual().close();
-                                        return result.norm();
-                                    },
-                                    (value, ranks) -> {
-                                        double sum = sum(value, ranks);
-                                        return 2 * sum / Math.sqrt(sum * sum + 500);
-                                    });
-                        }
+                (group, manager) -> {
+                    for (Shape shape : List.of(new Shape(1, 4096), new Shape(48, 1000))) {
+                        NDArray residual = manager.full(shape, 3f);
+                        NDArray weight = manager.full(new Shape(shape.get(1)), 2f);
+                        Function<NDArray, NormedResidual> call =
+                                partial ->
+                                        FusedOps.allReduceRmsNorm(
+                                                partial, residual, weight, 500, group);
+                        Replays.check(
+                                group,
+                                shape,
+                                partial -> {
+                                    NormedResidual result = call.apply(partial);
+                                    result.norm().close();
+                                    return result.residual();
+                                },
+                                (value, ranks) -> sum(value, ranks));
+                        Replays.check(
+                                group,
+                                shape,
+                                partial -> {
+                                    NormedResidual result = call.apply(partial);
+                                    result.residual().close();
+                                    return result.norm();
+                                },
+                                (value, ranks) -> {
+                                    double sum = sum(value, ranks);
+                                    return 2 * sum / Math.sqrt(sum * sum + 500);
+                                });
                     }
                 });
     }
@@ -257,25 +265,23 @@ class AllReduceRmsNormGpuTest {
     @Test
     void callsThatDifferLeaveAVerifiedGroupUsable() {
         NormCase after = NormCase.grid().get(0);
-        run(
+        runWithManager(
                 P2pRanks.verifiedOptions().optBufferSize(8 << 20).build(),
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-                        NDArray weight = manager.ones(new Shape(64));
-                        for (int i = 0; i < 5; i++) {
-                            int rows = group.rank() == i % worldSize ? 3 : 2;
-                            NDArray a = manager.ones(new Shape(rows, 64));
-                            String message =
-                                    assertThrows(
-                                                    CollectiveMismatchException.class,
-                                                    () ->
-                                                            FusedOps.allReduceRmsNorm(
-                                                                    a, a, weight, 0, group))
-                                            .getMessage();
-                            assertTrue(message.contains("(2, 64)"), message);
-                            assertTrue(message.contains("(3, 64)"), message);
-                            after.check(group, 1);
-                        }
+                (group, manager) -> {
+                    NDArray weight = manager.ones(new Shape(64));
+                    for (int i = 0; i < 5; i++) {
+                        int rows = group.rank() == i % worldSize ? 3 : 2;
+                        NDArray a = manager.ones(new Shape(rows, 64));
+                        String message =
+                                assertThrows(
+                                                CollectiveMismatchException.class,
+                                                () ->
+                                                        FusedOps.allReduceRmsNorm(
+                                                                a, a, weight, 0, group))
+                                        .getMessage();
+                        assertTrue(message.contains("(2, 64)"), message);
+                        assertTrue(message.contains("(3, 64)"), message);
+                        after.check(group, 1);
                     }
                 });
     }
@@ -284,23 +290,19 @@ class AllReduceRmsNormGpuTest {
     @Test
     void callsThatDifferBreakTheGroupOnAllRanks() {
         for (boolean other : new boolean[] {false, true}) {
-            run(
+            runWithManager(
                     options(),
-                    group -> {
-                        try (NDManager manager =
-                                NDManager.newBaseManager(group.device(), "PyTorch")) {
-                            boolean odd = group.rank() == worldSize - 1;
-                            NDArray a = manager.ones(new Shape(odd ? 3 : 2, 64));
-                            NDArray weight = manager.ones(new Shape(64));
-                            String message =
-                                    assertThrows(
-                                                    CollectiveException.class,
-                                                    () -> differ(group, a, weight, odd && other))
-                                            .getMessage();
-                            assertTrue(
-                                    message.contains("allReduceRmsNorm(float32, (2, 64)"), message);
-                            assertTrue(message.contains("(3, 64)"), message);
-                        }
+                    (group, manager) -> {
+                        boolean odd = group.rank() == worldSize - 1;
+                        NDArray a = manager.ones(new Shape(odd ? 3 : 2, 64));
+                        NDArray weight = manager.ones(new Shape(64));
+                        String message =
+                                assertThrows(
+                                                CollectiveException.class,
+                                                () -> differ(group, a, weight, odd && other))
+                                        .getMessage();
+                        assertTrue(message.contains("allReduceRmsNorm(float32, (2, 64)"), message);
+                        assertTrue(message.contains("(3, 64)"), message);
                     });
         }
     }
@@ -322,15 +324,15 @@ class AllReduceRmsNormGpuTest {
     @Test
     void aRankThatDoesNotCallIsNamed() {
         CountDownLatch failed = new CountDownLatch(1);
-        run(
+        runWithManager(
                 options(),
-                group -> {
+                (group, manager) -> {
                     if (group.rank() > 0) {
                         Replays.await(failed);
                         return;
                     }
                     ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(2));
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                    try {
                         NDArray a = manager.ones(new Shape(2, 64));
                         NDArray weight = manager.ones(new Shape(64));
                         String message =
