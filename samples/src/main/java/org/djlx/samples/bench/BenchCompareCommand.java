@@ -18,6 +18,7 @@ import org.djlx.samples.Main;
 import org.djlx.samples.Ranks;
 import org.djlx.samples.bench.BenchComparison.Ratio;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -72,14 +73,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
             description = "How long a rank waits; ${DEFAULT-VALUE} if not given.")
     private int idle;
 
-    @Option(names = "--json", paramLabel = "FILE", description = "Where the result is stored.")
-    private Path json;
-
-    @Option(
-            names = "--commit",
-            paramLabel = "COMMIT",
-            description = "The state of the code, to keep.")
-    private String commit;
+    @Mixin private ReportOptions reports;
 
     @Parameters(
             paramLabel = "SIZE[:WARMUP:ITERATIONS]",
@@ -121,7 +115,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
                     ranks, idleMillis.get(ranks), idle);
             out.flush();
         }
-        if (json != null) {
+        if (reports.json() != null) {
             store(comparison, slowdowns, idleMillis);
         }
         boolean correct =
@@ -189,8 +183,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
             Map<String, Double> slowdowns,
             Map<String, Integer> idleMillis)
             throws IOException {
-        BenchReport result =
-                new BenchReport("float32 all_reduce, 2 ranks on one host", commit, versions);
+        BenchReport result = reports.report("float32 all_reduce, 2 ranks on one host", versions);
         result.put("rounds", rounds);
         result.put("medians", comparison.medians());
         List<Ratio> ratios = comparison.ratios(PROCESSES);
@@ -199,6 +192,6 @@ public final class BenchCompareCommand implements Callable<Integer> {
         result.put("manyRanksSlowdown", slowdowns);
         result.put("idleSeconds", idle);
         result.put("idleCpuMillis", idleMillis);
-        result.store(json);
+        result.store(reports.json());
     }
 }

@@ -4,15 +4,13 @@
  */
 package org.djlx.samples.bench;
 
-import java.nio.file.Path;
 import java.util.List;
 import java.util.concurrent.Callable;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.samples.Ranks;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -44,11 +42,7 @@ public final class BlockBenchCommand implements Callable<Integer> {
 
     @Spec private CommandSpec spec;
 
-    @Option(
-            names = "--ranks",
-            paramLabel = "N",
-            description = "Number of ranks; all GPUs, or 2 on the CPU, if not given.")
-    private Integer ranks;
+    @Mixin private DeviceRanks ranks;
 
     @Option(
             names = "--tokens",
@@ -83,19 +77,14 @@ public final class BlockBenchCommand implements Callable<Integer> {
     @Option(names = "--rounds", defaultValue = "30", description = "${DEFAULT-VALUE} if not given.")
     private int rounds;
 
-    @Option(names = "--json", paramLabel = "FILE", description = "Where to keep the figures.")
-    private Path json;
-
-    @Option(names = "--commit", paramLabel = "ID", description = "What is measured.")
-    private String commit;
+    @Mixin private ReportOptions reports;
 
     private BlockBenchCommand() {}
 
     @Override
     public Integer call() throws Exception {
-        int gpus = NativeLibrary.CUDA.isAvailable() ? CudaDevice.count() : 0;
-        int count = ranks != null ? ranks : gpus > 0 ? gpus : 2;
-        Ranks.check(spec, "--ranks", count, false);
+        int gpus = ranks.gpus();
+        int count = ranks.count();
         if (tokens < 1 || tokens % count != 0 || rounds < 1) {
             throw new ParameterException(
                     spec.commandLine(),
@@ -119,10 +108,9 @@ public final class BlockBenchCommand implements Callable<Integer> {
         spec.commandLine()
                 .getOut()
                 .printf(
-                        "%d ranks on %s, %d tokens, %s: block %.2f ms, its matmuls alone %.2f ms,"
+                        "%s, %d tokens, %s: block %.2f ms, its matmuls alone %.2f ms,"
                                 + " its attention alone %.2f ms; block / (both) %.3f%n",
-                        count,
-                        gpus > 0 ? "GPUs" : "the CPU",
+                        ranks.text(),
                         tokens,
                         type,
                         block,
@@ -130,11 +118,10 @@ public final class BlockBenchCommand implements Callable<Integer> {
                         attention,
                         block / (matmuls + attention));
         spec.commandLine().getOut().flush();
-        if (json != null) {
+        if (reports.json() != null) {
             BenchReport report =
-                    new BenchReport(
+                    reports.report(
                             "a transformer block, forward and backward, median",
-                            commit,
                             NativeVersions.query());
             report.put("gpus", gpus);
             report.put("ranks", count);
@@ -147,7 +134,7 @@ public final class BlockBenchCommand implements Callable<Integer> {
             report.put("blockMilliseconds", block);
             report.put("matmulsMilliseconds", matmuls);
             report.put("attentionMilliseconds", attention);
-            report.store(json);
+            report.store(reports.json());
         }
         return 0;
     }

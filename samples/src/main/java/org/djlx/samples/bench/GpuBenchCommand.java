@@ -15,6 +15,7 @@ import org.djlx.nativeops.NativeVersions;
 import org.djlx.samples.Gpus;
 import org.djlx.samples.Ranks;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -84,17 +85,7 @@ public final class GpuBenchCommand implements Callable<Integer> {
                             + " why it cannot.")
     private String python;
 
-    @Option(
-            names = "--json",
-            paramLabel = "FILE",
-            description = "Where the result is stored, after each row again.")
-    private Path json;
-
-    @Option(
-            names = "--commit",
-            paramLabel = "COMMIT",
-            description = "The state of the code, to keep.")
-    private String commit;
+    @Mixin private ReportOptions reports;
 
     private GpuBenchCommand() {}
 
@@ -137,11 +128,10 @@ public final class GpuBenchCommand implements Callable<Integer> {
 
     private GpuBenchResults results(int worldSize, int threads, int gpus) throws IOException {
         BenchReport report =
-                new BenchReport(
+                reports.report(
                         "all_reduce and fused operators, bfloat16, a "
                                 + (threads == worldSize ? "thread" : "process")
                                 + " a rank",
-                        commit,
                         NativeVersions.query());
         report.put("gpus", Gpus.names().subList(0, gpus));
         report.put("ranks", worldSize);
@@ -150,7 +140,8 @@ public final class GpuBenchCommand implements Callable<Integer> {
                 python == null
                         ? null
                         : TorchPeer.start(python, torchScript(), worldSize, TORCH_PATIENCE);
-        return new GpuBenchResults(report, json, torch, rounds, spec.commandLine().getErr());
+        return new GpuBenchResults(
+                report, reports.json(), torch, rounds, spec.commandLine().getErr());
     }
 
     /** In the checkout, which run.sh names; otherwise in the one that this is called from. */

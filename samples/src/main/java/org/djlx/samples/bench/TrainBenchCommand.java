@@ -7,18 +7,16 @@ package org.djlx.samples.bench;
 import ai.djl.Device;
 import java.io.IOException;
 import java.io.PrintWriter;
-import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.stream.IntStream;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.samples.TextTable;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -37,11 +35,7 @@ public final class TrainBenchCommand implements Callable<Integer> {
 
     @Spec private CommandSpec spec;
 
-    @Option(
-            names = "--ranks",
-            paramLabel = "N",
-            description = "Number of ranks; all GPUs, or 2 on the CPU, if not given.")
-    private Integer ranks;
+    @Mixin private DeviceRanks ranks;
 
     @Option(
             names = "--rows",
@@ -68,24 +62,17 @@ public final class TrainBenchCommand implements Callable<Integer> {
     @Option(names = "--steps", defaultValue = "30", description = "${DEFAULT-VALUE} if not given.")
     private int steps;
 
-    @Option(names = "--json", paramLabel = "FILE", description = "Where to keep the figures.")
-    private Path json;
-
-    @Option(names = "--commit", paramLabel = "ID", description = "What is measured.")
-    private String commit;
+    @Mixin private ReportOptions reports;
 
     private TrainBenchCommand() {}
 
     @Override
     public Integer call() throws Exception {
-        int gpus = NativeLibrary.CUDA.isAvailable() ? CudaDevice.count() : 0;
-        int count = ranks != null ? ranks : gpus > 0 ? gpus : 2;
-        if (count < 1 || steps < 1 || gpus > 0 && count > gpus) {
+        int gpus = ranks.gpus();
+        int count = ranks.count();
+        if (steps < 1) {
             throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--ranks %d and --steps %d must be 1 or more, and there are %d GPUs",
-                            count, steps, gpus));
+                    spec.commandLine(), "--steps must be 1 or more, not " + steps);
         }
         Device[] devices =
                 gpus == 0
@@ -110,19 +97,18 @@ public final class TrainBenchCommand implements Callable<Integer> {
                 store(count, gpus, figures);
             }
         }
-        out.printf("%d ranks on %s%n%s%n", count, gpus > 0 ? "GPUs" : "the CPU", table);
+        out.printf("%s%n%s%n", ranks.text(), table);
         out.flush();
         return 0;
     }
 
     private void store(int count, int gpus, List<Map<String, Object>> figures) throws IOException {
-        if (json == null) {
+        if (reports.json() == null) {
             return;
         }
         BenchReport report =
-                new BenchReport(
+                reports.report(
                         "a data-parallel training step, SGD, float32, median",
-                        commit,
                         NativeVersions.query());
         report.put("gpus", gpus);
         report.put("ranks", count);
@@ -130,6 +116,6 @@ public final class TrainBenchCommand implements Callable<Integer> {
         report.put("width", width);
         report.put("hidden", hidden);
         report.put("steps", figures);
-        report.store(json);
+        report.store(reports.json());
     }
 }
