@@ -239,6 +239,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     @Override
     public Generation submit(GenerationRequest request) {
+        check(request != null, "it is null");
         int[] prompt = request.promptTokens().orElseGet(() -> encode(request));
         check(prompt.length > 0, "the prompt has no tokens");
         for (int token : prompt) {

@@ -327,6 +327,10 @@ class LlamaGeneratorTest {
             refuse(generator, "more than the 64", request(1).optMaxNewTokens(Integer.MAX_VALUE));
             refuse(generator, "token 258", request(1, 258).optMaxNewTokens(5));
             refuse(generator, "token -1", request(-1).optMaxNewTokens(5));
+            String none =
+                    assertThrows(IllegalArgumentException.class, () -> generator.submit(null))
+                            .getMessage();
+            assertTrue(none.contains("is null"), none);
             GenerationRequest good = request(prompt(59, 1)).optMaxNewTokens(5).build();
             assertEquals(5, generator.submit(good).await(LONG).size());
             GenerationRequest longOne = request(1).optMaxNewTokens(63).build();
