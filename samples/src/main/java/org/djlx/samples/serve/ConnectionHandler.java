@@ -16,6 +16,7 @@ import io.netty.handler.codec.http.HttpHeaderNames;
 import io.netty.handler.codec.http.HttpMethod;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
+import io.netty.handler.codec.http.QueryStringDecoder;
 import io.netty.handler.codec.http.TooLongHttpHeaderException;
 import io.netty.handler.codec.http.TooLongHttpLineException;
 import io.netty.util.concurrent.ScheduledFuture;
@@ -187,12 +188,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             case "/v1/completions" -> generate(context, request, path, TextApi::completion);
             case "/invocations" -> generate(context, request, path, TextApi::invocation);
             default -> {
-                if (path.equals("/v1/models/" + server.api().model())) {
-                    getForToken(context, request, "/v1/models", this::model);
-                } else {
+                if (!path.startsWith("/v1/models/")) {
                     throw new ApiException(
                             404, "not_found_error", null, "there is nothing at this path");
                 }
+                String name = path.substring("/v1/models/".length());
+                getForToken(context, request, "/v1/models", () -> model(name));
             }
         }
     }
@@ -257,7 +258,21 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         return Replies.text(200, "application/json", json.toString());
     }
 
-    private FullHttpResponse model() {
+    private FullHttpResponse model(String encodedName) {
+        String name;
+        try {
+            name = new QueryStringDecoder(encodedName).path();
+        } catch (IllegalArgumentException e) {
+            name = encodedName; // It is no name that a client has encoded.
+        }
+        String served = server.api().model();
+        if (!name.equals(served)) {
+            throw new ApiException(
+                    404,
+                    "not_found_error",
+                    "model",
+                    "there is no model '" + name + "', but '" + served + "'");
+        }
         return Replies.text(200, "application/json", describeModel().toString());
     }
 

@@ -271,14 +271,26 @@ class GenerationServerTest {
     @Test
     void pathsMethodsAndTypesAreChecked() throws Exception {
         assertEquals(404, send(request("/v2").build()).statusCode());
-        assertEquals(404, send(request("/v1/models/other").build()).statusCode());
         assertEquals(405, send(request("/v1/completions").build()).statusCode());
         assertEquals(405, send(post("/health", "{}")).statusCode());
         HttpRequest form = request("/v1/completions").POST(BodyPublishers.ofString("{}")).build();
         assertEquals(415, send(form).statusCode());
         String models = send(request("/v1/models").build()).body();
         assertTrue(models.contains("\"id\":\"tiny\""), models);
-        assertEquals(200, send(request("/v1/models/tiny").build()).statusCode());
+        for (String name : List.of("tiny", "%74iny")) {
+            HttpResponse<String> model = send(request("/v1/models/" + name).build());
+            assertEquals(200, model.statusCode(), model::body);
+            assertEquals("tiny", json(model.body()).get("id").getAsString());
+            assertEquals("model", json(model.body()).get("object").getAsString());
+        }
+        HttpResponse<String> none = send(request("/v1/models/some/other%20one").build());
+        assertEquals(404, none.statusCode());
+        assertEquals("there is no model 'some/other one', but 'tiny'", error(none));
+        String odd =
+                exchange(
+                        "GET /v1/models/%zz HTTP/1.1\r\nHost: localhost\r\n"
+                                + "Connection: close\r\n\r\n");
+        assertTrue(odd.startsWith("HTTP/1.1 404") && odd.contains("no model '%zz'"), odd);
         HttpResponse<String> other =
                 send(post("/v1/completions", "{'prompt':'x','model':'other'}"));
         assertEquals(404, other.statusCode(), other::body);
@@ -371,6 +383,7 @@ class GenerationServerTest {
         assertEquals(200, send(right).statusCode());
         assertEquals(401, send(request("/metrics").build()).statusCode());
         assertEquals(401, send(request("/v1/models").build()).statusCode());
+        assertEquals(401, send(request("/v1/models/other").build()).statusCode());
         assertEquals(200, send(request("/health").build()).statusCode());
         assertEquals(200, send(request("/").build()).statusCode());
         assertThrows(IllegalArgumentException.class, () -> start("", 1, LONG, LONG));
