@@ -18,6 +18,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -193,20 +194,26 @@ final class MlpJob implements AutoCloseable {
         return new Measured(result, path, worst[0], worst[1]);
     }
 
+    /** The path that was taken; ranks may differ in how they multiply what was gathered. */
     private static String path(UsageCounter usage) {
-        if (usage.fallbacks() == 0) {
-            return usage.choices().keySet().stream()
-                    .map(choice -> choice.path().toString())
-                    .distinct()
-                    .sorted()
-                    .collect(Collectors.joining(", ", "pipelined (", ")"));
-        }
         for (FallbackReason reason : FallbackReason.values()) {
             if (usage.fallbacks(reason) > 0) {
-                return "fallback (" + reason + ")";
+                return "plain (" + reason + ")";
             }
         }
-        throw new AssertionError("a fallback without a reason");
+        return usage.choices().keySet().stream()
+                .map(choice -> words(choice.path()))
+                .distinct()
+                .sorted()
+                .collect(Collectors.joining(", "));
+    }
+
+    private static String words(Path path) {
+        return switch (path) {
+            case WHOLE -> path + " (all data at once)";
+            case SCHEDULED -> path + " (parts beside matmuls)";
+            case ONE_LAUNCH, PLAIN -> path.toString();
+        };
     }
 
     private double[] maxOverRanks(double... values) {
