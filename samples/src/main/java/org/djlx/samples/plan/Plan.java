@@ -20,6 +20,7 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.samples.MatmulShape;
 
 /**
  * What an operator costs on groups of tensor-parallel ranks, each with a replica of B.
@@ -33,7 +34,8 @@ final class Plan {
 
     private final Machine machine;
     private final Network network;
-    private final Shape shape;
+    private final MatmulShape shape;
+    private final ScalarType type;
     private final FusedOperator operator;
     private final int ranks;
     private final int hosts;
@@ -41,24 +43,9 @@ final class Plan {
     private final CostModel model;
 
     /**
-     * An unsharded operator.
-     *
-     * @param m the rows of A, of a replica
-     * @param n the columns of B
-     * @param k what they have in common
-     * @param type the element type
-     */
-    record Shape(long m, long n, long k, ScalarType type) {
-
-        @Override
-        public String toString() {
-            return m + ", " + n + ", " + k;
-        }
-    }
-
-    /**
      * Makes a plan.
      *
+     * @param shape the sizes, of each replica
      * @param ranks of a group
      * @param hosts all of them; 0 for as many as a group needs
      * @throws IllegalArgumentException if the shape cannot be divided among the ranks, or the hosts
@@ -68,12 +55,14 @@ final class Plan {
             Machine machine,
             Network network,
             FusedOperator operator,
-            Shape shape,
+            MatmulShape shape,
+            ScalarType type,
             int ranks,
             int hosts) {
         this.machine = machine;
         this.network = network;
         this.shape = shape;
+        this.type = type;
         this.operator = operator;
         this.ranks = ranks;
         int needed = hostsOfGroup();
@@ -83,7 +72,7 @@ final class Plan {
                     "a group of %d ranks takes %d hosts of %d GPUs, which do not divide %d"
                             .formatted(ranks, needed, machine.hostRanks(), hosts));
         }
-        work = Workload.unsharded(operator, shape.type, ranks, shape.m, shape.n, shape.k);
+        work = Workload.unsharded(operator, type, ranks, shape.m(), shape.n(), shape.k());
         model = new CostModel(machine, network);
     }
 
@@ -106,7 +95,7 @@ final class Plan {
 
     /** The gradients of a GPU's part of B. */
     private double gradientBytes() {
-        return (double) shape.n * shape.k / ranks * shape.type.itemSize();
+        return (double) shape.n() * shape.k() / ranks * type.itemSize();
     }
 
     private double gradients() {
@@ -153,7 +142,7 @@ final class Plan {
                         Locale.ROOT,
                         "%.1f MiB into each GPU, %.2f TFLOP of each GPU%n",
                         work.bytesIn() / MIB,
-                        2e-12 * shape.m * shape.n * shape.k / ranks));
+                        2e-12 * shape.m() * shape.n() * shape.k() / ranks));
         text.append('\n').append(table.text()).append('\n');
         text.append("eager:    ").append(choice(false)).append('\n');
         text.append("in graph: ").append(choice(true)).append('\n');
@@ -178,7 +167,7 @@ final class Plan {
         } else if (Integer.bitCount(ranks) > 1) {
             text.append("NCCL was measured with 2, 4 and 8 ranks; between them it is estimated.\n");
         }
-        if (shape.type.itemSize() > 2) {
+        if (type.itemSize() > 2) {
             text.append("Matmuls were measured with bfloat16; for others a data sheet counts.\n");
         }
         if (replicas() > 1) {
@@ -209,14 +198,14 @@ final class Plan {
                 .filter(row -> row.machine().equals(machine.name()))
                 .filter(row -> row.type().equals(typeName()))
                 .filter(row -> row.operator().equals(operator.toString()))
-                .filter(row -> row.m() == shape.m && row.n() == shape.n && row.k() == shape.k)
+                .filter(row -> row.m() == shape.m() && row.n() == shape.n() && row.k() == shape.k())
                 .filter(row -> row.ranks() == ranks && row.path().equalsIgnoreCase(path))
                 .map(row -> micros(row.micros()))
                 .collect(Collectors.joining(" "));
     }
 
     private String typeName() {
-        return shape.type.name().toLowerCase(Locale.ROOT);
+        return type.name().toLowerCase(Locale.ROOT);
     }
 
     private static String micros(double value) {

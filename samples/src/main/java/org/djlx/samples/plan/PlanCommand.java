@@ -6,7 +6,6 @@ package org.djlx.samples.plan;
 
 import java.io.PrintWriter;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.stream.Collectors;
@@ -15,7 +14,7 @@ import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.samples.ElementType;
-import org.djlx.samples.plan.Plan.Shape;
+import org.djlx.samples.MatmulShape;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
@@ -181,7 +180,8 @@ public final class PlanCommand implements Callable<Integer> {
                                         scaled,
                                         network,
                                         each.operator,
-                                        shape(shape, type),
+                                        MatmulShape.parse(shape),
+                                        type,
                                         size,
                                         all));
                     }
@@ -196,16 +196,5 @@ public final class PlanCommand implements Callable<Integer> {
             throw new IllegalArgumentException(
                     option + " must be at least 1 and at most " + MAX_RANKS + ", not " + value);
         }
-    }
-
-    private static Shape shape(String text, ScalarType type) {
-        String[] sizes = text.split("[,x]", -1);
-        if (sizes.length != 3
-                || !Arrays.stream(sizes).allMatch(size -> size.matches("[1-9]\\d{0,8}"))) {
-            throw new IllegalArgumentException(
-                    "--shape must be M,N,K, three positive numbers, not " + text);
-        }
-        return new Shape(
-                Long.parseLong(sizes[0]), Long.parseLong(sizes[1]), Long.parseLong(sizes[2]), type);
     }
 }

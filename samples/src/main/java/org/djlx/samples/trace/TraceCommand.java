@@ -11,8 +11,6 @@ import java.io.IOException;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.concurrent.Callable;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -25,6 +23,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.djlx.samples.Gpus;
+import org.djlx.samples.MatmulShape;
 import org.djlx.samples.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
@@ -55,8 +54,8 @@ public final class TraceCommand implements Callable<Integer> {
 
     /** Where the tensors are, of which type and shape unless told otherwise. */
     enum DeviceKind {
-        cpu("shm", ScalarType.FLOAT32, "2048x1024x1024"),
-        gpu("cuda_p2p", ScalarType.BFLOAT16, "8192x8192x8192");
+        cpu("shm", ScalarType.FLOAT32, "2048,1024,1024"),
+        gpu("cuda_p2p", ScalarType.BFLOAT16, "8192,8192,8192");
 
         private final String backend;
         private final ScalarType type;
@@ -71,7 +70,6 @@ public final class TraceCommand implements Callable<Integer> {
 
     private static final int CALLS_BEFORE = 5;
     private static final int DEFAULT_RANKS = 2;
-    private static final Pattern SHAPE = Pattern.compile("(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
 
     @Spec private CommandSpec spec;
 
@@ -95,9 +93,9 @@ public final class TraceCommand implements Callable<Integer> {
 
     @Option(
             names = "--shape",
-            paramLabel = "MxNxK",
+            paramLabel = "M,N,K",
             description =
-                    "The unsharded sizes; 2048x1024x1024 in float32 on the CPU and 8192x8192x8192"
+                    "The unsharded sizes; 2048,1024,1024 in float32 on the CPU and 8192,8192,8192"
                             + " in bfloat16 on GPUs if not given.")
     private String shape;
 
@@ -113,17 +111,16 @@ public final class TraceCommand implements Callable<Integer> {
                             + " set");
         }
         int worldSize = Ranks.of(ranks, DEFAULT_RANKS).worldSize();
-        int[] mnk = sizes(worldSize);
+        MatmulShape sizes = sizes(worldSize);
         if (device == DeviceKind.gpu) {
             Gpus.require(worldSize, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         }
-        List<ProcessGroup> groups = TracedBackend.groups(device.backend, worldSize, options(mnk));
+        List<ProcessGroup> groups = TracedBackend.groups(device.backend, worldSize, options(sizes));
         try {
-            List<List<Span>> spans = ProcessGroups.run(groups, group -> run(group, mnk));
+            List<List<Span>> spans = ProcessGroups.run(groups, group -> run(group, sizes));
             String title =
                     String.format(
-                            "%s(%d, %d, %d), %s, %s",
-                            operator, mnk[0], mnk[1], mnk[2], device, Ranks.count(worldSize));
+                            "%s(%s), %s, %s", operator, sizes, device, Ranks.count(worldSize));
             TraceFile.write(file, title, spans);
             spec.commandLine().getOut().println(title + ": " + file);
         } finally {
@@ -132,32 +129,27 @@ public final class TraceCommand implements Callable<Integer> {
         return 0;
     }
 
-    private int[] sizes(int worldSize) {
-        String wanted = shape == null ? device.shape : shape;
-        Matcher matcher = SHAPE.matcher(wanted);
-        if (!matcher.matches()) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "'" + wanted + "' is no shape, such as 512x8192x8192: M, N and K");
-        }
-        int[] mnk = new int[3];
-        for (int i = 0; i < mnk.length; i++) {
-            mnk[i] = Integer.parseInt(matcher.group(i + 1));
-            if (mnk[i] == 0 || mnk[i] % worldSize != 0) {
-                throw new ParameterException(
-                        spec.commandLine(),
-                        "the sizes of "
-                                + wanted
-                                + " are not divisible by "
-                                + Ranks.count(worldSize));
+    private MatmulShape sizes(int worldSize) {
+        try {
+            MatmulShape sizes = MatmulShape.parse(shape == null ? device.shape : shape);
+            for (long size : new long[] {sizes.m(), sizes.n(), sizes.k()}) {
+                if (size % worldSize != 0) {
+                    throw new IllegalArgumentException(
+                            "the sizes "
+                                    + sizes
+                                    + " are not divisible by "
+                                    + Ranks.count(worldSize));
+                }
             }
+            return sizes;
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
-        return mnk;
     }
 
     /** Buffers with two slots for each rank, of the larger of what operators push. */
-    private BackendOptions options(int[] mnk) {
-        long pushed = (long) mnk[0] * Math.max(mnk[1], mnk[2]) * device.type.itemSize();
+    private BackendOptions options(MatmulShape sizes) {
+        long pushed = sizes.m() * Math.max(sizes.n(), sizes.k()) * device.type.itemSize();
         long bufferSize = 2 * pushed + (1 << 20);
         return device == DeviceKind.gpu
                 ? CudaP2pOptions.builder().optBufferSize(bufferSize).build()
@@ -165,19 +157,19 @@ public final class TraceCommand implements Callable<Integer> {
     }
 
     /** What the operator does on one rank. */
-    private List<Span> run(ProcessGroup group, int[] mnk) {
+    private List<Span> run(ProcessGroup group, MatmulShape sizes) {
         TracedBuffers buffers = (TracedBuffers) group.p2pBuffers().orElseThrow();
         int worldSize = group.worldSize();
         boolean gathers = operator == Operator.allGatherMatmul;
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             NDArray a =
                     gathers
-                            ? random(manager, mnk[0] / worldSize, mnk[2])
-                            : random(manager, mnk[0], mnk[2] / worldSize);
+                            ? random(manager, sizes.m() / worldSize, sizes.k())
+                            : random(manager, sizes.m(), sizes.k() / worldSize);
             NDArray b =
                     gathers
-                            ? random(manager, mnk[2], mnk[1] / worldSize)
-                            : random(manager, mnk[2] / worldSize, mnk[1]);
+                            ? random(manager, sizes.k(), sizes.n() / worldSize)
+                            : random(manager, sizes.k() / worldSize, sizes.n());
             for (int i = 0; i < CALLS_BEFORE; i++) {
                 call(a, b, group).close();
             }

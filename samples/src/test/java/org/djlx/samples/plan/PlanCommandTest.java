@@ -127,6 +127,7 @@ class PlanCommandTest {
                 "plan; --shape",
                 "plan --shape 1,2; --shape must be M,N,K",
                 "plan --shape 0,8,8; --shape must be M,N,K",
+                "plan --shape 8x8x8; --shape must be M,N,K",
                 "plan --shape 8,8,8 --dtype int8; --dtype must be a floating-point type",
                 "plan --shape 8,8,8 --machine a100; --machine must be h200",
                 "plan --shape 8,8,8 --ranks 0; --ranks must be at least 1",

@@ -97,7 +97,7 @@ class TraceTest {
         Path file = dir.resolve("trace.json");
         assertEquals(
                 0,
-                run("trace", "--ranks=3", "--shape=1536x768x1536", file.toString()),
+                run("trace", "--ranks=3", "--shape=1536,768,1536", file.toString()),
                 err::toString);
         assertTrue(out.toString().contains("allGatherMatmul(1536, 768, 1536)"), out::toString);
         List<List<List<String>>> spans = spans(file, 3);
@@ -127,7 +127,7 @@ class TraceTest {
     void matmulReduceScatter() throws Exception {
         Path file = dir.resolve("trace.json");
         String[] args = {
-            "trace", "--op=matmulReduceScatter", "--shape=1024x1024x512", file.toString()
+            "trace", "--op=matmulReduceScatter", "--shape=1024,1024,512", file.toString()
         };
         assertEquals(0, run(args), err::toString);
         List<List<List<String>>> spans = spans(file, 2);
@@ -194,8 +194,9 @@ class TraceTest {
             strings = {
                 "trace",
                 "trace --ranks=0 x.json",
-                "trace --shape=1x2 x.json",
-                "trace --shape=3x4x4 x.json",
+                "trace --shape=1,2 x.json",
+                "trace --shape=8x8x8 x.json",
+                "trace --shape=3,4,4 x.json",
                 "trace --op=broadcast x.json"
             })
     void rejectsBadArguments(String args) {
