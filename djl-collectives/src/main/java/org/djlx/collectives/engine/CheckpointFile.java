@@ -6,10 +6,7 @@ package org.djlx.collectives.engine;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import com.google.gson.Gson;
-import com.google.gson.JsonElement;
-import com.google.gson.JsonObject;
-import com.google.gson.JsonParser;
+import ai.djl.ndarray.types.Shape;
 import java.io.EOFException;
 import java.io.IOException;
 import java.nio.ByteBuffer;
@@ -20,13 +17,13 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
-import java.util.Arrays;
-import java.util.HashMap;
+import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.zip.CRC32C;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.safetensors.SafetensorsHeader;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
@@ -49,36 +46,12 @@ final class CheckpointFile implements AutoCloseable {
     /** How the name of a file ends that is not complete. It begins with a dot. */
     static final String TEMPORARY = ".incomplete";
 
-    private static final int MAX_HEADER = 100_000_000; // safetensors' own limit
     private static final String BEGINNING = "{\"__metadata__\":{\"crc32c\":\"";
     private static final String NO_CHECKSUM = "00000000";
-    private static final Map<ScalarType, String> TYPES =
-            Map.ofEntries(
-                    Map.entry(ScalarType.UINT8, "U8"),
-                    Map.entry(ScalarType.INT8, "I8"),
-                    Map.entry(ScalarType.INT16, "I16"),
-                    Map.entry(ScalarType.INT32, "I32"),
-                    Map.entry(ScalarType.INT64, "I64"),
-                    Map.entry(ScalarType.FLOAT16, "F16"),
-                    Map.entry(ScalarType.BFLOAT16, "BF16"),
-                    Map.entry(ScalarType.FLOAT32, "F32"),
-                    Map.entry(ScalarType.FLOAT64, "F64"),
-                    Map.entry(ScalarType.BOOL, "BOOL"));
-
-    /** Where an array is in the data, and what it is. */
-    record Entry(ScalarType type, List<Long> sizes, long begin, long end) {
-
-        @Override
-        public String toString() {
-            return type + " of shape " + sizes;
-        }
-    }
 
     private final Path path;
     private final FileChannel channel;
-    private final Map<String, String> metadata = new LinkedHashMap<>();
-    private final Map<String, Entry> entries = new LinkedHashMap<>();
-    private long data; // where it begins
+    private SafetensorsHeader header;
     private String checksum;
 
     private CheckpointFile(Path path) throws IOException {
@@ -86,11 +59,14 @@ final class CheckpointFile implements AutoCloseable {
         channel = FileChannel.open(path, StandardOpenOption.READ);
     }
 
-    /** Returns the entry that an array would have if it were alone. */
-    static Entry describe(NDArray array) {
+    /** Describes an array that is to be written. */
+    static TensorSpec describe(String name, NDArray array) throws IOException {
         TensorInfo info = Torch.info(array);
-        List<Long> sizes = Arrays.stream(info.sizes()).boxed().toList();
-        return new Entry(info.type(), sizes, 0, info.byteSize());
+        try {
+            return TensorSpec.of(name, info.type(), new Shape(info.sizes()));
+        } catch (IllegalArgumentException e) {
+            throw new IOException(e.getMessage(), e);
+        }
     }
 
     /**
@@ -114,7 +90,14 @@ final class CheckpointFile implements AutoCloseable {
     private static void writeAndForce(
             Path file, Map<String, String> metadata, Map<String, NDArray> arrays, NDManager manager)
             throws IOException {
-        String header = header(metadata, arrays);
+        Map<String, String> strings = new LinkedHashMap<>();
+        strings.put("crc32c", NO_CHECKSUM);
+        strings.putAll(metadata);
+        List<TensorSpec> tensors = new ArrayList<>();
+        for (Map.Entry<String, NDArray> named : arrays.entrySet()) {
+            tensors.add(describe(named.getKey(), named.getValue()));
+        }
+        ByteBuffer start = ByteBuffer.wrap(SafetensorsHeader.encode(tensors, strings));
         CRC32C crc = new CRC32C();
         try (FileChannel channel =
                 FileChannel.open(
@@ -122,7 +105,6 @@ final class CheckpointFile implements AutoCloseable {
                         StandardOpenOption.CREATE,
                         StandardOpenOption.TRUNCATE_EXISTING,
                         StandardOpenOption.WRITE)) {
-            ByteBuffer start = encode(header);
             crc.update(start.duplicate());
             writeFully(channel, start);
             for (NDArray array : arrays.values()) {
@@ -136,11 +118,9 @@ final class CheckpointFile implements AutoCloseable {
                             });
                 }
             }
-            channel.position(0);
+            channel.position(SafetensorsHeader.PREFIX + BEGINNING.length());
             String sum = String.format("%08x", crc.getValue());
-            writeFully(
-                    channel,
-                    encode(BEGINNING + sum + header.substring(BEGINNING.length() + sum.length())));
+            writeFully(channel, StandardCharsets.UTF_8.encode(sum));
             channel.force(true);
         }
     }
@@ -156,43 +136,6 @@ final class CheckpointFile implements AutoCloseable {
         try (FileChannel names = FileChannel.open(directory, StandardOpenOption.READ)) {
             names.force(true);
         }
-    }
-
-    private static String header(Map<String, String> metadata, Map<String, NDArray> arrays)
-            throws IOException {
-        Map<String, String> strings = new LinkedHashMap<>();
-        strings.put("crc32c", NO_CHECKSUM);
-        strings.putAll(metadata);
-        Map<String, Object> header = new LinkedHashMap<>();
-        header.put("__metadata__", strings);
-        long begin = 0;
-        for (Map.Entry<String, NDArray> named : arrays.entrySet()) {
-            Entry entry = describe(named.getValue());
-            String type = TYPES.get(entry.type);
-            if (type == null) {
-                throw new IOException(
-                        "safetensors has no name for " + entry + ", as '" + named.getKey() + "'");
-            }
-            long end = begin + entry.end;
-            Map<String, Object> tensor = new LinkedHashMap<>(); // One order in all JVMs.
-            tensor.put("dtype", type);
-            tensor.put("shape", entry.sizes);
-            tensor.put("data_offsets", List.of(begin, end));
-            header.put(named.getKey(), tensor);
-            begin = end;
-        }
-        String json = new Gson().toJson(header);
-        int length = json.getBytes(StandardCharsets.UTF_8).length;
-        return json + " ".repeat((8 - length % 8) % 8); // The data is aligned.
-    }
-
-    private static ByteBuffer encode(String header) {
-        byte[] json = header.getBytes(StandardCharsets.UTF_8);
-        return ByteBuffer.allocate(Long.BYTES + json.length)
-                .order(ByteOrder.LITTLE_ENDIAN)
-                .putLong(json.length)
-                .put(json)
-                .rewind();
     }
 
     /**
@@ -216,27 +159,29 @@ final class CheckpointFile implements AutoCloseable {
 
     private void check() throws IOException {
         long size = channel.size();
-        ByteBuffer length = ByteBuffer.allocate(Long.BYTES).order(ByteOrder.LITTLE_ENDIAN);
-        if (size < Long.BYTES) {
+        ByteBuffer length =
+                ByteBuffer.allocate(SafetensorsHeader.PREFIX).order(ByteOrder.LITTLE_ENDIAN);
+        if (size < length.capacity()) {
             throw foreign();
         }
         readFully(length, 0);
         long headerSize = length.getLong(0);
-        if (headerSize < BEGINNING.length() || headerSize > MAX_HEADER) {
+        if (headerSize < BEGINNING.length() || headerSize > SafetensorsHeader.MAX_BYTES) {
             throw foreign();
         }
-        data = Long.BYTES + headerSize;
+        long data = length.capacity() + headerSize;
         if (data > size) {
             throw damaged("has " + size + " bytes, and a header of " + headerSize);
         }
         ByteBuffer json = ByteBuffer.allocate((int) headerSize);
-        readFully(json, Long.BYTES);
-        String header = StandardCharsets.UTF_8.decode(json.duplicate()).toString();
+        readFully(json, length.capacity());
         int end = BEGINNING.length() + NO_CHECKSUM.length();
-        if (!header.startsWith(BEGINNING) || header.length() < end) {
+        String start =
+                new String(json.array(), 0, Math.min(end, json.limit()), StandardCharsets.UTF_8);
+        if (!start.startsWith(BEGINNING) || start.length() < end) {
             throw foreign();
         }
-        checksum = header.substring(BEGINNING.length(), end);
+        checksum = start.substring(BEGINNING.length());
         json.put(BEGINNING.length(), NO_CHECKSUM.getBytes(StandardCharsets.UTF_8));
         CRC32C crc = new CRC32C();
         crc.update(length);
@@ -251,7 +196,13 @@ final class CheckpointFile implements AutoCloseable {
         if (!found.equals(checksum)) {
             throw damaged("has the checksum " + found + ", and was written with " + checksum);
         }
-        parse(header);
+        json.put(BEGINNING.length(), checksum.getBytes(StandardCharsets.UTF_8));
+        try {
+            header = SafetensorsHeader.parse(json.array(), size - data);
+        } catch (IOException e) {
+            throw new IOException(
+                    path + " has a header that this program has not written: " + e.getMessage(), e);
+        }
     }
 
     private IOException foreign() {
@@ -263,33 +214,6 @@ final class CheckpointFile implements AutoCloseable {
                 String.format(
                         "%s is truncated or damaged: it %s; delete it to go on from the one before",
                         path, what));
-    }
-
-    /** Reads a header whose checksum is right. */
-    private void parse(String header) throws IOException {
-        Map<String, ScalarType> types = new HashMap<>();
-        TYPES.forEach((type, name) -> types.put(name, type));
-        try {
-            for (var member : JsonParser.parseString(header).getAsJsonObject().entrySet()) {
-                JsonObject value = member.getValue().getAsJsonObject();
-                if (member.getKey().equals("__metadata__")) {
-                    value.entrySet()
-                            .forEach(e -> metadata.put(e.getKey(), e.getValue().getAsString()));
-                    continue;
-                }
-                ScalarType type = types.get(value.get("dtype").getAsString());
-                List<Long> offsets = numbers(value, "data_offsets");
-                List<Long> sizes = numbers(value, "shape");
-                entries.put(
-                        member.getKey(), new Entry(type, sizes, offsets.get(0), offsets.get(1)));
-            }
-        } catch (RuntimeException e) { // Gson's, of JSON that is another
-            throw new IOException(path + " has a header that this program has not written", e);
-        }
-    }
-
-    private static List<Long> numbers(JsonObject object, String name) {
-        return object.getAsJsonArray(name).asList().stream().map(JsonElement::getAsLong).toList();
     }
 
     /** Fills a buffer from a position on. It is then to be read. */
@@ -310,16 +234,17 @@ final class CheckpointFile implements AutoCloseable {
     }
 
     Map<String, String> metadata() {
-        return metadata;
+        return header.metadata();
     }
 
-    Map<String, Entry> entries() {
-        return entries;
+    /** Returns what arrays there are, in the order in which they were written. */
+    Map<String, SafetensorsHeader.Stored> tensors() {
+        return header.stored();
     }
 
     /** Fills an array of the same type and shape. */
     void read(String name, NDArray array) throws IOException {
-        long[] position = {data + entries.get(name).begin};
+        long[] position = {tensors().get(name).offset()};
         try (NDManager temporary = array.getManager().newSubManager(array.getDevice())) {
             ArrayBytes.write(
                     temporary,

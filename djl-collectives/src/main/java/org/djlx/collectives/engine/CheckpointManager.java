@@ -6,7 +6,6 @@ package org.djlx.collectives.engine;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import ai.djl.training.Trainer;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import com.google.gson.Gson;
@@ -26,6 +25,7 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -313,15 +313,15 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                             path, metadata.get("optimizer"), optimizer));
         }
         Map<String, String> saved = new LinkedHashMap<>();
-        file.entries()
+        file.tensors()
                 .forEach(
-                        (name, entry) -> {
+                        (name, stored) -> {
                             if (name.startsWith(MODEL)) {
-                                saved.put(name.substring(MODEL.length()), entry.toString());
+                                saved.put(name.substring(MODEL.length()), text(stored.spec()));
                             }
                         });
         for (Replica.Own own : trainer.replicas().get(0).parameters()) {
-            String expected = CheckpointFile.describe(own.array()).toString();
+            String expected = text(CheckpointFile.describe(own.name(), own.array()));
             String found = saved.remove(own.name());
             if (!expected.equals(found)) {
                 throw new IOException(
@@ -335,12 +335,16 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             throw new IOException(
                     path + " does not fit the model, which has no parameters " + saved.keySet());
         }
-        for (String name : file.entries().keySet()) {
+        for (String name : file.tensors().keySet()) {
             if (name.startsWith(OPTIMIZER) && !state.hasSlot(slot(name))) {
                 throw new IOException(
                         path + " has '" + name + "', which " + optimizer + " does not keep");
             }
         }
+    }
+
+    private static String text(TensorSpec spec) {
+        return spec.dtype() + " of shape " + spec.shape();
     }
 
     /** Returns which of an optimizer's kinds of arrays one is of. */
@@ -366,12 +370,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             for (Replica.Own own : replica.parameters()) {
                 file.read(MODEL + own.name(), own.array());
                 Map<String, NDArray> arrays = new HashMap<>();
-                for (Map.Entry<String, CheckpointFile.Entry> entry : file.entries().entrySet()) {
-                    String name = entry.getKey();
+                for (String name : file.tensors().keySet()) {
                     if (name.startsWith(OPTIMIZER)
                             && name.equals(OPTIMIZER + slot(name) + "." + own.name())) {
-                        NDArray array = read(file, name, entry.getValue(), replica.manager());
-                        arrays.put(slot(name), array);
+                        arrays.put(slot(name), read(file, name, replica.manager()));
                     }
                 }
                 state.set(own.id(), replica.device(), counts.get(own.name()), arrays);
@@ -380,11 +382,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         state.setUpdates(Integer.parseInt(file.metadata().get("updates")));
     }
 
-    private static NDArray read(
-            CheckpointFile file, String name, CheckpointFile.Entry entry, NDManager manager)
+    private static NDArray read(CheckpointFile file, String name, NDManager manager)
             throws IOException {
-        Shape shape = new Shape(entry.sizes());
-        NDArray array = Torch.empty(manager, shape, entry.type());
+        TensorSpec spec = file.tensors().get(name).spec();
+        NDArray array = Torch.empty(manager, spec.shape(), spec.type());
         file.read(name, array);
         array.detach(); // The optimizer's own belong to nobody either.
         return array;

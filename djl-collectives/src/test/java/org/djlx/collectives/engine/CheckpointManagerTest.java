@@ -340,7 +340,7 @@ class CheckpointManagerTest {
                         new SequentialBlock[] {larger(), larger()},
                         (group, trainer) -> manager(0).restore(trainer))) {
             assertTrue(message.contains("does not fit the model"), message);
-            assertTrue(message.contains("[9, 6]") && message.contains("[8, 6]"), message);
+            assertTrue(message.contains("(9, 6)") && message.contains("(8, 6)"), message);
         }
     }
 

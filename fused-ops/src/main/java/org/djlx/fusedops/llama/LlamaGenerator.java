@@ -30,7 +30,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankPool;
 import org.djlx.collectives.RankWorker;
-import org.djlx.fusedops.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.Safetensors;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

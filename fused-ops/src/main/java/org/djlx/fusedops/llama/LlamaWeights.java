@@ -16,8 +16,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.function.LongConsumer;
-import org.djlx.fusedops.safetensors.Safetensors;
-import org.djlx.fusedops.safetensors.TensorSpec;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 

@@ -16,8 +16,8 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
-import org.djlx.fusedops.safetensors.SafetensorsWriter;
-import org.djlx.fusedops.safetensors.TensorSpec;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.ScalarType;
 
 /** Writes directories of small random Llamas in Hugging Face's layout. */

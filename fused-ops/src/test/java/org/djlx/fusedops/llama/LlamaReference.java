@@ -11,8 +11,8 @@ import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
-import org.djlx.fusedops.safetensors.Safetensors;
-import org.djlx.fusedops.safetensors.TensorSpec;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 

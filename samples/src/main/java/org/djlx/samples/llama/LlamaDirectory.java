@@ -17,9 +17,9 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
 import java.util.function.Function;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llama.LlamaConfig;
-import org.djlx.fusedops.safetensors.SafetensorsWriter;
-import org.djlx.fusedops.safetensors.TensorSpec;
 
 /** Writes a model directory of a Llama in Hugging Face's layout. */
 final class LlamaDirectory {

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.fusedops.safetensors;
+package org.djlx.collectives.safetensors;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -184,7 +184,7 @@ public final class Safetensors implements AutoCloseable {
         try {
             SafetensorsHeader header = readHeader(file);
             metadata.putAll(header.metadata());
-            return header.tensors();
+            return header.stored();
         } catch (IOException e) {
             throw new IOException(
                     "cannot read the safetensors file " + path + ": " + e.getMessage(), e);

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.fusedops.safetensors;
+package org.djlx.collectives.safetensors;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -22,6 +22,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
 import java.util.function.Function;
 import java.util.stream.IntStream;
@@ -472,6 +473,8 @@ class SafetensorsTest {
         SafetensorsWriter.writeModel(folder, model(), 1 << 20, this::values);
         try (Safetensors tensors = Safetensors.open(folder)) {
             Function<TensorSpec, NDArray> values = this::values;
+            var stored = new SafetensorsHeader.Stored(model().get(0), 0);
+            var header = new SafetensorsHeader(Map.of("w", stored), Map.of());
             NullArguments nulls =
                     new NullArguments()
                             .sample(Safetensors.class, () -> tensors)
@@ -482,6 +485,10 @@ class SafetensorsTest {
                             .sample("tensors", this::model)
                             .sample("values", () -> values)
                             .sample(Shape.class, () -> new Shape(1))
+                            .sample(SafetensorsHeader.Stored.class, () -> stored)
+                            .sample(SafetensorsHeader.class, () -> header)
+                            .sample("stored", () -> header.stored())
+                            .sample("metadata", () -> header.metadata())
                             .sample(Object.class, Object::new);
             assertEquals("", String.join("\n", nulls.check(Safetensors.class)));
             assertTrue(nulls.calls() > 10, "" + nulls.calls());

@@ -2,12 +2,17 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.fusedops.safetensors;
+package org.djlx.collectives.safetensors;
 
 import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
 import com.google.gson.stream.JsonReader;
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -23,19 +28,20 @@ import java.util.Map;
  * the rest        the tensors, at their offsets from here
  * </pre>
  *
- * @param tensors the tensors by name, in the order of the file's data
- * @param metadata what else the file says, which nothing here needs
+ * @param stored the tensors by name, in the order of the file's data
+ * @param metadata what else the file says
  */
-record SafetensorsHeader(Map<String, Stored> tensors, Map<String, String> metadata) {
+public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> metadata) {
 
     static final String METADATA = "__metadata__";
 
-    /** Bytes before the header. */
-    static final int PREFIX = 8;
+    /** How many bytes are before the JSON. */
+    public static final int PREFIX = 8;
 
-    /** As many as the format's own library takes. */
-    static final int MAX_BYTES = 100_000_000;
+    /** How many bytes of JSON there may be; as many as the format's own library takes. */
+    public static final int MAX_BYTES = 100_000_000;
 
+    private static final Gson GSON = new Gson();
     private static final int MAX_DIMENSIONS = 64; // of libtorch's arrays
 
     /**
@@ -44,19 +50,84 @@ record SafetensorsHeader(Map<String, Stored> tensors, Map<String, String> metada
      * @param spec what it is
      * @param offset where its first byte is in the file
      */
-    record Stored(TensorSpec spec, long offset) {}
+    public record Stored(TensorSpec spec, long offset) {
+
+        /**
+         * Checks what is given.
+         *
+         * @param spec what it is
+         * @param offset where its first byte is in the file
+         * @throws IllegalArgumentException if the description is null
+         */
+        public Stored {
+            if (spec == null) {
+                throw new IllegalArgumentException("the description of a stored tensor is null");
+            }
+        }
+    }
 
     /** A tensor as the header has it, not checked. */
     private record Entry(TensorSpec spec, long begin, long end) {}
 
     /**
+     * Checks what is given.
+     *
+     * @param stored the tensors by name, in the order of the file's data
+     * @param metadata what else the file says
+     * @throws IllegalArgumentException if something is null
+     */
+    public SafetensorsHeader {
+        if (stored == null || metadata == null) {
+            throw new IllegalArgumentException("the tensors of a header or its metadata are null");
+        }
+    }
+
+    /**
+     * Returns what a file begins with: the header and its size. The data follows at a multiple of 8
+     * bytes.
+     *
+     * @param tensors what follows, one tensor behind the other; names differ
+     * @param metadata texts by name, which come first
+     * @return the bytes up to the data
+     * @throws IllegalArgumentException if something is null, or the size of a tensor is not known
+     */
+    public static byte[] encode(List<TensorSpec> tensors, Map<String, String> metadata) {
+        if (tensors == null || metadata == null) {
+            throw new IllegalArgumentException("the tensors of a header or its metadata are null");
+        }
+        Map<String, Object> header = new LinkedHashMap<>();
+        header.put(METADATA, metadata);
+        long position = 0;
+        for (TensorSpec spec : tensors) {
+            long end = Math.addExact(position, spec.byteSize());
+            Map<String, Object> tensor = new LinkedHashMap<>(); // One order in all JVMs.
+            tensor.put("dtype", spec.dtype());
+            tensor.put("shape", spec.shape().getShape());
+            tensor.put("data_offsets", new long[] {position, end});
+            header.put(spec.name(), tensor);
+            position = end;
+        }
+        byte[] json = GSON.toJson(header).getBytes(StandardCharsets.UTF_8);
+        int length = (json.length + 7) / 8 * 8;
+        byte[] bytes = new byte[PREFIX + length];
+        Arrays.fill(bytes, (byte) ' ');
+        ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN).putLong(length).put(json);
+        return bytes;
+    }
+
+    /**
      * Parses and checks a header.
      *
-     * @param json the header
+     * @param json the header, without its size
      * @param dataBytes how many bytes follow it
+     * @return the header
      * @throws IOException what is wrong, without the name of the file
+     * @throws IllegalArgumentException if the header is null
      */
-    static SafetensorsHeader parse(byte[] json, long dataBytes) throws IOException {
+    public static SafetensorsHeader parse(byte[] json, long dataBytes) throws IOException {
+        if (json == null) {
+            throw new IllegalArgumentException("the header is null");
+        }
         List<Entry> entries = new ArrayList<>();
         Map<String, String> metadata = new LinkedHashMap<>();
         StrictJson.read(

@@ -2,28 +2,25 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.fusedops.safetensors;
+package org.djlx.collectives.safetensors;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
-import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.ByteBuffer;
-import java.nio.ByteOrder;
 import java.nio.channels.FileChannel;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.function.Function;
 import org.djlx.nativeops.NativeMemory;
@@ -65,7 +62,8 @@ public final class SafetensorsWriter {
         requireDifferent(tensors);
         List<TensorSpec> ordered = new ArrayList<>(tensors);
         ordered.sort((a, b) -> Integer.compare(b.type().itemSize(), a.type().itemSize()));
-        byte[] header = header(ordered);
+        // Hugging Face's loaders ask for the format.
+        byte[] header = SafetensorsHeader.encode(ordered, Map.of("format", "pt"));
         Path temporary = file.resolveSibling(file.getFileName() + ".tmp");
         try {
             try (FileChannel channel =
@@ -74,13 +72,7 @@ public final class SafetensorsWriter {
                             StandardOpenOption.CREATE,
                             StandardOpenOption.TRUNCATE_EXISTING,
                             StandardOpenOption.WRITE)) {
-                ByteBuffer start =
-                        ByteBuffer.allocate(SafetensorsHeader.PREFIX + header.length)
-                                .order(ByteOrder.LITTLE_ENDIAN)
-                                .putLong(header.length)
-                                .put(header)
-                                .flip();
-                writeAll(channel, start);
+                writeAll(channel, ByteBuffer.wrap(header));
                 for (TensorSpec spec : ordered) {
                     try (NDArray array = values.apply(spec)) {
                         write(channel, spec, array);
@@ -157,33 +149,6 @@ public final class SafetensorsWriter {
                 throw new IllegalArgumentException(spec.name() + " is there twice");
             }
         }
-    }
-
-    private static byte[] header(List<TensorSpec> tensors) {
-        JsonObject json = new JsonObject();
-        JsonObject metadata = new JsonObject();
-        metadata.addProperty("format", "pt"); // Hugging Face's loaders ask for it.
-        json.add(SafetensorsHeader.METADATA, metadata);
-        long position = 0;
-        for (TensorSpec spec : tensors) {
-            JsonArray shape = new JsonArray();
-            for (long size : spec.shape().getShape()) {
-                shape.add(size);
-            }
-            JsonArray offsets = new JsonArray();
-            offsets.add(position);
-            position = Math.addExact(position, spec.byteSize());
-            offsets.add(position);
-            JsonObject tensor = new JsonObject();
-            tensor.addProperty("dtype", spec.dtype());
-            tensor.add("shape", shape);
-            tensor.add("data_offsets", offsets);
-            json.add(spec.name(), tensor);
-        }
-        byte[] text = GSON.toJson(json).getBytes(StandardCharsets.UTF_8);
-        byte[] padded = Arrays.copyOf(text, (text.length + 7) / 8 * 8); // the data's alignment
-        Arrays.fill(padded, text.length, padded.length, (byte) ' ');
-        return padded;
     }
 
     private static void write(FileChannel channel, TensorSpec spec, NDArray array)
