@@ -82,7 +82,7 @@ class LlamaGeneratorTest {
         return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
     }
 
-    private static void assertIdle(TextGenerator generator) {
+    static void assertIdle(TextGenerator generator) {
         GeneratorStatistics statistics = generator.statistics();
         // A generation has ended for its caller before its part of the cache is free.
         for (int i = 0; i < 1000 && statistics.running() > 0; i++) {

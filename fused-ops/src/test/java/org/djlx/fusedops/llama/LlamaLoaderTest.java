@@ -200,6 +200,7 @@ class LlamaLoaderTest {
             held.countDown();
             String lines = output.getData().getAsString();
             assertEquals(1, lines.lines().count(), lines);
+            LlamaGeneratorTest.assertIdle(generator);
             assertEquals(1, generator.statistics().cancelled());
         }
     }
