@@ -13,14 +13,14 @@ import org.djlx.nativeops.GpuTopology;
  * Options of the {@code cuda_p2p} backend. All but the devices must be the same on all ranks.
  *
  * <p>What this backend does not leave to NCCL are all-reduces up to {@link #oneShotBytes(int)} or
- * {@link #twoShotBytes()}, which run on the stream of the group as NCCL's operations do, and
- * operators on P2P buffers ({@link ProcessGroup#execute}), which run on the caller's current
- * stream. A call returns when its work is enqueued: hosts do not wait for each other, unless one is
- * hundreds of calls ahead; except that a call of an operator waits until the operations before are
- * enqueued, and NCCL waits for other ranks before the first of a kind is. It is the GPUs that wait,
- * in kernels that give up at the operation's timeout, or when the group breaks or is destroyed.
- * Operations of a group run in the order of the calls, also on different streams and whether NCCL
- * runs them or not; on batches, see {@link NcclBatch}.
+ * {@link #twoShotBytes(int, boolean)}, which run on the stream of the group as NCCL's operations
+ * do, and operators on P2P buffers ({@link ProcessGroup#execute}), which run on the caller's
+ * current stream. A call returns when its work is enqueued: hosts do not wait for each other,
+ * unless one is hundreds of calls ahead; except that a call of an operator waits until the
+ * operations before are enqueued, and NCCL waits for other ranks before the first of a kind is. It
+ * is the GPUs that wait, in kernels that give up at the operation's timeout, or when the group
+ * breaks or is destroyed. Operations of a group run in the order of the calls, also on different
+ * streams and whether NCCL runs them or not; on batches, see {@link NcclBatch}.
  *
  * <p><b>Which GPUs.</b> If the GPUs of every two ranks can access each other's memory, all this is
  * done between them. GPUs that form a hybrid cube mesh, as in a DGX-1, are asked for that only
@@ -67,13 +67,21 @@ public final class CudaP2pOptions extends BackendOptions {
     // Two ranks send no more by one-shot than by anything else. More do: so much, to all together.
     private static final long ONE_SHOT_BYTES = 64 << 20;
     private static final long ONE_SHOT_BYTES_TO_ALL = 768 << 10;
+
+    // On 2 and 4 H200s two-shot is ahead of NCCL up to 64 MiB. On 8 it takes 0.95 of NCCL's time at
+    // 16 MiB and 1.17 at 64; between the two, where nothing was measured, both would be alike at 20
+    // to 22 MiB. Of 5 to 7 ranks nothing was measured either: they are taken for 8.
+    private static final long TWO_SHOT_BYTES = 64 << 20;
+    private static final long TWO_SHOT_BYTES_OF_MANY = 16 << 20;
+    private static final int MANY = 5; // ranks
+    private static final String USUAL = "what suits the ranks";
     private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
 
     private final long bufferSize;
     private final long heapSize;
     private final NcclOptions ncclOptions;
     private final Long oneShotBytes; // null if it depends on the number of ranks
-    private final long twoShotBytes;
+    private final Long twoShotBytes; // likewise
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
 
@@ -133,10 +141,15 @@ public final class CudaP2pOptions extends BackendOptions {
     /**
      * Returns up to which size an all-reduce is two-shot.
      *
+     * @param worldSize the number of ranks, at least 1
+     * @param recorded whether it is recorded into a graph, which cannot hold what NCCL runs
      * @return the size in bytes
      */
-    public long twoShotBytes() {
-        return twoShotBytes;
+    public long twoShotBytes(int worldSize, boolean recorded) {
+        if (twoShotBytes != null) {
+            return twoShotBytes;
+        }
+        return worldSize < MANY || recorded ? TWO_SHOT_BYTES : TWO_SHOT_BYTES_OF_MANY;
     }
 
     /**
@@ -152,12 +165,12 @@ public final class CudaP2pOptions extends BackendOptions {
     @Override
     public String toString() {
         return String.format(
-                "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %d, topology"
+                "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %s, topology"
                         + " %s%s%s",
                 bufferSize,
                 heapSize,
-                oneShotBytes == null ? "what suits the ranks" : oneShotBytes,
-                twoShotBytes,
+                oneShotBytes == null ? USUAL : oneShotBytes,
+                twoShotBytes == null ? USUAL : twoShotBytes,
                 topology == null ? "from NVML" : topology,
                 sharedGpus ? ", shared GPUs" : "",
                 ncclOptions.isVerify() ? ", verified" : "");
@@ -189,7 +202,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private NcclOptions ncclOptions = NcclOptions.builder().build();
         private Duration timeout; // null: that of NCCL's options
         private Long oneShotBytes;
-        private long twoShotBytes = 64 << 20;
+        private Long twoShotBytes;
         private GpuTopology.Kind topology;
         private boolean sharedGpus;
 
@@ -262,7 +275,8 @@ public final class CudaP2pOptions extends BackendOptions {
         /**
          * Sets up to which size an all-reduce is two-shot, if it is too large for one-shot.
          *
-         * @param bytes the size in bytes; 64 MiB unless set
+         * @param bytes the size in bytes; unless set, 64 MiB for up to four ranks and in graphs,
+         *     otherwise 16 MiB
          * @return this builder
          */
         public Builder optTwoShotBytes(long bytes) {

@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.function.BiConsumer;
+import java.util.function.BooleanSupplier;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
@@ -262,16 +263,30 @@ final class P2p {
     }
 
     private Algorithm algorithm(long byteSize) {
-        switch (region.links().kind()) {
+        return algorithm(
+                options,
+                region.links(),
+                byteSize,
+                () -> device.within(() -> currentStreams.get().isCapturing()));
+    }
+
+    /** How a sum of so many bytes is done, if there is a kernel for it; null for NCCL. */
+    static Algorithm algorithm(
+            CudaP2pOptions options, P2pLinks links, long byteSize, BooleanSupplier recorded) {
+        int ranks = links.ranks();
+        boolean oneShot = byteSize <= options.oneShotBytes(ranks);
+        switch (links.kind()) {
             case FULLY_CONNECTED_NVLINK:
-                if (byteSize <= options.oneShotBytes(context.worldSize())) {
+                if (oneShot) {
                     return Algorithm.ONE_SHOT;
                 }
-                return byteSize <= options.twoShotBytes() ? Algorithm.TWO_SHOT : null;
+                boolean twoShot =
+                        byteSize <= options.twoShotBytes(ranks, false)
+                                || byteSize <= options.twoShotBytes(ranks, true)
+                                        && recorded.getAsBoolean();
+                return twoShot ? Algorithm.TWO_SHOT : null;
             case HYBRID_CUBE_MESH:
-                return byteSize <= options.oneShotBytes(context.worldSize())
-                        ? Algorithm.MESH
-                        : null;
+                return oneShot ? Algorithm.MESH : null;
             default:
                 return null;
         }

@@ -71,10 +71,9 @@ final class RegionLayout {
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
         long oneShotBytes = options.oneShotBytes(worldSize);
         // Two-shot needs room for a part and for the sum of one.
+        long twoShotBytes = options.twoShotBytes(worldSize, false);
         long partBytes =
-                options.twoShotBytes() > oneShotBytes
-                        ? align((options.twoShotBytes() + worldSize - 1) / worldSize)
-                        : 0;
+                twoShotBytes > oneShotBytes ? align((twoShotBytes + worldSize - 1) / worldSize) : 0;
         long wanted = Math.max(oneShotBytes, 2 * partBytes);
         int others = Math.max(1, worldSize - 1);
         slot = align(Math.min(wanted, Math.min(MAX_SLOT, MAX_HALF / others)));

@@ -81,7 +81,7 @@ class CudaP2pAgainstNcclTest {
                     groups,
                     group -> {
                         ProcessGroup reference = references.get(group.rank());
-                        long sameBits = Math.max(oneShotBytes, p2p.twoShotBytes());
+                        long sameBits = Math.max(oneShotBytes, p2p.twoShotBytes(worldSize, false));
                         compare(group, reference, sameBits, OPERATIONS);
                         String dump = group.flightRecorder().dump().toJson();
                         assertTrue(dump.contains("one_shot"), dump);

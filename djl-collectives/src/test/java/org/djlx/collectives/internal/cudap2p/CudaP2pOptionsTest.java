@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -19,6 +20,8 @@ import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.nativeops.GpuTopology;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 class CudaP2pOptionsTest {
 
@@ -111,5 +114,33 @@ class CudaP2pOptionsTest {
         assertEquals((768 << 10) / 7, options.oneShotBytes(8));
         P2pLinks four = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, 4);
         assertEquals(48 << 20, new RegionLayout(options, four).half(Algorithm.TWO_SHOT));
+        P2pLinks eight = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, 8);
+        assertEquals(7 * 4 << 20, new RegionLayout(options, eight).half(Algorithm.TWO_SHOT));
+    }
+
+    /** Up to a limit of ours or the user's; what is recorded, up to the largest of ours. */
+    @ParameterizedTest
+    @CsvSource({
+        "2, 67108864, ONE_SHOT",
+        "2, 67108865, ",
+        "3, 393217, TWO_SHOT",
+        "4, 67108864, TWO_SHOT",
+        "4, 67108865, ",
+        "5, 16777217, ",
+        "8, 112347, ONE_SHOT",
+        "8, 112348, TWO_SHOT",
+        "8, 16777216, TWO_SHOT",
+        "8, 16777217, "
+    })
+    void howManyRanksThereAreDecides(int ranks, long byteSize, Algorithm algorithm) {
+        P2pLinks links = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, ranks);
+        CudaP2pOptions usual = CudaP2pOptions.builder().build();
+        assertEquals(algorithm, P2p.algorithm(usual, links, byteSize, () -> false));
+        boolean holds = algorithm != null || byteSize <= 64 << 20;
+        assertEquals(holds, P2p.algorithm(usual, links, byteSize, () -> true) != null);
+        CudaP2pOptions set =
+                CudaP2pOptions.builder().optOneShotBytes(0).optTwoShotBytes(byteSize).build();
+        assertEquals(Algorithm.TWO_SHOT, P2p.algorithm(set, links, byteSize, () -> false));
+        assertNull(P2p.algorithm(set, links, byteSize + 1, () -> true));
     }
 }
