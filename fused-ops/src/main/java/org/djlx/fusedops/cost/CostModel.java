@@ -148,16 +148,11 @@ public final class CostModel {
         requireNotNull("an operator", work);
         requireNotNull("a path", path);
         Machine.Host host = machine.host();
-        int peers = work.ranks() - 1;
-        double further = Math.max(peers - 1, 0) * host.peer();
         return switch (path) {
             case ONE_LAUNCH ->
                     new Prediction(
                             path, new OneLaunch(machine, work).fastest().micros(), host.launch());
-            case SCHEDULED -> {
-                double matmuls = Math.max(peers - 1, 0) * host.matmul();
-                yield new Prediction(path, scheduled(work), host.scheduled() + further + matmuls);
-            }
+            case SCHEDULED -> new Prediction(path, scheduled(work), host.scheduled(work.ranks()));
             case WHOLE -> new Prediction(path, matmul(work) + exchange(work), host.whole());
             case PLAIN -> new Prediction(path, matmul(work) + collective(work), host.plain());
         };
@@ -165,7 +160,8 @@ public final class CostModel {
 
     private double scheduled(Workload work) {
         Machine.Copies copies = machine.copies();
-        double part = matmul(work, work.rows());
+        double cut = 1 + copies.cut() * (work.ranks() - 1);
+        double part = cut * matmul(work, work.rows());
         double copy = copies.micros(1, work.partBytes());
         double computed = part;
         double sent = 0;

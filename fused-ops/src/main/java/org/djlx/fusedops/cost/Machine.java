@@ -36,21 +36,24 @@ public record Machine(
 
     private static final double H200_MEGAHERTZ = 1980;
 
+    /** How many ranks are measured at most, which is how many GPUs a host has. */
+    private static final int MEASURED = 8;
+
     /** NVIDIA H200s, all linked by NVSwitch without multicast, up to 8 in a host. */
     public static final Machine H200 =
             new Machine(
                     "h200",
                     132,
-                    new Library(2.37, 687, 3710),
-                    new Launch(10.9, List.of(0.778, 0.44, 0.27), 2.89, 32.5, 342),
-                    new Copies(9.62, 389, 16.5, 3880),
-                    new Exchange(2.85, 327),
+                    new Library(2.65, 688, 3730),
+                    new Launch(13.4, List.of(0.765, 0.425, 0.258), 3.51, 32.4, 342, 219),
+                    new Copies(9.62, 389, 15.7, 0.0153, 3890),
+                    new Exchange(3.19, 306),
                     new Nccl(
-                            List.of(18.2, 25.3, 49.7),
-                            List.of(215.0, 307.0, 346.0),
-                            List.of(6.32, 7.46),
-                            List.of(85.2, 112.0)),
-                    new Host(23.9, 39.5, 39.0, 59.7, 5.2, 3.8));
+                            List.of(18.2, 25.3, 23.7),
+                            List.of(215.0, 307.0, 331.0),
+                            List.of(6.32, 7.46, 10.8),
+                            List.of(85.2, 112.0, 172.0)),
+                    new Host(27.4, 42.5, 43.5, List.of(58.1, 104.0, 289.0)));
 
     /**
      * Matmuls of a library.
@@ -82,10 +85,24 @@ public record Machine(
      *     OneLaunch#TILE_COLUMNS}
      * @param exchange what a tile takes more where it is sent to another rank or added to others'
      * @param blockRate how fast a block pushes
-     * @param linkRate how fast all blocks together do
+     * @param linkRate how fast all blocks together do with nothing beside them, on 8 GPUs
+     * @param crowdedRate how fast 8 or 16 of them do on 8 GPUs while the others multiply; on 2 and
+     *     4, where 8 of them were not held back, the links are the limit
      */
     public record Launch(
-            double start, List<Double> steps, double exchange, double blockRate, double linkRate) {}
+            double start,
+            List<Double> steps,
+            double exchange,
+            double blockRate,
+            double linkRate,
+            double crowdedRate) {
+
+        /** How fast so many blocks push to all other ranks, beside tiles. */
+        double pushRate(int pushers, int ranks) {
+            double most = at(List.of(linkRate, linkRate, crowdedRate), ranks);
+            return Math.min(pushers * blockRate, most);
+        }
+    }
 
     /**
      * Copies by copy engines, a rank's one after the other.
@@ -93,9 +110,11 @@ public record Machine(
      * @param start what each takes besides
      * @param rate how fast they are
      * @param schedule what a schedule takes besides, from events and waits for signals
+     * @param cut how much longer its matmuls take for each further rank, as a part of one matmul:
+     *     their tiles fill the multiprocessors less well, and copies run beside them
      * @param reduction how fast memory is read and written where parts are summed
      */
-    public record Copies(double start, double rate, double schedule, double reduction) {
+    public record Copies(double start, double rate, double schedule, double cut, double reduction) {
 
         double micros(long copies, long byteSize) {
             return copies * (start + byteSize / rate / 1e3);
@@ -111,13 +130,13 @@ public record Machine(
     public record Exchange(double start, double rate) {}
 
     /**
-     * NCCL's all-gather and reduce-scatter: a start that grows with the ranks, and bytes into each
-     * GPU at a rate. Few bytes go by another protocol, which was measured of up to 4 ranks only.
+     * NCCL's all-gather and reduce-scatter: a start, and bytes into each GPU at a rate. Few bytes
+     * go by another protocol. Beyond 8 ranks the start is taken to grow as it does from 2 to 8.
      *
      * @param starts of 2, 4 and 8 ranks
      * @param rates of 2, 4 and 8 ranks
-     * @param fewStarts of 2 and 4 ranks, for few bytes
-     * @param fewRates of 2 and 4 ranks, for few bytes
+     * @param fewStarts of 2, 4 and 8 ranks, for few bytes
+     * @param fewRates of 2, 4 and 8 ranks, for few bytes
      */
     public record Nccl(
             List<Double> starts,
@@ -125,32 +144,18 @@ public record Machine(
             List<Double> fewStarts,
             List<Double> fewRates) {
 
-        /** How many ranks are measured at most, which is how many GPUs a host has. */
-        static final int MEASURED = 8;
-
-        /** Between what is measured, along the logarithm of the ranks; the start beyond, too. */
-        private static double at(List<Double> values, double power) {
-            int below = (int) Math.min(Math.max(power - 1, 0), values.size() - 2);
-            double part = Math.max(power - 1, 0) - below;
-            return values.get(below) + part * (values.get(below + 1) - values.get(below));
-        }
-
-        private static double power(int ranks) {
-            return StrictMath.log(ranks) / StrictMath.log(2);
-        }
-
         /** What takes the bytes into each GPU, at a rate that may be a network's. */
         double micros(int ranks, long bytes, double rate) {
-            double micros = at(starts, power(ranks)) + bytes / rate / 1e3;
-            if (ranks > 1 << fewStarts.size()) {
-                return micros;
+            double micros = at(starts, ranks) + bytes / rate / 1e3;
+            if (ranks > MEASURED) {
+                double doubled = (starts.get(starts.size() - 1) - starts.get(0)) / 2;
+                return micros + doubled * (doublings(ranks) - doublings(MEASURED));
             }
-            double fewRate = at(fewRates, power(ranks));
-            return Math.min(micros, at(fewStarts, power(ranks)) + bytes / fewRate / 1e3);
+            return Math.min(micros, at(fewStarts, ranks) + bytes / at(fewRates, ranks) / 1e3);
         }
 
         double rate(int ranks) {
-            return at(rates, power(Math.min(ranks, MEASURED)));
+            return at(rates, ranks);
         }
     }
 
@@ -160,17 +165,27 @@ public record Machine(
      * @param launch an operator of one launch, whatever the ranks
      * @param plain a collective of NCCL and a matmul, whatever the ranks
      * @param whole an exchange and a matmul, whatever the ranks
-     * @param scheduled a schedule of 2 ranks
-     * @param peer what each further rank adds to a schedule: a copy, a signal and a wait
-     * @param matmul what each further matmul adds
+     * @param scheduled a schedule of 2, 4 and 8 ranks, with copies, signals, waits and a matmul for
+     *     each: what one call in four exceeds, as the GPU waits for the slowest rank
      */
-    public record Host(
-            double launch,
-            double plain,
-            double whole,
-            double scheduled,
-            double peer,
-            double matmul) {}
+    public record Host(double launch, double plain, double whole, List<Double> scheduled) {
+
+        /** A schedule of so many ranks, at most as many as were measured. */
+        double scheduled(int ranks) {
+            return at(scheduled, ranks);
+        }
+    }
+
+    /** Of 2, 4 and 8 ranks; in between along the logarithm of the ranks, beyond as of 8. */
+    private static double at(List<Double> values, int ranks) {
+        double place = Math.max(doublings(Math.min(ranks, MEASURED)) - 1, 0);
+        int below = (int) Math.min(place, values.size() - 2);
+        return values.get(below) + (place - below) * (values.get(below + 1) - values.get(below));
+    }
+
+    private static double doublings(int ranks) {
+        return StrictMath.log(ranks) / StrictMath.log(2);
+    }
 
     /**
      * Returns how many GPUs of this kind a host has at most.
@@ -178,7 +193,7 @@ public record Machine(
      * @return 8, which is what was measured
      */
     public int hostRanks() {
-        return Nccl.MEASURED;
+        return MEASURED;
     }
 
     /**
@@ -203,7 +218,13 @@ public record Machine(
                 name,
                 count,
                 new Library(library.start, flops, library.memoryRate),
-                new Launch(launch.start, steps, launch.exchange, launch.blockRate, launch.linkRate),
+                new Launch(
+                        launch.start,
+                        steps,
+                        launch.exchange,
+                        launch.blockRate,
+                        launch.linkRate,
+                        launch.crowdedRate),
                 copies,
                 exchange,
                 nccl,

@@ -137,7 +137,7 @@ public final class OneLaunch {
 
     private double gather(int tile, int pushers) {
         Machine.Launch launch = machine.launch();
-        double rate = Math.min(pushers * launch.blockRate(), launch.linkRate());
+        double rate = launch.pushRate(pushers, work.ranks());
         return launch.start() + waves(tile, tileMicros(tile), pushers, work.bytesIn() / rate / 1e3);
     }
 

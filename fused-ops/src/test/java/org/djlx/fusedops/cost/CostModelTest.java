@@ -108,14 +108,14 @@ class CostModelTest {
         }
         Map<String, Double> bounds =
                 Map.of(
-                        "one_launch", 0.35,
-                        "scheduled", 0.13,
-                        "whole", 0.30,
+                        "one_launch", 0.25,
+                        "scheduled", 0.11,
+                        "whole", 0.52,
                         "plain", 0.56,
                         "collective", 0.64,
-                        "matmul", 0.49,
-                        "tiny", 0.28,
-                        "host", 0.89);
+                        "matmul", 0.47,
+                        "tiny", 0.43,
+                        "host", 0.91);
         assertEquals(bounds.keySet(), errors.keySet());
         errors.forEach(
                 (kind, all) ->
@@ -149,16 +149,18 @@ class CostModelTest {
      * Chooses for each operator among the paths that were measured of it.
      *
      * @param rows what was measured
+     * @param recorded whether replays are compared, or calls
      * @param run what tells apart the runs whose rows can be compared
      * @param time what is compared; of a path's rows the least
      */
     private static List<Chosen> choices(
             List<Measurement> rows,
+            boolean recorded,
             Function<Measurement, String> run,
             ToDoubleFunction<Measurement> time) {
         Map<List<Object>, Map<Path, Measurement>> cases = new LinkedHashMap<>();
         for (Measurement row : rows) {
-            if (MachineFit.isOperator(row) && isPath(row) && !row.recorded()) {
+            if (MachineFit.isOperator(row) && isPath(row) && row.recorded() == recorded) {
                 List<Object> operator = List.of(MachineFit.workload(row), run.apply(row));
                 cases.computeIfAbsent(operator, key -> new EnumMap<>(Path.class))
                         .merge(
@@ -173,7 +175,9 @@ class CostModelTest {
                 (operator, measured) -> {
                     Choice choice =
                             H200.choose(
-                                    (Workload) operator.get(0), work -> measured.keySet(), false);
+                                    (Workload) operator.get(0),
+                                    work -> measured.keySet(),
+                                    recorded);
                     Measurement taken = measured.get(choice.path());
                     double best = measured.values().stream().mapToDouble(time).min().orElseThrow();
                     double over = time.applyAsDouble(taken) / best;
@@ -193,14 +197,14 @@ class CostModelTest {
     /** By each run alone. The bounds are the worst choices in the rows. */
     @Test
     void choosesWhatWasMeasuredToBeFaster() {
-        List<Chosen> choices = choices(ROWS, Measurement::source, Measurement::micros);
+        List<Chosen> choices = choices(ROWS, false, Measurement::source, Measurement::micros);
         long fastest = choices.stream().filter(each -> each.overFastest() == 1).count();
-        assertEquals("122 of 141", fastest + " of " + choices.size(), "docs/cost.md says so");
+        assertEquals("156 of 183", fastest + " of " + choices.size(), "docs/cost.md says so");
         Predicate<Chosen> ofHost = each -> isOfHost(each.taken());
         Predicate<Chosen> exchange = each -> each.measured().containsKey(Path.WHOLE);
-        assertEquals(1.10, worst(choices, ofHost.negate()), 0.01);
+        assertEquals(1.30, worst(choices, ofHost.negate()), 0.01);
         assertEquals(1.82, worst(choices, ofHost), 0.01);
-        assertEquals(1.21, worst(choices, ofHost.and(exchange)), 0.01);
+        assertEquals(1.32, worst(choices, ofHost.and(exchange)), 0.01);
     }
 
     /**
@@ -216,6 +220,7 @@ class CostModelTest {
         List<Chosen> choices =
                 choices(
                         rows,
+                        false,
                         row -> "any run",
                         row -> row.micros() / FIT.beside(row, "matmul").micros());
         Predicate<Chosen> narrow = each -> each.taken().m() * each.taken().n() == 512 * 1024;
@@ -226,6 +231,27 @@ class CostModelTest {
                         .map(Chosen::path)
                         .toList()
                         .containsAll(List.of(Path.ONE_LAUNCH, Path.SCHEDULED, Path.WHOLE)));
+    }
+
+    /** Four runs of one build within ten minutes, of which three had a path forced. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void onEightGpusTheFastestIsChosen(boolean recorded) {
+        List<Measurement> rows =
+                ROWS.stream()
+                        .filter(row -> row.source().startsWith("gpu-bench-8"))
+                        .filter(row -> !isOfHost(row))
+                        .toList();
+        List<Chosen> choices = choices(rows, recorded, row -> "any run", CostModelTest::overNccl);
+        assertEquals(recorded ? 22 : 14, choices.size());
+        assertEquals(1, worst(choices, each -> true), 0.01);
+        for (Chosen each : choices) {
+            assertTrue(overNccl(each.taken()) <= 1.03, each::toString);
+        }
+    }
+
+    private static double overNccl(Measurement row) {
+        return row.micros() / FIT.beside(row, "plain").micros();
     }
 
     /** Ranks may have Bs of different widths, and As of different widths where they scatter. */
