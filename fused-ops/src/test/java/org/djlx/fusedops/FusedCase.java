@@ -16,6 +16,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.fusedops.cost.Path;
@@ -51,20 +52,55 @@ record FusedCase(
         return dim < 0 ? dim + shape.dimension() : dim;
     }
 
+    /** In float64: what is to come out, and sums of magnitudes, of which roundings are parts. */
+    private record Reference(Shape shape, double[] values, double[] magnitudes) {
+
+        static Reference of(NDArray values, NDArray magnitudes) {
+            return new Reference(
+                    values.getShape(), values.toDoubleArray(), magnitudes.toDoubleArray());
+        }
+    }
+
+    /** The As of all ranks together, and the product with each B. */
+    private record Gathered(Shape shape, double[] values, List<Reference> products) {}
+
+    private Gathered gathered(ProcessGroup group) {
+        return RankShared.get(
+                List.of(this, "gathered", group.worldSize(), group.device().getDeviceType()),
+                () -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDList shards = new NDList();
+                        for (int rank = 0; rank < group.worldSize(); rank++) {
+                            shards.add(doubles(array(manager, shape, rank)));
+                        }
+                        NDArray whole = NDArrays.concat(shards, axis());
+                        List<Reference> products = new ArrayList<>();
+                        for (NDArray b : rights(manager, whole.getShape())) {
+                            NDArray wide = doubles(b);
+                            NDArray bound = matMul(whole.abs(), wide.abs());
+                            products.add(Reference.of(matMul(whole, wide), bound));
+                        }
+                        return new Gathered(whole.getShape(), whole.toDoubleArray(), products);
+                    }
+                });
+    }
+
+    /** The Bs, which are the same on all ranks. */
+    private List<NDArray> rights(NDManager manager, Shape whole) {
+        List<NDArray> bs = new ArrayList<>();
+        for (int i = 0; i < columns.size(); i++) {
+            bs.add(array(manager, new Shape(whole.getLastDimension(), columns.get(i)), 100 + i));
+        }
+        return bs;
+    }
+
     /** Runs {@code allGatherMatmul} on this rank, as often as told, and checks each result. */
     void checkAllGatherMatmul(ProcessGroup group, int times) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-            NDList shards = new NDList();
-            for (int rank = 0; rank < group.worldSize(); rank++) {
-                shards.add(doubles(array(manager, shape, rank)));
-            }
-            NDArray whole = NDArrays.concat(shards, axis());
+            Gathered expected = gathered(group);
             NDArray aShard = array(manager, shape, group.rank());
-            List<NDArray> bs = new ArrayList<>();
-            long inner = whole.getShape().get(shape.dimension() - 1);
-            for (int i = 0; i < columns.size(); i++) {
-                bs.add(array(manager, new Shape(inner, columns.get(i)), 100 + i));
-            }
+            List<NDArray> bs = rights(manager, expected.shape());
+            long inner = expected.shape().getLastDimension();
             double[][] first = new double[columns.size()][];
             for (int time = 0; time < times; time++) {
                 boolean returnGathered = time % 2 == 0;
@@ -73,17 +109,15 @@ record FusedCase(
                 assertEquals(returnGathered, result.gathered().isPresent());
                 if (returnGathered) {
                     NDArray gathered = result.gathered().get();
-                    assertEquals(whole.getShape(), gathered.getShape());
+                    assertEquals(expected.shape(), gathered.getShape());
                     assertEquals(type, Torch.scalarType(gathered));
-                    assertArrayEquals(whole.toDoubleArray(), TestArrays.values(gathered));
+                    assertArrayEquals(expected.values(), TestArrays.values(gathered));
                     gathered.close();
                 }
                 for (int i = 0; i < bs.size(); i++) {
                     NDArray output = result.outputs().get(i);
-                    NDArray b = doubles(bs.get(i));
-                    NDArray bound = matMul(whole.abs(), b.abs());
-                    assertClose(matMul(whole, b), bound, output, inner, roundedParts(group));
-                    double[] values = TestArrays.values(output);
+                    Reference product = expected.products().get(i);
+                    double[] values = assertClose(product, output, inner, roundedParts(group));
                     first[i] = first[i] == null ? values : first[i];
                     assertArrayEquals(first[i], values, "from run to run");
                     assertSameOnAllRanks(group, manager, output);
@@ -127,32 +161,54 @@ record FusedCase(
         }
     }
 
+    /** The part of each rank of the sum of all products. */
+    private List<Reference> scattered(ProcessGroup group, ReduceOp op) {
+        int ranks = group.worldSize();
+        return RankShared.get(
+                List.of(this, op, ranks, group.device().getDeviceType()),
+                () -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray sum = null;
+                        NDArray magnitude = null;
+                        for (int rank = 0; rank < ranks; rank++) {
+                            NDArray a = doubles(array(manager, shape, rank));
+                            NDArray b = doubles(right(manager, rank));
+                            NDArray product = matMul(a, b);
+                            NDArray bound = matMul(a.abs(), b.abs());
+                            sum = sum == null ? product : sum.add(product);
+                            magnitude = magnitude == null ? bound : magnitude.add(bound);
+                        }
+                        if (op == ReduceOp.AVG) {
+                            sum = sum.div(ranks);
+                            magnitude = magnitude.div(ranks);
+                        }
+                        long part = sum.getShape().get(axis()) / ranks;
+                        List<Reference> parts = new ArrayList<>();
+                        for (int rank = 0; rank < ranks; rank++) {
+                            String index =
+                                    ":, ".repeat(axis()) + part * rank + ":" + part * (rank + 1);
+                            parts.add(
+                                    part == 0
+                                            ? Reference.of(sum, magnitude)
+                                            : Reference.of(sum.get(index), magnitude.get(index)));
+                        }
+                        return parts;
+                    }
+                });
+    }
+
+    /** A rank's own B. */
+    private NDArray right(NDManager manager, int rank) {
+        return array(manager, new Shape(shape.getLastDimension(), columns.get(0)), 100 + rank);
+    }
+
     /** Runs {@code matmulReduceScatter} on this rank, as often as told, and checks each result. */
     void checkMatmulReduceScatter(ProcessGroup group, ReduceOp op, int times) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-            int n = columns.get(0);
-            long inner = shape.get(shape.dimension() - 1);
-            NDArray sum = null;
-            NDArray magnitude = null;
-            for (int rank = 0; rank < group.worldSize(); rank++) {
-                NDArray a = doubles(array(manager, shape, rank));
-                NDArray b = doubles(array(manager, new Shape(inner, n), 100 + rank));
-                NDArray product = matMul(a, b);
-                NDArray bound = matMul(a.abs(), b.abs());
-                sum = sum == null ? product : sum.add(product);
-                magnitude = magnitude == null ? bound : magnitude.add(bound);
-            }
-            if (op == ReduceOp.AVG) {
-                sum = sum.div(group.worldSize());
-                magnitude = magnitude.div(group.worldSize());
-            }
-            long part = sum.getShape().get(axis()) / group.worldSize();
-            String index =
-                    ":, ".repeat(axis()) + part * group.rank() + ":" + part * (group.rank() + 1);
-            NDArray expected = part == 0 ? sum : sum.get(index);
-            NDArray bound = part == 0 ? magnitude : magnitude.get(index);
+            Reference expected = scattered(group, op).get(group.rank());
+            long inner = shape.getLastDimension() * group.worldSize();
             NDArray a = array(manager, shape, group.rank());
-            NDArray b = array(manager, new Shape(inner, n), 100 + group.rank());
+            NDArray b = right(manager, group.rank());
             double[] first = null;
             for (int time = 0; time < times; time++) {
                 NDArray result;
@@ -161,8 +217,7 @@ record FusedCase(
                     result = FusedOps.matmulReduceScatter(a, b, op, dim, group);
                     roundedParts = 1 + roundedHops(group, usage);
                 }
-                assertClose(expected, bound, result, inner * group.worldSize(), roundedParts);
-                double[] values = TestArrays.values(result);
+                double[] values = assertClose(expected, result, inner, roundedParts);
                 first = first == null ? values : first;
                 assertArrayEquals(first, values, "from run to run");
                 result.close();
@@ -182,13 +237,14 @@ record FusedCase(
     /**
      * Allows one rounding of the result, the accumulation's error of a product over {@code inner}
      * elements, and the rounding of each rank's part, all relative to the sum of magnitudes.
+     *
+     * @return the elements
      */
-    private void assertClose(
-            NDArray expected, NDArray magnitude, NDArray actual, long inner, int roundedParts) {
-        assertEquals(expected.getShape(), actual.getShape());
+    private double[] assertClose(Reference expected, NDArray actual, long inner, int roundedParts) {
+        assertEquals(expected.shape(), actual.getShape());
         assertEquals(type, Torch.scalarType(actual));
-        double[] want = expected.toDoubleArray();
-        double[] bound = magnitude.toDoubleArray();
+        double[] want = expected.values();
+        double[] bound = expected.magnitudes();
         double[] got = TestArrays.values(actual);
         double accumulation = type == ScalarType.FLOAT64 ? 0x1p-53 : 0x1p-24;
         for (int i = 0; i < want.length; i++) {
@@ -199,6 +255,7 @@ record FusedCase(
             int element = i;
             assertEquals(want[i], got[i], tolerance, () -> this + " [" + element + "]");
         }
+        return got;
     }
 
     private double epsilon() {

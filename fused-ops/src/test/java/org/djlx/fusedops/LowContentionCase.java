@@ -14,6 +14,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
@@ -43,6 +44,45 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         return TestArrays.random(manager, type, all, seed * 100 + rank);
     }
 
+    /** The shards of all ranks, one after the other. */
+    private double[] gathered(NDManager manager, int worldSize) {
+        return RankShared.get(
+                List.of(this, "gathered", worldSize),
+                () -> {
+                    int size = (int) shape.size();
+                    double[] all = new double[worldSize * size];
+                    for (int rank = 0; rank < worldSize; rank++) {
+                        double[] shard = values(manager, rank, 1);
+                        System.arraycopy(shard, 0, all, rank * size, size);
+                    }
+                    return all;
+                });
+    }
+
+    /** Over the inputs of all ranks, the sums and those of magnitudes. */
+    private double[][] sums(NDManager manager, int worldSize) {
+        return RankShared.get(
+                List.of(this, "sums", worldSize),
+                () -> {
+                    int size = worldSize * (int) shape.size();
+                    double[][] sums = new double[2][size];
+                    for (int source = 0; source < worldSize; source++) {
+                        double[] input = values(manager, source, worldSize);
+                        for (int i = 0; i < size; i++) {
+                            sums[0][i] += input[i];
+                            sums[1][i] += Math.abs(input[i]);
+                        }
+                    }
+                    return sums;
+                });
+    }
+
+    private double[] values(NDManager manager, int rank, int times) {
+        try (NDArray part = part(manager, rank, times)) {
+            return TestArrays.values(part);
+        }
+    }
+
     /** Issues an all-gather; what it returns checks the result. */
     Runnable allGather(ProcessGroup group, NDManager manager) {
         int worldSize = group.worldSize();
@@ -63,9 +103,10 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
             double[] actual = TestArrays.values(output);
             int size = (int) shape.size();
             assertEquals(worldSize * size, actual.length);
+            double[] expected = gathered(manager, worldSize);
             for (int rank = 0; rank < worldSize; rank++) {
                 double[] got = Arrays.copyOfRange(actual, rank * size, (rank + 1) * size);
-                double[] want = TestArrays.values(part(manager, rank, 1));
+                double[] want = Arrays.copyOfRange(expected, rank * size, (rank + 1) * size);
                 assertArrayEquals(want, got, 0, this + ", from rank " + rank);
             }
             output.close();
@@ -83,15 +124,12 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         return () -> {
             work.await();
             double[] actual = TestArrays.values(output);
-            double[] want = new double[actual.length];
-            double[] size = new double[actual.length];
-            for (int source = 0; source < worldSize; source++) {
-                double[] all = TestArrays.values(part(manager, source, worldSize));
-                for (int i = 0; i < want.length; i++) {
-                    want[i] += all[rank * want.length + i];
-                    size[i] += Math.abs(all[rank * want.length + i]);
-                }
-            }
+            assertEquals(shape.size(), actual.length);
+            int begin = rank * actual.length;
+            int end = begin + actual.length;
+            double[][] sums = sums(manager, worldSize);
+            double[] want = Arrays.copyOfRange(sums[0], begin, end);
+            double[] size = Arrays.copyOfRange(sums[1], begin, end);
             double divisor = op == ReduceOp.AVG ? worldSize : 1;
             for (int i = 0; i < want.length; i++) {
                 // Each addition and the division round once, in float32 but for float64; then

@@ -14,6 +14,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Reductions;
 import org.djlx.collectives.TestArrays;
@@ -42,13 +43,17 @@ final class AllReduceCases {
             ReduceOp op,
             int begin,
             int ranks) {
-        List<NDArray> parts = new ArrayList<>();
-        for (int rank = 0; rank < ranks; rank++) {
-            parts.add(input(manager, type, count + begin, rank, salt).get(begin + ":"));
-        }
-        NDArray result = Torch.empty(manager, new Shape(count), type);
-        Reductions.reduce(result, parts, op);
-        return TestArrays.values(result);
+        return RankShared.get(
+                List.of(type, count, salt, op, begin, ranks),
+                () -> {
+                    List<NDArray> parts = new ArrayList<>();
+                    for (int rank = 0; rank < ranks; rank++) {
+                        parts.add(input(manager, type, count + begin, rank, salt).get(begin + ":"));
+                    }
+                    NDArray result = Torch.empty(manager, new Shape(count), type);
+                    Reductions.reduce(result, parts, op);
+                    return TestArrays.values(result);
+                });
     }
 
     private static void check(
