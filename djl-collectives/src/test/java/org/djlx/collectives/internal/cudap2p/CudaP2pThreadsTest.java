@@ -68,42 +68,59 @@ class CudaP2pThreadsTest {
         worldSize = P2pRanks.require();
     }
 
+    private List<ProcessGroup> groups(CudaP2pOptions.Builder options) {
+        return ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
+    }
+
     private void run(CudaP2pOptions.Builder options, BiConsumer<ProcessGroup, NDManager> body) {
-        List<ProcessGroup> groups =
-                ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
+        List<ProcessGroup> groups = groups(options);
         try {
-            ProcessGroups.run(
-                    groups,
-                    group -> {
-                        P2pRanks.run(
-                                group,
-                                () -> {
-                                    try (NDManager manager =
-                                            NDManager.newBaseManager(group.device(), "PyTorch")) {
-                                        body.accept(group, manager);
-                                    }
-                                });
-                        return null;
-                    });
+            run(groups, body);
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
     }
 
+    private static void run(List<ProcessGroup> groups, BiConsumer<ProcessGroup, NDManager> body) {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    P2pRanks.run(
+                            group,
+                            () -> {
+                                try (NDManager manager =
+                                        NDManager.newBaseManager(group.device(), "PyTorch")) {
+                                    body.accept(group, manager);
+                                }
+                            });
+                    return null;
+                });
+    }
+
+    /** In one group, as with processes; after a case that fails, in another. */
     @TestFactory
     Stream<DynamicTest> contract() {
         P2pRanks.requireNccl();
+        List<ProcessGroup> groups = new ArrayList<>();
         return NcclCases.cases(worldSize).entrySet().stream()
-                .map(
-                        entry ->
-                                dynamicTest(
-                                        entry.getKey(),
-                                        () ->
-                                                run(
-                                                        P2pRanks.options(),
-                                                        (group, manager) ->
-                                                                ContractCases.run(
-                                                                        entry.getValue(), group))));
+                .map(entry -> dynamicTest(entry.getKey(), () -> check(entry.getValue(), groups)))
+                .onClose(() -> groups.forEach(ProcessGroup::destroy));
+    }
+
+    private void check(ContractCases.Case body, List<ProcessGroup> groups) {
+        if (groups.isEmpty()) {
+            groups.addAll(groups(P2pRanks.options()));
+        }
+        boolean passed = false;
+        try {
+            run(groups, (group, manager) -> ContractCases.run(body, group));
+            passed = true;
+        } finally {
+            if (!passed) {
+                groups.forEach(ProcessGroup::destroy);
+                groups.clear();
+            }
+        }
     }
 
     /** With the calls of all ranks compared before they run. */
