@@ -203,7 +203,8 @@ public final class LlamaKernels implements AutoCloseable {
      * @param table for each row, where in the cache its blocks of tokens begin; ints
      * @param cosines of shape (positions, half of the head size), in float32
      * @param sines likewise
-     * @param chunks room for (rows, heads of keys, chunks, sharing, head size + {@value
+     * @param firstChunks for each row, how many chunks the rows before have; ints
+     * @param chunks room for (chunks of all rows, heads of keys, sharing, head size + {@value
      *     #CHUNK_EXTRA}) floats
      * @param ended (rows, heads of keys) ints, 0
      */
@@ -216,6 +217,7 @@ public final class LlamaKernels implements AutoCloseable {
             long table,
             long cosines,
             long sines,
+            long firstChunks,
             long chunks,
             long ended) {}
 
@@ -243,11 +245,11 @@ public final class LlamaKernels implements AutoCloseable {
                         of.table,
                         of.cosines,
                         of.sines,
+                        of.firstChunks,
                         of.chunks,
                         of.ended,
                         tableStride,
-                        heads,
-                        chunks)
+                        heads)
                 .add((float) (LOG2_E / Math.sqrt(headSize)));
         // Two blocks run on a multiprocessor at once, or four of the other.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;

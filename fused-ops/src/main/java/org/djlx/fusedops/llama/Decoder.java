@@ -56,7 +56,6 @@ final class Decoder implements AutoCloseable {
     private final int keyHeads;
     private final int inner;
     private final int tokens; // whose scores this rank computes
-    private final int mostChunks;
     private final NDArray cosines;
     private final NDArray sines;
 
@@ -88,17 +87,16 @@ final class Decoder implements AutoCloseable {
 
         static Key of(List<LlamaBatch.Chunk> sequences) {
             int length = sequences.stream().mapToInt(LlamaBatch.Chunk::length).max().orElseThrow();
-            int chunks = (length + LlamaKernels.CHUNK - 1) / LlamaKernels.CHUNK;
-            return new Key(powerFrom(sequences.size()), powerFrom(chunks));
+            return new Key(powerFrom(sequences.size()), powerFrom(Decoder.chunks(length)));
         }
 
         int tableStride() {
             return chunks * CHUNK_BLOCKS;
         }
 
-        /** The tokens, their positions, and the table. */
+        /** The tokens, their positions, where their chunks begin, and the table. */
         int inputBytes() {
-            return (2 + tableStride()) * rows * Integer.BYTES;
+            return (3 + tableStride()) * rows * Integer.BYTES;
         }
     }
 
@@ -130,7 +128,7 @@ final class Decoder implements AutoCloseable {
         keyHeads = LlamaWeights.keyHeads(config, ranks);
         inner = config.intermediateSize() / ranks;
         tokens = LlamaWeights.tokens(config, ranks);
-        mostChunks = powerFrom((maxLength + LlamaKernels.CHUNK - 1) / LlamaKernels.CHUNK);
+        int mostChunks = powerFrom(chunks(maxLength));
         boolean done = false;
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
@@ -145,7 +143,9 @@ final class Decoder implements AutoCloseable {
             logits = rows(ranks * tokens);
             int most = LlamaKernels.MAX_ROWS;
             int chunk = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
-            chunks = manager.zeros(new Shape(most, mostChunks, chunk));
+            // Each sequence may fill its last chunk in part only.
+            int allChunks = cache.rows() / LlamaKernels.CHUNK + most;
+            chunks = manager.zeros(new Shape(allChunks, chunk));
             ended = manager.zeros(new Shape(most, keyHeads + 1), DataType.INT32);
             Key largest = new Key(most, mostChunks);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
@@ -183,6 +183,10 @@ final class Decoder implements AutoCloseable {
         try (NDArray zero = manager.create(0f)) {
             Torch.copy(array, zero.broadcast(array.getShape()));
         }
+    }
+
+    private static int chunks(int length) {
+        return (length + LlamaKernels.CHUNK - 1) / LlamaKernels.CHUNK;
     }
 
     private static int powerFrom(int count) {
@@ -259,6 +263,13 @@ final class Decoder implements AutoCloseable {
         for (int row = 0; row < key.rows; row++) {
             nextInputs.putInt(row < sequences.size() ? sequences.get(row).start() : -1);
         }
+        int chunksBefore = 0;
+        for (int row = 0; row < key.rows; row++) {
+            nextInputs.putInt(chunksBefore);
+            if (row < sequences.size()) {
+                chunksBefore += chunks(sequences.get(row).length());
+            }
+        }
         int begin = nextInputs.position();
         int size = KvCache.BLOCK_TOKENS;
         for (int row = 0; row < sequences.size(); row++) {
@@ -278,7 +289,8 @@ final class Decoder implements AutoCloseable {
         long host = hostInputs.address();
         long tokensOf = Torch.dataPointer(inputs);
         long positions = tokensOf + (long) rows * Integer.BYTES;
-        long table = positions + (long) rows * Integer.BYTES;
+        long firstChunks = positions + (long) rows * Integer.BYTES;
+        long table = firstChunks + (long) rows * Integer.BYTES;
         stream.copyAsync(tokensOf, host, key.inputBytes());
         long scores = Torch.dataPointer(logits);
         if (group.worldSize() > 1) {
@@ -306,7 +318,7 @@ final class Decoder implements AutoCloseable {
             product(false, rows, qkv, norm, layer.queriesKeysValues(), width, hidden);
             kernels.attend(
                     stream,
-                    attention(i, positions, table),
+                    attention(i, positions, firstChunks, table),
                     rows,
                     keyHeads,
                     key.chunks,
@@ -335,7 +347,8 @@ final class Decoder implements AutoCloseable {
                 logits.getShape().get(1));
     }
 
-    private LlamaKernels.Attention attention(int layer, long positions, long table) {
+    private LlamaKernels.Attention attention(
+            int layer, long positions, long firstChunks, long table) {
         return new LlamaKernels.Attention(
                 Torch.dataPointer(attended),
                 Torch.dataPointer(qkv),
@@ -345,6 +358,7 @@ final class Decoder implements AutoCloseable {
                 table,
                 Torch.dataPointer(cosines),
                 Torch.dataPointer(sines),
+                firstChunks,
                 Torch.dataPointer(chunks),
                 Torch.dataPointer(ended));
     }

@@ -23,11 +23,13 @@ final class KvCache implements AutoCloseable {
     /** A sequence's rows come in blocks of so many that follow each other. */
     static final int BLOCK_TOKENS = 16;
 
+    private final int rows;
     private final NDManager manager;
     private final List<NDArray> keys = new ArrayList<>();
     private final List<NDArray> values = new ArrayList<>();
 
     KvCache(LlamaConfig config, int ranks, int rows, Device device) {
+        this.rows = rows;
         manager = NDManager.newBaseManager(device);
         boolean done = false;
         try {
@@ -51,6 +53,11 @@ final class KvCache implements AutoCloseable {
             Torch.copy(array, zero.broadcast(shape));
         }
         return array;
+    }
+
+    /** Returns how many rows there are. */
+    int rows() {
+        return rows;
     }
 
     /** Returns the memory that a rank's part takes, in bytes. */

@@ -223,11 +223,11 @@ struct Attention {
   const int* table;      // (rows, table_stride): where in the cache each BLOCK of tokens begins
   const float* cosines;  // (positions, HEAD / 2)
   const float* sines;
-  float* chunks;         // (rows, heads of keys, chunks, SHARING, HEAD + 2)
+  const int* first_chunks;  // of each row, how many chunks the rows before have
+  float* chunks;         // (all chunks, heads of keys, SHARING, HEAD + 2), but a row's heads one after the other
   u32* ended;            // (rows, heads of keys): how many chunks have; 0 before and after
   u64 table_stride;
   u64 heads;             // of keys
-  u64 most_chunks;
 };
 
 union Elements {
@@ -386,7 +386,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     }
   }
   __syncthreads();
-  u64 first_chunk = ((u64)row * of.heads + head) * of.most_chunks;
+  u64 first_chunk = (u64)of.first_chunks[row] * of.heads + (u64)head * count;
   const int ENTRY = HEAD + 2;
   Bits* output = of.output + ((u64)row * of.heads + head) * SHARING * HEAD;
   for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
