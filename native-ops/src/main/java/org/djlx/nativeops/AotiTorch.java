@@ -6,6 +6,7 @@ package org.djlx.nativeops;
 
 import ai.djl.engine.EngineException;
 import com.sun.jna.Native;
+import com.sun.jna.Pointer;
 
 /**
  * Binds libtorch's stable C interface ({@code torch/csrc/inductor/aoti_torch/c/shim.h}), as
@@ -19,16 +20,26 @@ import com.sun.jna.Native;
  */
 final class AotiTorch {
 
+    private static final com.sun.jna.NativeLibrary LIBRARY =
+            com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"));
+
     static {
-        Native.register(
-                AotiTorch.class,
-                com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so")));
+        Native.register(AotiTorch.class, LIBRARY);
     }
 
     private AotiTorch() {}
 
     /** Does nothing but initialise this class, which fails if a function is missing. */
     static void load() {}
+
+    /**
+     * Returns the address of {@code void aoti_torch_check(bool cond, const char* func, const char*
+     * file, uint32_t line, const char* msg)}, which throws a C++ exception if the condition does
+     * not hold, and so cannot be called from Java.
+     */
+    static long addressOfCheck() {
+        return Pointer.nativeValue(LIBRARY.getFunction("aoti_torch_check"));
+    }
 
     /** Throws if a function reported an error; the interface hands out a status, no message. */
     static void check(int status, String operation) {
@@ -89,4 +100,13 @@ final class AotiTorch {
     static native int aoti_torch_delete_tensor_object(long tensor);
 
     static native int aoti_torch_call_dispatcher(long operator, long overload, long stack);
+
+    static native int aoti_torch_library_init_fragment(
+            long namespace, long file, int line, long resultAddress);
+
+    static native int aoti_torch_library_def(long library, long schema);
+
+    static native int aoti_torch_library_impl(long library, long name, long kernel);
+
+    static native int aoti_torch_delete_library_object(long library);
 }

@@ -15,8 +15,10 @@ final class LibC {
 
     static final int PROT_READ = 0x1;
     static final int PROT_READ_WRITE = 0x1 | 0x2;
+    static final int PROT_READ_EXEC = 0x1 | 0x4;
     static final int MAP_SHARED = 0x1;
     static final int MAP_PRIVATE = 0x2;
+    static final int MAP_ANONYMOUS = 0x20;
     static final int MFD_CLOEXEC = 0x1;
     static final int AF_UNIX = 1;
     static final int SOCK_DGRAM_CLOEXEC = 2 | 02000000;
@@ -79,6 +81,8 @@ final class LibC {
             throws LastErrorException;
 
     static native int munmap(long address, long length);
+
+    static native int mprotect(long address, long length, int prot) throws LastErrorException;
 
     static native int socket(int domain, int type, int protocol) throws LastErrorException;
 

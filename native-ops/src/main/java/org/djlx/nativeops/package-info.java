@@ -23,11 +23,15 @@
  *   + TensorInfo            what is known of an array, asked for at once
  *   + TensorHold            keeps an array's storage alive
  *   + NoGradient            runs code without recording gradients
+ *   + TorchLibrary          defines operators that TorchScript calls, in Java
+ *   + TorchArguments        what such an operator is called with
  *   + CudaStreamGuard       makes a stream libtorch's current one
  *     AotiTorch             the functions
  *     AotiTorchCuda         those for CUDA
  *     TorchCuda             whether this libtorch can use GPUs
  *     TorchDispatcher       calls operators by name
+ *     TorchKernelCode       the instructions between libtorch and a kernel in Java
+ *     TorchSchema           an operator's name and the types of its arguments
  *     TorchChecks           checks of arrays, managers and devices before libtorch sees them
  *     Tensors               the properties of tensors, and whether several fit
  *     Extents               arithmetic on sizes and strides
