@@ -71,7 +71,8 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <p>Models whose directory a {@link ParallelModelLoader} knows, such as Llamas, are divided among
  * ranks when they are loaded, and take an {@link ai.djl.modality.Input} and return an {@link
- * ai.djl.modality.Output}.
+ * ai.djl.modality.Output}. Those that work on arrays also take and return an {@link
+ * ai.djl.ndarray.NDList}.
  */
 public final class P2pEngine extends Engine {
 

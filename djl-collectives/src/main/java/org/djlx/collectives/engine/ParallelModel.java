@@ -14,7 +14,8 @@ public interface ParallelModel extends AutoCloseable {
     /**
      * Serves a request.
      *
-     * @param input the request
+     * @param input the request; from a predictor of {@link ai.djl.ndarray.NDList}s, one as its
+     *     data, to which the answer's data is one too, or its code is 400 or more
      * @return the answer, whose data may still be coming. A request that cannot be served has one
      *     too, with its code and what was wrong
      */

@@ -7,16 +7,19 @@ package org.djlx.collectives.engine;
 import ai.djl.Model;
 import ai.djl.inference.Predictor;
 import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.ndarray.NDList;
 import ai.djl.translate.TranslateException;
 import ai.djl.translate.Translator;
 import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Hands requests to a model on several ranks. The translator has no part in it.
+ * Hands requests to a model on several ranks: an {@link Input}, for which there is an {@link
+ * Output}, or arrays, for which there are arrays. The translator has no part in it.
  *
- * @param <I> {@link Input}
- * @param <O> {@link ai.djl.modality.Output}
+ * @param <I> {@link Input} or {@link NDList}
+ * @param <O> {@link Output} or {@link NDList}
  */
 final class ParallelPredictor<I, O> extends Predictor<I, O> {
 
@@ -28,21 +31,39 @@ final class ParallelPredictor<I, O> extends Predictor<I, O> {
     }
 
     @Override
-    @SuppressWarnings("unchecked") // What takes an Input here returns an Output; see Criteria.
+    @SuppressWarnings("unchecked") // What takes an Input returns an Output; see Criteria.
     public List<O> batchPredict(List<I> inputs) throws TranslateException {
         List<O> outputs = new ArrayList<>(inputs.size());
         for (I input : inputs) {
-            if (!(input instanceof Input request)) {
+            if (input instanceof Input request) {
+                outputs.add((O) parallel.predict(request));
+            } else if (input instanceof NDList arrays) {
+                outputs.add((O) predict(arrays));
+            } else {
                 throw new TranslateException(
                         String.format(
-                                "the model '%s' takes %s and returns ai.djl.modality.Output; it got"
-                                        + " %s",
+                                "the model '%s' takes %s and returns ai.djl.modality.Output, or"
+                                        + " both are %s; it got %s",
                                 model.getName(),
                                 Input.class.getName(),
+                                NDList.class.getName(),
                                 input == null ? null : input.getClass().getName()));
             }
-            outputs.add((O) parallel.predict(request));
         }
         return outputs;
+    }
+
+    private NDList predict(NDList arrays) throws TranslateException {
+        Input request = new Input();
+        request.add(arrays);
+        Output answer = parallel.predict(request);
+        if (answer.getCode() >= 400) {
+            throw new TranslateException(answer.getMessage());
+        }
+        if (answer.getData() instanceof NDList results) {
+            return results;
+        }
+        throw new TranslateException(
+                String.format("the model '%s' does not answer with arrays", model.getName()));
     }
 }

@@ -7,6 +7,7 @@ package org.djlx.collectives.engine;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -15,6 +16,8 @@ import ai.djl.Model;
 import ai.djl.inference.Predictor;
 import ai.djl.modality.Input;
 import ai.djl.modality.Output;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
 import ai.djl.translate.TranslateException;
@@ -67,6 +70,9 @@ class ParallelModelTest {
 
         @Override
         public Output predict(Input input) {
+            if (lost != null) {
+                return new Output(503, lost);
+            }
             Output output = new Output();
             output.add(input.getData());
             return output;
@@ -115,7 +121,27 @@ class ParallelModelTest {
     }
 
     @Test
-    void takesInputsOnly() throws Exception {
+    void takesArrays() throws Exception {
+        Criteria<NDList, NDList> criteria =
+                Criteria.builder()
+                        .setTypes(NDList.class, NDList.class)
+                        .optModelPath(directory)
+                        .build();
+        try (ZooModel<NDList, NDList> model = criteria.loadModel();
+                Predictor<NDList, NDList> predictor = model.newPredictor();
+                NDManager manager = NDManager.newBaseManager()) {
+            NDList list = new NDList(manager.create(1));
+            assertSame(list, predictor.predict(list));
+            Loader.last.lost = "a rank is gone";
+            String message =
+                    assertThrows(TranslateException.class, () -> predictor.predict(list))
+                            .getMessage();
+            assertEquals("a rank is gone", message);
+        }
+    }
+
+    @Test
+    void takesInputsAndArraysOnly() throws Exception {
         try (Model model = Model.newInstance("test", "PyTorch-P2P")) {
             model.load(directory);
             assertThrows(IllegalStateException.class, () -> model.load(directory));
