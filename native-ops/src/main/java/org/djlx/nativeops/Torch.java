@@ -293,6 +293,20 @@ public final class Torch {
     }
 
     /**
+     * Makes an array empty, of shape (0), also for all who have the same tensor: where something
+     * has kept a reference to a tensor and will not give it up, so that its storage goes. Arrays of
+     * other tensors on the storage, such as views, keep it.
+     *
+     * @param array the array
+     */
+    public static void makeEmpty(NDArray array) {
+        TorchDispatcher.call(
+                TorchDispatcher.Operator.SET_,
+                "Torch.makeEmpty",
+                TorchChecks.tensor(array, "the array"));
+    }
+
+    /**
      * Returns a new contiguous array whose elements are not initialised.
      *
      * @param manager the manager to which the array belongs and on whose device it is

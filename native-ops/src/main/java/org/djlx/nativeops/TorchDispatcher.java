@@ -26,6 +26,7 @@ final class TorchDispatcher {
         MINIMUM_OUT("aten::minimum", "out"),
         MUL_("aten::mul_", "Tensor"),
         SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", ""),
+        SET_("aten::set_", ""),
         SILU("aten::silu", "");
 
         private final Memory name;

@@ -106,4 +106,15 @@ class TorchAliasTest {
         original.close();
         assertArrayEquals(new float[] {1, 2, 3}, alias.toFloatArray());
     }
+
+    @Test
+    void whatIsMadeEmptyIsSoForAllWhoHaveIt() {
+        NDArray array = manager.create(new float[] {1, 2, 3}).neg();
+        NDArray alias = Torch.alias(manager, array);
+        NDArray view = array.get("1:");
+        Torch.makeEmpty(array);
+        assertArrayEquals(new long[] {0}, Torch.info(array).sizes());
+        assertArrayEquals(new long[] {0}, Torch.info(alias).sizes());
+        assertArrayEquals(new float[] {-2, -3}, view.toFloatArray());
+    }
 }
