@@ -44,6 +44,8 @@ import org.djlx.nativeops.TorchLibrary;
  * pool.submit((group, predictor) -> TorchOperators.call(group, () -> predictor.predict(input)));
  * }</pre>
  *
+ * <p>{@link TorchScriptLoader} does that for a directory with a file for each rank.
+ *
  * <p>All ranks are to call the same operators in the same order. libtorch takes operators to be
  * free of side effects: it leaves out one whose result is not used, which must be so on all ranks.
  *

@@ -3,11 +3,13 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * The operators of a group for models in TorchScript. A plus
+ * The operators of a group for models in TorchScript, and such models on several ranks. A plus
  * marks what users name.
  *
  * <pre>
- * + TorchOperators  registers the operators with libtorch, and says on which group they work
+ * + TorchOperators      registers the operators with libtorch, and says on which group they work
+ * + TorchScriptLoader   loads a directory with a model for each rank, for DJL and DJL Serving
+ *   TorchScriptService  serves requests by them
  * </pre>
  */
 package org.djlx.fusedops.torch;

@@ -22,12 +22,19 @@ import java.net.URISyntaxException;
 import java.nio.file.Path;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.RankWorker;
 
 /**
  * The models that {@code src/test/peer/TorchScriptPeer.java} wrote, what they compute in float64,
  * and one rank's model as a program without the loader has it.
  */
-final class ScriptedMlp implements AutoCloseable {
+final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
+
+    /** What a rank does with its model. */
+    @FunctionalInterface
+    interface Task {
+        void run(ProcessGroup group, ScriptedMlp model) throws Exception;
+    }
 
     static final int ROWS = 8;
     static final int IN = 8;
@@ -84,6 +91,12 @@ final class ScriptedMlp implements AutoCloseable {
             inputs.add(name);
         }
         return inputs;
+    }
+
+    @Override
+    public Void serve(Task task) throws Exception {
+        task.run(group, this);
+        return null;
     }
 
     @Override

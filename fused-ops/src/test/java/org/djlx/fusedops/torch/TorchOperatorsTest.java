@@ -20,12 +20,12 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.stream.IntStream;
-import org.djlx.nativeops.CHeap;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankPool;
+import org.djlx.nativeops.CHeap;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -46,27 +46,26 @@ class TorchOperatorsTest {
         void run(ProcessGroup group, ScriptedMlp model, NDManager manager) throws Exception;
     }
 
-    private static RankPool<ScriptedMlp> pool(int worldSize) {
+    private static RankPool<ScriptedMlp.Task, Void> pool(int worldSize) {
         BackendOptions options = new BackendOptions(Duration.ofSeconds(60));
         return RankPool.start(
                 "mlp", ProcessGroups.local("shm", worldSize, options), ScriptedMlp::new);
     }
 
-    private static void run(RankPool<ScriptedMlp> pool, Body body)
+    private static void run(RankPool<ScriptedMlp.Task, Void> pool, Body body)
             throws InterruptedException, ExecutionException {
         pool.submit(
                         (group, model) -> {
                             try (NDManager manager = NDManager.newBaseManager(group.device())) {
                                 body.run(group, model, manager);
                             }
-                            return null;
                         })
                 .get();
     }
 
     private static void run(int worldSize, Body body)
             throws InterruptedException, ExecutionException {
-        try (RankPool<ScriptedMlp> pool = pool(worldSize)) {
+        try (RankPool<ScriptedMlp.Task, Void> pool = pool(worldSize)) {
             run(pool, body);
         }
     }
@@ -74,7 +73,7 @@ class TorchOperatorsTest {
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 4})
     void aDividedMlpIsTheWholeOne(int worldSize) throws Exception {
-        try (RankPool<ScriptedMlp> pool = pool(worldSize)) {
+        try (RankPool<ScriptedMlp.Task, Void> pool = pool(worldSize)) {
             // The interpreter optimises the model when it has run some times.
             for (int i = 0; i < 5; i++) {
                 run(
@@ -229,7 +228,7 @@ class TorchOperatorsTest {
 
     @Test
     void aRankThatFailsFailsAll() throws Exception {
-        try (RankPool<ScriptedMlp> pool = pool(4)) {
+        try (RankPool<ScriptedMlp.Task, Void> pool = pool(4)) {
             ExecutionException failure =
                     assertThrows(
                             ExecutionException.class,
@@ -293,7 +292,7 @@ class TorchOperatorsTest {
     @Test
     void leaksNoTensor() throws Exception {
         int calls = 10_000;
-        try (RankPool<ScriptedMlp> pool = pool(1)) {
+        try (RankPool<ScriptedMlp.Task, Void> pool = pool(1)) {
             run(
                     pool,
                     (group, model, manager) -> {

@@ -1,0 +1,146 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.torch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.inference.Predictor;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import ai.djl.translate.TranslateException;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankPool;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Models in TorchScript on two ranks with GPUs. */
+@Tag("gpu")
+@Timeout(300)
+class TorchScriptGpuTest {
+
+    private interface Body {
+        void run(ScriptedMlp model, NDManager manager) throws Exception;
+    }
+
+    /** Runs code on both ranks, which may share a GPU. */
+    private static void run(Body body) throws Exception {
+        P2pRanks.require();
+        TorchOperators.register();
+        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", 2, P2pRanks.options().build());
+        try (RankPool<ScriptedMlp.Task, Void> pool =
+                RankPool.start("mlp", groups, ScriptedMlp::new)) {
+            pool.submit((group, model) -> rank(group, model, body)).get();
+        }
+    }
+
+    private static void rank(ProcessGroup group, ScriptedMlp model, Body body) {
+        P2pRanks.run(
+                group,
+                () -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        body.run(model, manager);
+                    } catch (Exception e) {
+                        throw new IllegalStateException(e);
+                    }
+                });
+    }
+
+    @Test
+    void aDividedMlpIsTheWholeOne() throws Exception {
+        run(
+                (model, manager) -> {
+                    for (int i = 0; i < 5; i++) { // The interpreter optimises it meanwhile.
+                        NDList outputs = model.call("forward", ScriptedMlp.input(manager));
+                        assertEquals(manager.getDevice(), outputs.head().getDevice());
+                        ScriptedMlp.check(outputs);
+                    }
+                });
+    }
+
+    @Test
+    void reducesByOperators() throws Exception {
+        double[] expected = {3, 1.5, 2, 1, 2}; // of 1 and 2, by c10d's numbers
+        run(
+                (model, manager) -> {
+                    for (int op = 0; op < expected.length; op++) {
+                        NDArray x = manager.ones(new Shape(6));
+                        double[] all = new double[6];
+                        Arrays.fill(all, expected[op]);
+                        ScriptedMlp.check(all, model.call("reduce", x, manager.create(op)).head());
+                    }
+                });
+    }
+
+    @Test
+    void aRefusalLeavesTheRanks() throws Exception {
+        run(
+                (model, manager) -> {
+                    NDArray a = manager.ones(new Shape(2, 3));
+                    NDArray b = manager.ones(new Shape(4, 5));
+                    String message =
+                            assertThrows(
+                                            IllegalArgumentException.class,
+                                            () -> model.call("multiply", a, b))
+                                    .getMessage();
+                    assertTrue(message.contains("cuda_p2p::all_gather_matmul"), message);
+                    ScriptedMlp.check(model.call("forward", ScriptedMlp.input(manager)));
+                });
+    }
+
+    @Test
+    void manyCallsKeepNothing() throws Exception {
+        run(
+                (model, manager) -> {
+                    NDArray op = manager.create(0);
+                    for (int i = 0; i < 10_000; i++) { // 160 GiB, if the results stayed
+                        try (NDManager own = manager.newSubManager()) {
+                            NDArray x = own.zeros(new Shape(4 << 20), DataType.FLOAT32);
+                            model.call("reduce", x, op);
+                        }
+                    }
+                    ScriptedMlp.check(model.call("forward", ScriptedMlp.input(manager)));
+                });
+    }
+
+    /** Each rank's model on a GPU of its own, as DJL loads them. */
+    @Test
+    void isLoadedAndAskedByDjl() throws Exception {
+        GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        Criteria<NDList, NDList> criteria =
+                Criteria.builder()
+                        .setTypes(NDList.class, NDList.class)
+                        .optEngine("PyTorch-P2P")
+                        .optDevice(Device.gpu(0))
+                        .optModelPath(ScriptedMlp.directory(2))
+                        .build();
+        try (ZooModel<NDList, NDList> model = criteria.loadModel();
+                Predictor<NDList, NDList> predictor = model.newPredictor();
+                NDManager manager = NDManager.newBaseManager(Device.cpu())) {
+            for (int i = 0; i < 5; i++) {
+                NDList outputs = predictor.predict(new NDList(ScriptedMlp.input(manager)));
+                assertEquals(Device.gpu(0), outputs.head().getDevice());
+                ScriptedMlp.check(outputs);
+                assertThrows(
+                        TranslateException.class,
+                        () -> predictor.predict(new NDList(manager.ones(new Shape(8, 7)))));
+            }
+        }
+    }
+}
