@@ -132,7 +132,7 @@ public final class RankPool<R, T> implements AutoCloseable {
      *
      * <p>Rank 0 alone takes requests, and sends them to the others through shared memory, whatever
      * the group's backend. These serve them until rank 0 closes its pool. No timeout bounds their
-     * wait for a request, in which they use no processor time.
+     * wait for a request, in which they sleep.
      *
      * @param name the pool's name, for its threads and for messages
      * @param group this process's handle on the group of all ranks; it is the pool's from now on,
@@ -167,9 +167,9 @@ public final class RankPool<R, T> implements AutoCloseable {
                         return null;
                     });
         } else {
-            channel.listen(pool::lose);
             pool.begin(
                     rank -> {
+                        channel.listen(pool::lose);
                         rank.make(maker);
                         channel.begin();
                         return null;
@@ -302,7 +302,7 @@ public final class RankPool<R, T> implements AutoCloseable {
                 if (channel != null && !isFollower() && failure().isEmpty()) {
                     channel.end();
                 }
-            } catch (CollectiveException e) {
+            } catch (RuntimeException e) {
                 LOG.warn("{}: the other ranks do not know that it is closed", name, e);
             }
             try {

@@ -63,7 +63,7 @@ final class RequestChannel implements AutoCloseable {
     static RequestChannel open(ProcessGroup group) {
         ShmOptions options =
                 ShmOptions.builder()
-                        .optTimeout(group.state().context().options().timeout())
+                        .optTimeout(group.timeout())
                         .optWarnAfter(ENDLESS) // That no request comes is nothing unusual.
                         .optBufferSize(0)
                         .build();
@@ -189,8 +189,10 @@ final class RequestChannel implements AutoCloseable {
                 // Rank 0 did not know of it yet when it sent that.
                 continue;
             }
-        } catch (CollectiveException | IllegalStateException e) {
-            return; // Rank 0 has destroyed the group, or is gone.
+        } catch (RuntimeException | Error e) {
+            // Rank 0 has destroyed the group, or is gone. If there is no memory to tell it why,
+            // it learns that this rank leaves.
+            return;
         }
     }
 

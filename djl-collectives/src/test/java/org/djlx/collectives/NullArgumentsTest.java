@@ -158,7 +158,8 @@ class NullArgumentsTest {
                             .except("OperationTrace", "called by operations")
                             .except("GroupTrace", "for groups alone")
                             .except("RankBody", "the caller's own code")
-                            .except("RankTask", "the caller's own code")
+                            .except("RankWorker", "the caller's own code")
+                            .except("RequestCodec", "the caller's own code")
                             .except("RankPool", "RankPoolTest does that")
                             .except("Event", "has no methods");
             assertEquals("", String.join("\n", nulls.check(ProcessGroup.class)));

@@ -19,7 +19,8 @@ import java.util.concurrent.ExecutionException;
  */
 public final class RankPoolMain {
 
-    private static final Duration TIMEOUT = Duration.ofSeconds(2);
+    /** Of operations; that of starting is as long as JVMs take. */
+    private static final Duration TIMEOUT = Duration.ofSeconds(6);
 
     private RankPoolMain() {}
 
@@ -77,7 +78,7 @@ public final class RankPoolMain {
 
     /** Runs this rank. */
     public static void main(String[] args) throws Exception {
-        ProcessGroup group = ProcessGroups.init("shm", new BackendOptions(TIMEOUT));
+        ProcessGroup group = ProcessGroups.init("shm").withTimeout(TIMEOUT);
         boolean starts = !args[0].equals("no-start") || group.rank() != 2;
         RankPool<String, Float> pool =
                 RankPool.join(
@@ -90,7 +91,7 @@ public final class RankPoolMain {
                             }
                             if (args[0].equals("serve") && own.rank() == 1) {
                                 // Who has made what is his own waits without a limit.
-                                Thread.sleep(TIMEOUT.toMillis() * 3 / 2);
+                                Thread.sleep(TIMEOUT.plusSeconds(1).toMillis());
                             }
                             return new Worker(own);
                         });
@@ -114,7 +115,7 @@ public final class RankPoolMain {
                 check(pool, "more than goes with one broadcast ".repeat(1000));
                 expect("an empty request", () -> pool.submit(""));
                 say("idle");
-                Thread.sleep(3 * TIMEOUT.toMillis());
+                Thread.sleep(TIMEOUT.plusSeconds(1).toMillis());
                 say("late");
                 check(pool, "late");
             }

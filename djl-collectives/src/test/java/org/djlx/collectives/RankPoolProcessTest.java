@@ -69,7 +69,7 @@ class RankPoolProcessTest {
             awaitOutput(ranks, 0, "late");
             Duration used = cpuTime(ranks.process(1)).minus(before);
             ranks.awaitSuccess();
-            // Of 6 seconds, in which the JVM may still compile what has run before.
+            // Of 7 seconds, in which the JVM may still compile what has run before.
             assertTrue(used.toMillis() < 1500, "idle, it has used " + used);
             for (int rank = 0; rank < 3; rank++) {
                 assertSays(ranks, rank, "freed\nended: Optional.empty");

@@ -234,6 +234,84 @@ class RankPoolTest {
         assertEquals(0, open.get());
     }
 
+    private static final RequestCodec<Task> NO_CODEC =
+            new RequestCodec<>() {
+                @Override
+                public byte[] encode(Task task) {
+                    return new byte[1];
+                }
+
+                @Override
+                public Task decode(byte[] bytes) {
+                    return RankPoolTest::sumOfRanks;
+                }
+            };
+
+    /** Has threads join a pool as processes do. */
+    private List<RankPool<Task, Object>> join(int ranks) {
+        return ProcessGroups.run(
+                ProcessGroups.local(ranks),
+                group -> RankPool.join("joined", group, NO_CODEC, State::new));
+    }
+
+    @Test
+    void servesByRanksThatJoin() throws Exception {
+        List<RankPool<Task, Object>> pools = join(3);
+        assertEquals(3, pools.get(0).size());
+        assertFalse(pools.get(0).isFollower());
+        assertTrue(pools.get(2).isFollower());
+        for (int i = 0; i < 3; i++) {
+            assertEquals(3f, pools.get(0).submit(RankPoolTest::sumOfRanks).get());
+        }
+        assertThrows(
+                IllegalStateException.class, () -> pools.get(1).submit(RankPoolTest::sumOfRanks));
+        assertEquals(3, open.get());
+        pools.get(0).close();
+        for (RankPool<Task, Object> pool : pools) {
+            pool.awaitEnd();
+            pool.close();
+        }
+        assertEquals(0, open.get());
+    }
+
+    @Test
+    void anInterruptEndsOneThatFollows() throws Exception {
+        List<RankPool<Task, Object>> pools = join(2);
+        CompletableFuture<CollectiveException> told = new CompletableFuture<>();
+        pools.get(0).whenFailed().thenAccept(told::complete);
+        Thread closing = new Thread(pools.get(1)::close);
+        closing.start();
+        closing.interrupt();
+        closing.join();
+        assertTrue(pools.get(1).failure().orElseThrow().getMessage().contains("interrupted"));
+        assertTrue(told.get().getMessage().startsWith("rank 1 of 2 of joined failed"));
+        assertThrows(CollectiveException.class, pools.get(1)::awaitEnd);
+        pools.get(0).close();
+        assertEquals(0, open.get());
+    }
+
+    @Test
+    void nobodyJoinsIfOneMakesNothing() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        CollectiveException failure =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                ProcessGroups.run(
+                                        groups,
+                                        group ->
+                                                RankPool.join(
+                                                        "joined",
+                                                        group,
+                                                        NO_CODEC,
+                                                        own ->
+                                                                own.rank() == 0
+                                                                        ? null
+                                                                        : new State(own))));
+        assertTrue(failure.getMessage().contains("returned null"), failure.getMessage());
+        assertEquals(0, open.get());
+    }
+
     @Test
     void refusesNulls() {
         List<ProcessGroup> groups = ProcessGroups.local(1);
@@ -259,6 +337,18 @@ class RankPoolTest {
             assertThrows(
                     IllegalArgumentException.class,
                     () -> RankPool.<Task, Object>start("pool", groups, null));
+            ProcessGroup one = groups.get(0);
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> RankPool.join(null, one, NO_CODEC, maker));
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> RankPool.join("pool", null, NO_CODEC, maker));
+            assertThrows(
+                    IllegalArgumentException.class, () -> RankPool.join("pool", one, null, maker));
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> RankPool.<Task, Object>join("pool", one, NO_CODEC, null));
             List<ProcessGroup> holes = Collections.singletonList(null);
             assertThrows(
                     IllegalArgumentException.class, () -> RankPool.start("pool", holes, maker));

@@ -37,6 +37,7 @@ import java.util.function.UnaryOperator;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.CHeap;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
@@ -633,6 +634,9 @@ class LlamaGeneratorTest {
         refuse("prefillTokens", builder -> builder.optPrefillTokens(0));
         refuse("no GPU", builder -> builder.optDevices(List.of(Device.cpu())));
         refuse("directory", builder -> builder.setDirectory(null));
+        ProcessGroup group = ProcessGroups.local(1).get(0);
+        refuse("the process group has", builder -> builder.optProcessGroup(group).optRanks(1));
+        assertThrows(IllegalStateException.class, group::barrier); // It is destroyed.
         assertThrows(
                 IOException.class,
                 () -> generator(1, builder -> builder.setDirectory(directory.resolve("none"))));

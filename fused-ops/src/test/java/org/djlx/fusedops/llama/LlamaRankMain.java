@@ -15,7 +15,6 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.List;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 
@@ -25,7 +24,7 @@ import org.djlx.collectives.ProcessGroups;
  */
 public final class LlamaRankMain {
 
-    private static final Duration TIMEOUT = Duration.ofSeconds(2);
+    private static final Duration TIMEOUT = Duration.ofSeconds(6);
     private static final Duration LONG = Duration.ofSeconds(60);
 
     private LlamaRankMain() {}
@@ -42,7 +41,7 @@ public final class LlamaRankMain {
             load(directory);
             return;
         }
-        ProcessGroup group = ProcessGroups.init("shm", new BackendOptions(TIMEOUT));
+        ProcessGroup group = ProcessGroups.init("shm").withTimeout(TIMEOUT);
         int length = args[0].equals("differ") ? 100 + group.rank() : 256;
         try (LlamaGenerator generator =
                 LlamaGenerator.builder()
@@ -88,7 +87,9 @@ public final class LlamaRankMain {
         cancelled.next(LONG);
         cancelled.cancel();
         say("cancelled: " + cancelled.finishReason().orElseThrow());
-        Thread.sleep(TIMEOUT.toMillis() * 3 / 2); // Idle for longer than ranks wait for each other.
+        Thread.sleep(
+                TIMEOUT.plusSeconds(1)
+                        .toMillis()); // Idle for longer than ranks wait for each other.
         Generation late = generator.submit(LlamaGeneratorTest.manyRequests().get(0));
         say("late " + tokens(late));
         while (generator.statistics().cacheBlocksInUse() > 0) {

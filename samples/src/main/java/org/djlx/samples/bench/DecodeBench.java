@@ -7,6 +7,7 @@ package org.djlx.samples.bench;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
@@ -17,6 +18,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Objects;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
@@ -24,13 +26,13 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.function.ToDoubleFunction;
+import java.util.stream.Collectors;
 import java.util.stream.Stream;
 
 /** Times of text generation, as clients of the HTTP server see them. */
 final class DecodeBench {
 
     private static final Duration PATIENCE = Duration.ofMinutes(10);
-    private static final Answer FAILED = new Answer(false, 0, 0);
 
     private final URI completions;
     private final int tokens;
@@ -52,7 +54,7 @@ final class DecodeBench {
      *
      * @param clients how many there were
      * @param requests how many requests there were, of all clients
-     * @param errors how many of these failed, or had fewer tokens than asked for
+     * @param errors what was wrong with those that failed or had fewer tokens than asked for
      * @param tokensPerSecond the tokens of all answers, by the time that all took together
      * @param firstTokenMillis the median time until the first token of an answer was there
      * @param answerMillis the median time until all of it was
@@ -60,13 +62,24 @@ final class DecodeBench {
     record Row(
             int clients,
             int requests,
-            int errors,
+            List<String> errors,
             double tokensPerSecond,
             double firstTokenMillis,
             double answerMillis) {}
 
-    /** An answer, and when what of it was there, in milliseconds from the request on. */
-    private record Answer(boolean whole, double first, double last) {}
+    /**
+     * An answer.
+     *
+     * @param error what is wrong with it; null if nothing is
+     * @param first when its first token was there, in milliseconds from the request on
+     * @param last when all of it was
+     */
+    private record Answer(String error, double first, double last) {
+
+        static Answer failed(String error) {
+            return new Answer(error, 0, 0);
+        }
+    }
 
     /**
      * Has clients ask.
@@ -100,11 +113,11 @@ final class DecodeBench {
                 answers.addAll(future.get());
             }
             double seconds = (System.nanoTime() - start) / 1e9;
-            List<Answer> whole = answers.stream().filter(Answer::whole).toList();
+            List<Answer> whole = answers.stream().filter(a -> a.error == null).toList();
             return new Row(
                     clients,
                     answers.size(),
-                    answers.size() - whole.size(),
+                    answers.stream().map(Answer::error).filter(Objects::nonNull).toList(),
                     whole.size() * tokens / seconds,
                     median(whole, Answer::first),
                     median(whole, Answer::last));
@@ -133,28 +146,37 @@ final class DecodeBench {
         try {
             HttpResponse<Stream<String>> response = http.send(request, BodyHandlers.ofLines());
             try (Stream<String> lines = response.body()) {
-                return response.statusCode() == 200 ? read(lines.iterator(), start) : FAILED;
+                return response.statusCode() == 200
+                        ? read(lines.iterator(), start)
+                        : Answer.failed(
+                                response.statusCode() + ": " + lines.collect(Collectors.joining()));
             }
-        } catch (IOException e) {
-            return FAILED;
+        } catch (IOException | UncheckedIOException e) {
+            return Answer.failed(e.toString());
         }
     }
 
-    /** Reads server-sent events. The one before the last says how many tokens there were. */
+    /**
+     * Reads server-sent events. The one before the last says how many tokens there were. It reads
+     * to the end, as the connection is closed otherwise, which the next request may come across.
+     */
     private Answer read(Iterator<String> lines, long start) {
         double first = 0;
         String event = "";
+        boolean done = false;
         while (lines.hasNext()) {
             String line = lines.next();
             if (line.equals("data: [DONE]")) {
-                return new Answer(hasAllTokens(event), first, millisSince(start));
-            }
-            if (line.startsWith("data: ")) {
+                done = true;
+            } else if (line.startsWith("data: ")) {
                 first = event.isEmpty() ? millisSince(start) : first;
                 event = line.substring("data: ".length());
             }
         }
-        return FAILED; // It was cut off.
+        if (!done || event.isEmpty() || !hasAllTokens(event)) {
+            return Answer.failed((done ? "not all tokens: " : "cut off after ") + event);
+        }
+        return new Answer(null, first, millisSince(start));
     }
 
     private boolean hasAllTokens(String event) {

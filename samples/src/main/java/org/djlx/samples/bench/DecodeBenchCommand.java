@@ -88,7 +88,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             List<DecodeBench.Row> rows = serve(generator);
             write(rows);
             keep(rows, generator);
-            return rows.stream().allMatch(row -> row.errors() == 0) ? 0 : 1;
+            return rows.stream().allMatch(row -> row.errors().isEmpty()) ? 0 : 1;
         }
     }
 
@@ -117,11 +117,15 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             table.add(
                     row.clients(),
                     row.requests(),
-                    row.errors(),
+                    row.errors().size(),
                     String.format("%.1f", row.tokensPerSecond()),
                     String.format("%.1f", row.firstTokenMillis()),
                     String.format("%.1f", row.answerMillis()));
         }
+        rows.stream()
+                .flatMap(row -> row.errors().stream())
+                .distinct()
+                .forEach(spec.commandLine().getErr()::println);
         PrintWriter out = spec.commandLine().getOut();
         out.printf(
                 "%s on %s, answers of %d tokens%n%s%n",
@@ -136,7 +140,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         BenchReport report =
                 new BenchReport(
                         "text generation through the HTTP server", commit, NativeVersions.query());
-        report.put("config", generator.config().toString());
+        report.put("config", generator.config());
         report.put("ranks", model.placement());
         report.put("tokens", tokens);
         report.put("served", rows);

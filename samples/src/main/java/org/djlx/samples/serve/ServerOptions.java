@@ -28,7 +28,19 @@ public record ServerOptions(
         Duration answerTimeout,
         Duration shutdownTimeout) {
 
-    /** Checks what is given. */
+    /**
+     * Checks what is given.
+     *
+     * @param host the address or name to listen on
+     * @param port the port; 0 for any that is free
+     * @param token what clients must show; null if they need not
+     * @param maxBodyBytes how large a request may be
+     * @param maxConnections how many clients may be connected
+     * @param requestTimeout how long a connection may take to send a request, or be idle
+     * @param answerTimeout how long an answer may take, until the client has it all
+     * @param shutdownTimeout how long answers may go on when the server is closed
+     * @throws IllegalArgumentException if one is impossible
+     */
     public ServerOptions {
         if (token != null && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127))) {
             throw new IllegalArgumentException(
