@@ -161,8 +161,13 @@ class Rank:
 
 def run_rank(rank, ranks, meeting, cases, answers):
     """The main of a rank's process."""
+    serve(rank, cases, answers, lambda: Rank(rank, ranks, meeting))
+
+
+def serve(rank, cases, answers, start):
+    """Answers cases by what `start` returns, until the process is ended."""
     try:
-        here = Rank(rank, ranks, meeting)
+        here = start()
         answers.put({"torch": here.torch.__version__})
         while True:
             case = cases.get()
@@ -211,10 +216,10 @@ def collect(queues, processes):
     return answers
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, required=True)
-    ranks = parser.parse_args().ranks
+def with_ranks(ranks, run, use, *more):
+    """Starts ranks' processes, and has `use` ask them by the function that it is given; says what goes wrong, and ends them.
+
+    `run` is the main of a rank: (rank, ranks, meeting, cases, answers, *more). The function sends all ranks a case, and returns their answers."""
     try:
         import torch
         import torch.multiprocessing as mp
@@ -229,23 +234,35 @@ def main():
     context = mp.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         cases, answers = ([context.SimpleQueue() for _ in range(ranks)], [context.Queue() for _ in range(ranks)])
-        processes = [
-            context.Process(target=run_rank, args=(r, ranks, f"{folder}/meeting", cases[r], answers[r]), daemon=True) for r in range(ranks)
-        ]
+        processes = [context.Process(target=run, args=(r, ranks, f"{folder}/meeting", cases[r], answers[r], *more), daemon=True) for r in range(ranks)]
+
+        def ask(case):
+            for one in cases:
+                one.put(case)
+            return collect(answers, processes)
+
         try:
             for process in processes:
                 process.start()
             say(collect(answers, processes)[0])
-            for line in sys.stdin:
-                for one in cases:
-                    one.put(json.loads(line))
-                say(slowest(collect(answers, processes)))
+            use(ask)
         except (RuntimeError, OSError) as e:
             say({"error": str(e)})
         finally:
             for process in processes:
                 if process.is_alive():
                     process.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, required=True)
+
+    def use(ask):
+        for line in sys.stdin:
+            say(slowest(ask(json.loads(line))))
+
+    with_ranks(parser.parse_args().ranks, run_rank, use)
 
 
 if __name__ == "__main__":

@@ -139,14 +139,13 @@ public final class GpuBenchCommand implements Callable<Integer> {
         TorchPeer torch =
                 python == null
                         ? null
-                        : TorchPeer.start(python, torchScript(), worldSize, TORCH_PATIENCE);
+                        : TorchPeer.start(
+                                python,
+                                TorchPeer.script("torch_peer.py"),
+                                List.of("--ranks", Integer.toString(worldSize)),
+                                TORCH_PATIENCE);
         return new GpuBenchResults(
                 report, reports.json(), torch, rounds, spec.commandLine().getErr());
-    }
-
-    /** In the checkout, which run.sh names; otherwise in the one that this is called from. */
-    private static Path torchScript() {
-        return Path.of(System.getProperty("djlx.home", "")).resolve("ci/bench/torch_peer.py");
     }
 
     private List<GpuBenchCase> cases(int worldSize) {

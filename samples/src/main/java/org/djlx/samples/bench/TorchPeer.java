@@ -22,10 +22,9 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
 /**
- * PyTorch's operators on symmetric memory, measured by a child process, {@code
- * ci/bench/torch_peer.py}, on the same GPUs. It gets a line of JSON for each case and answers with
- * one. If it is missing, fails or takes too long, its columns are missing, and a note says why; it
- * never fails the benchmark.
+ * PyTorch, measured by a child process, a script in {@code ci/bench}, on the same GPUs: {@code
+ * torch_peer.py} gets a line of JSON for each case and answers with one. If it is missing, fails or
+ * takes too long, its columns are missing, and a note says why; it never fails the benchmark.
  */
 final class TorchPeer implements AutoCloseable {
 
@@ -54,17 +53,23 @@ final class TorchPeer implements AutoCloseable {
         this.patience = patience;
     }
 
+    /** Returns where a script is: in the checkout, which run.sh names, or this is called from. */
+    static Path script(String name) {
+        return Path.of(System.getProperty("djlx.home", "")).resolve("ci/bench").resolve(name);
+    }
+
     /**
      * Starts it, and waits until it is ready.
      *
      * @param interpreter the program that runs the script, such as python3
-     * @param patience how long it may take for that, and for each case
+     * @param arguments of the script
+     * @param patience how long it may take for that, and for each answer
      */
-    static TorchPeer start(String interpreter, Path script, int ranks, Duration patience) {
+    static TorchPeer start(
+            String interpreter, Path script, List<String> arguments, Duration patience) {
         TorchPeer peer = new TorchPeer(patience);
-        ProcessBuilder builder =
-                new ProcessBuilder(
-                        interpreter, script.toString(), "--ranks", Integer.toString(ranks));
+        ProcessBuilder builder = new ProcessBuilder(interpreter, script.toString());
+        builder.command().addAll(arguments);
         NOT_INHERITED.forEach(builder.environment()::remove);
         builder.environment().putAll(ENVIRONMENT);
         builder.redirectError(ProcessBuilder.Redirect.INHERIT);
@@ -123,7 +128,7 @@ final class TorchPeer implements AutoCloseable {
     }
 
     /** Waits for a line of JSON; null if none comes, or one that says what went wrong. */
-    private JsonObject answer() {
+    JsonObject answer() {
         try {
             String line = lines.poll(patience.toMillis(), TimeUnit.MILLISECONDS);
             if (line == null) {

@@ -41,7 +41,7 @@ class TorchPeerTest {
     /** Starts a peer that is a shell script. */
     private TorchPeer start(Duration patience, String... lines) throws IOException {
         Path script = Files.write(dir.resolve("peer.sh"), List.of(lines));
-        return TorchPeer.start("sh", script, 2, patience);
+        return TorchPeer.start("sh", script, List.of("--ranks", "2"), patience);
     }
 
     @Test
@@ -81,7 +81,8 @@ class TorchPeerTest {
 
     @Test
     void aMissingInterpreterIsSaid() {
-        try (TorchPeer peer = TorchPeer.start("no-such-python", Path.of("x"), 2, PATIENCE)) {
+        try (TorchPeer peer =
+                TorchPeer.start("no-such-python", Path.of("x"), List.of(), PATIENCE)) {
             assertTrue(peer.cause().contains("no-such-python"), peer::cause);
         }
     }
