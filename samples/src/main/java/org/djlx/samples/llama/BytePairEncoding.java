@@ -84,6 +84,19 @@ final class BytePairEncoding {
         return encoding;
     }
 
+    /**
+     * Adds tokens that no text is encoded to, but that have texts themselves: numbers.
+     *
+     * @param size how many tokens there are to be
+     * @return this
+     */
+    BytePairEncoding fillUp(int size) {
+        for (int number = 0; size() < size; number++) {
+            tokens.add("\u0120" + number); // a blank before it
+        }
+        return this;
+    }
+
     /** Returns how many tokens there are without any that was learned. */
     static int smallest() {
         return BYTES + SPECIAL.size();

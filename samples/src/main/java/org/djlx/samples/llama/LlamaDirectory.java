@@ -5,6 +5,8 @@
 package org.djlx.samples.llama;
 
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
@@ -92,6 +94,14 @@ final class LlamaDirectory {
             long maxFileBytes,
             Function<TensorSpec, NDArray> weights)
             throws IOException {
+        writeAllButWeights(directory, config, tokenizer, ranks);
+        SafetensorsWriter.writeModel(directory, tensors(config), maxFileBytes, weights);
+    }
+
+    /** Writes a model but for its weights; the parameters are those of {@link #write}. */
+    static void writeAllButWeights(
+            Path directory, LlamaConfig config, BytePairEncoding tokenizer, int ranks)
+            throws IOException {
         if (tokenizer.size() > config.vocabularySize()) {
             throw new IllegalArgumentException(
                     String.format(
@@ -112,7 +122,16 @@ final class LlamaDirectory {
         tokens.addProperty("tokenizer_class", "PreTrainedTokenizerFast");
         write(directory, "tokenizer_config.json", tokens);
         Files.writeString(directory.resolve("serving.properties"), servingProperties(ranks));
-        SafetensorsWriter.writeModel(directory, tensors(config), maxFileBytes, weights);
+    }
+
+    /** Draws weights with which values neither grow nor shrink from layer to layer. */
+    static NDArray random(NDManager manager, TensorSpec weight) {
+        Shape shape = weight.shape();
+        if (shape.dimension() == 1) {
+            return manager.randomNormal(1, 0.1f, shape, DataType.FLOAT32); // a normalisation
+        }
+        float deviation = (float) (1 / Math.sqrt(shape.get(1)));
+        return manager.randomNormal(0, deviation, shape, DataType.FLOAT32);
     }
 
     private static String servingProperties(int ranks) {

@@ -5,10 +5,7 @@
 package org.djlx.samples.llama;
 
 import ai.djl.Device;
-import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
-import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -157,7 +154,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                     tokenizer,
                     ranks,
                     maxFileBytes,
-                    weight -> random(manager, weight));
+                    weight -> LlamaDirectory.random(manager, weight));
         }
         List<TensorSpec> tensors = LlamaDirectory.tensors(config);
         spec.commandLine()
@@ -200,15 +197,5 @@ public final class ServeModelCommand implements Callable<Integer> {
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
-    }
-
-    /** Draws weights with which values neither grow nor shrink from layer to layer. */
-    private static NDArray random(NDManager manager, TensorSpec weight) {
-        Shape shape = weight.shape();
-        if (shape.dimension() == 1) {
-            return manager.randomNormal(1, 0.1f, shape, DataType.FLOAT32); // a normalisation
-        }
-        float deviation = (float) (1 / Math.sqrt(shape.get(1)));
-        return manager.randomNormal(0, deviation, shape, DataType.FLOAT32);
     }
 }

@@ -4,6 +4,7 @@
  */
 /**
  * Llamas: {@link org.djlx.samples.llama.ServeModelCommand} writes a small one of random weights,
- * {@link org.djlx.samples.llama.GenerateCommand} has one write text.
+ * {@link org.djlx.samples.llama.RandomLlama} one to measure with, {@link
+ * org.djlx.samples.llama.GenerateCommand} has one write text.
  */
 package org.djlx.samples.llama;

@@ -1,0 +1,104 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.llama;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.huggingface.tokenizers.HuggingFaceTokenizer;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.Comparator;
+import java.util.List;
+import java.util.stream.Stream;
+import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.safetensors.Safetensors;
+import org.djlx.fusedops.safetensors.TensorSpec;
+import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+@Timeout(120)
+class RandomLlamaTest {
+
+    private static final LlamaConfig SMALL =
+            new LlamaConfig(
+                    300,
+                    16,
+                    24,
+                    2,
+                    4,
+                    2,
+                    4,
+                    64,
+                    1e-5,
+                    new LlamaConfig.Rope(10_000, 1, 0, 0, 0),
+                    false,
+                    List.of(),
+                    ScalarType.BFLOAT16);
+
+    @TempDir private Path folder;
+
+    private List<Path> files(Path directory) throws IOException {
+        try (Stream<Path> files = Files.list(directory)) {
+            return files.sorted(Comparator.comparing(Path::toString)).toList();
+        }
+    }
+
+    @Test
+    void isTheSameInEveryRunAndThereUntilItIsClosed() throws Exception {
+        try (RandomLlama first = RandomLlama.write(SMALL, folder);
+                RandomLlama second = RandomLlama.write(SMALL, folder);
+                Safetensors weights = Safetensors.open(first.directory());
+                HuggingFaceTokenizer tokenizer =
+                        HuggingFaceTokenizer.newInstance(first.directory())) {
+            for (Path file : files(first.directory())) {
+                Path other = second.directory().resolve(file.getFileName());
+                assertEquals(-1, Files.mismatch(file, other), file::toString);
+            }
+            LlamaConfig config = LlamaConfig.read(first.directory());
+            assertEquals(ScalarType.BFLOAT16, config.type());
+            for (TensorSpec tensor : LlamaDirectory.tensors(config)) {
+                assertEquals(tensor, weights.spec(tensor.name()));
+            }
+            // Every token has a text, and so is seen by clients.
+            assertEquals(" 38", tokenizer.decode(new long[] {294}));
+            assertEquals(295, tokenizer.encode("x").getIds()[0]);
+        }
+        assertEquals(List.of(), files(folder));
+    }
+
+    @Test
+    void layersHaveTheSameWeightsAndOthersTheirOwn() throws Exception {
+        try (RandomLlama model = RandomLlama.write(SMALL, folder)) {
+            int layer = 2 * (16 + 16 * (16 + 8 + 8 + 16) + 16 + 3 * 16 * 24);
+            assertArrayEquals(end(model, "layer-0", layer), end(model, "layer-1", layer));
+            int matrix = 2 * 300 * 16;
+            assertFalse(
+                    Arrays.equals(
+                            end(model, "embed_tokens", matrix), end(model, "lm_head", matrix)));
+        }
+    }
+
+    /** The data of a file, which come after its header. */
+    private static byte[] end(RandomLlama model, String file, int size) throws IOException {
+        byte[] all = Files.readAllBytes(model.directory().resolve(file + ".safetensors"));
+        return Arrays.copyOfRange(all, all.length - size, all.length);
+    }
+
+    @Test
+    void needsRoom() {
+        Path missing = folder.resolve("missing");
+        IOException e = assertThrows(IOException.class, () -> RandomLlama.write(SMALL, missing));
+        assertTrue(e.getMessage().contains("no directory with room for"), e::getMessage);
+        assertFalse(Files.exists(missing));
+    }
+}
