@@ -11,7 +11,8 @@
 #   ci/bench.sh block [arguments of `samples/run.sh bench-block`]
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone
 #   ci/bench.sh decode [arguments of `samples/run.sh bench-decode`]
-#     text from a tiny Llama on 2 CPU ranks, for one client of the HTTP server and for 64 at once
+#     text from a Llama: loading, steps of a batch, the first token of a long prompt, clients of the HTTP server. On GPUs, all
+#     there are, one of 8B's sizes, beside PyTorch where python3 has it; where there are none a tiny one on 2 CPU ranks
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -99,13 +100,21 @@ bench_block() {
 }
 
 bench_decode() {
-  local -a args=()
-  [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/decode.json")
-  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
-  [[ " $*" == *" --ranks"* ]] || args+=(--ranks 2)
-  mkdir -p "$work"
-  "$root/samples/run.sh" serve-model "$work/tiny-llama" >&2
-  "$root/samples/run.sh" bench-decode "$work/tiny-llama" "${args[@]}" "$@"
+  local -a args=() defaults
+  local file=decode.json option gpus
+  # NVSwitch's multicast can take a host out of service.
+  export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+  if ((gpus > 0)) && [[ " $*" != *" --device cpu"* && " $*" != *" --device=cpu"* ]]; then
+    defaults=(--device=gpu "--ranks=$gpus" --model=8b --torch=python3)
+  else
+    defaults=(--ranks=2 --long-prompt=512)
+    file=decode-cpu.json
+  fi
+  for option in "${defaults[@]}" "--json=$root/ci/results/$file" "--commit=$(commit)"; do
+    [[ " $*" == *" ${option%%=*}"* ]] || args+=("$option")
+  done
+  "$root/samples/run.sh" bench-decode "${args[@]}" "$@"
 }
 
 case ${1:-} in

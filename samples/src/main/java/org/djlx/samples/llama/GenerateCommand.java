@@ -6,6 +6,7 @@ package org.djlx.samples.llama;
 
 import java.io.IOException;
 import java.io.PrintWriter;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.Callable;
@@ -20,6 +21,7 @@ import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
 /** {@code generate}: the text that a model writes after a prompt. */
@@ -34,6 +36,12 @@ public final class GenerateCommand implements Callable<Integer> {
     private static final Duration PATIENCE = Duration.ofMinutes(10);
 
     @Spec private CommandSpec spec;
+
+    @Parameters(
+            paramLabel = "DIR",
+            description =
+                    "A Llama in Hugging Face's layout; serve-model writes one to try things with.")
+    private Path directory;
 
     @Mixin private ModelOptions model;
 
@@ -89,14 +97,14 @@ public final class GenerateCommand implements Callable<Integer> {
     @Override
     public Integer call() throws IOException, InterruptedException, TimeoutException {
         GenerationRequest request = request();
-        try (LlamaGenerator generator = model.load()) {
+        try (LlamaGenerator generator = model.load(directory)) {
             if (generator.isFollower()) {
                 generator.awaitEnd();
                 return 0;
             }
             if (generator.tokenizer().isEmpty()) {
                 throw new ParameterException(
-                        spec.commandLine(), model.directory() + " has no tokenizer.json");
+                        spec.commandLine(), directory + " has no tokenizer.json");
             }
             long start = System.nanoTime();
             Generation generation;

@@ -22,10 +22,9 @@ import org.djlx.samples.Ranks;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** The options of commands that generate text: which model, and on what. */
+/** The options of commands that generate text: on what the model is, and how much it may take. */
 public final class ModelOptions {
 
     /** Where the ranks are. */
@@ -36,12 +35,6 @@ public final class ModelOptions {
 
     @Spec(Spec.Target.MIXEE)
     private CommandSpec spec;
-
-    @Parameters(
-            paramLabel = "DIR",
-            description =
-                    "A Llama in Hugging Face's layout; serve-model writes one to try things with.")
-    private Path directory;
 
     @Option(
             names = "--ranks",
@@ -99,24 +92,30 @@ public final class ModelOptions {
     private ModelOptions() {}
 
     /**
-     * Returns where the model is.
+     * Loads a model, or, in a process started by {@code launch} or torchrun, its part of it.
      *
-     * @return the directory
-     */
-    public Path directory() {
-        return directory;
-    }
-
-    /**
-     * Loads the model, or, in a process started by {@code launch} or torchrun, its part of it.
-     *
+     * @param directory where the model is
      * @return the generator, to be closed; it may {@linkplain LlamaGenerator#isFollower follow}
      *     that of another process
      * @throws IOException if a file cannot be read
      * @throws ParameterException if an option does not fit the model
      */
-    public LlamaGenerator load() throws IOException {
-        Ranks.check(spec, "--ranks", ranks, false);
+    public LlamaGenerator load(Path directory) throws IOException {
+        return load(directory, 0);
+    }
+
+    /**
+     * Loads a model as {@link #load(Path)} does.
+     *
+     * @param directory where the model is
+     * @param otherwise the memory for keys and values on each rank, in bytes, unless the user says;
+     *     0 for the generator's own choice
+     * @return the generator, to be closed
+     * @throws IOException if a file cannot be read
+     * @throws ParameterException if an option does not fit the model
+     */
+    public LlamaGenerator load(Path directory, long otherwise) throws IOException {
+        check();
         if (!Files.isDirectory(directory)) {
             throw new ParameterException(
                     spec.commandLine(), directory.toAbsolutePath() + " is no directory");
@@ -130,8 +129,8 @@ public final class ModelOptions {
         if (maxLength != null) {
             builder.optMaxLength(maxLength);
         }
-        if (cacheBytes != null) {
-            builder.optCacheBytes(cacheBytes);
+        if (cacheBytes != null || otherwise != 0) {
+            builder.optCacheBytes(cacheBytes != null ? cacheBytes : otherwise);
         }
         PrintWriter err = spec.commandLine().getErr();
         builder.optProgress(new LoadingProgress(err));
@@ -144,12 +143,43 @@ public final class ModelOptions {
     }
 
     /**
+     * Checks what can be checked without a model.
+     *
+     * @throws ParameterException if the number of ranks is impossible
+     * @throws IllegalStateException if they need GPUs, and there are not as many
+     */
+    public void check() {
+        Ranks.check(spec, "--ranks", ranks, false);
+        if (isGpu()) {
+            Gpus.require(ranks().here().size(), NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        }
+    }
+
+    /**
+     * Returns the ranks.
+     *
+     * @return those of the model, one unless the user says
+     */
+    public Ranks ranks() {
+        return Ranks.of(ranks, 1);
+    }
+
+    /**
+     * Tells where ranks are.
+     *
+     * @return whether each has a GPU
+     */
+    public boolean isGpu() {
+        return device == DeviceKind.gpu;
+    }
+
+    /**
      * Returns on what the model is.
      *
      * @return for example {@code 2 cpu ranks, threads}
      */
     public String placement() {
-        Ranks all = Ranks.of(ranks, 1);
+        Ranks all = ranks();
         return String.format(
                 "%d %s %s, %s",
                 all.worldSize(),
@@ -160,11 +190,8 @@ public final class ModelOptions {
 
     /** Says where the ranks are, and if they are processes meets them. */
     private void place(LlamaGenerator.Builder builder) {
-        Ranks all = Ranks.of(ranks, 1);
-        boolean gpu = device == DeviceKind.gpu;
-        if (gpu) {
-            Gpus.require(all.here().size(), NativeLibrary.NCCL, NativeLibrary.NVRTC);
-        }
+        Ranks all = ranks();
+        boolean gpu = isGpu();
         Duration timeout = Duration.ofSeconds(rankTimeout);
         if (all.areProcesses()) {
             builder.optProcessGroup(gpu ? gpuProcess(timeout) : cpuProcess(timeout));

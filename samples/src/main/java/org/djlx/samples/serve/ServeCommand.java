@@ -6,6 +6,7 @@ package org.djlx.samples.serve;
 
 import java.io.IOException;
 import java.io.PrintWriter;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.concurrent.Callable;
 import org.djlx.fusedops.llama.LlamaGenerator;
@@ -18,6 +19,7 @@ import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
 /** {@code serve}: a model behind HTTP, for OpenAI's clients and for browsers. */
@@ -35,6 +37,12 @@ public final class ServeCommand implements Callable<Integer> {
     private static final String TOKEN = "DJLX_SERVE_TOKEN";
 
     @Spec private CommandSpec spec;
+
+    @Parameters(
+            paramLabel = "DIR",
+            description =
+                    "A Llama in Hugging Face's layout; serve-model writes one to try things with.")
+    private Path directory;
 
     @Mixin private ModelOptions model;
 
@@ -98,8 +106,8 @@ public final class ServeCommand implements Callable<Integer> {
     @Override
     public Integer call() throws IOException, InterruptedException {
         ServerOptions options = options();
-        ChatTemplate template = ChatTemplate.of(model.directory());
-        try (LlamaGenerator generator = model.load()) {
+        ChatTemplate template = ChatTemplate.of(directory);
+        try (LlamaGenerator generator = model.load(directory)) {
             if (generator.isFollower()) {
                 // SIGTERM comes to all ranks: rank 0 needs this one until it has ended in order.
                 Runtime.getRuntime().addShutdownHook(new Thread(generator::close, "serve-end"));
@@ -108,7 +116,7 @@ public final class ServeCommand implements Callable<Integer> {
             }
             if (generator.tokenizer().isEmpty()) {
                 throw new ParameterException(
-                        spec.commandLine(), model.directory() + " has no tokenizer.json");
+                        spec.commandLine(), directory + " has no tokenizer.json");
             }
             TextApi api = new TextApi(modelName(), generator, template);
             try (GenerationServer server = new GenerationServer(api, generator, options)) {
@@ -132,7 +140,7 @@ public final class ServeCommand implements Callable<Integer> {
 
     private String modelName() {
         return name == null
-                ? model.directory().toAbsolutePath().normalize().getFileName().toString()
+                ? directory.toAbsolutePath().normalize().getFileName().toString()
                 : name;
     }
 

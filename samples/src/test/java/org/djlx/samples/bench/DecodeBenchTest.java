@@ -18,6 +18,8 @@ import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
+import java.util.stream.Stream;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -41,14 +43,50 @@ class DecodeBenchTest {
 
     @Test
     void measuresAndKeepsWhatItMeasured() throws Exception {
-        String model = folder.resolve("tiny").toString();
         Path json = folder.resolve("decode.json");
-        run(0, "serve-model", model, "--text", "../README.md");
-        String arguments = "--ranks 2 --clients 1,4 --tokens 5 --requests 2 --json " + json;
-        String[] words = ("bench-decode " + model + " " + arguments).split(" ");
-        String table = run(0, words);
+        String table =
+                run(
+                        0,
+                        "bench-decode",
+                        "--directory",
+                        folder.toString(),
+                        "--torch",
+                        "no-such-python",
+                        "--json",
+                        json.toString(),
+                        "--ranks=2",
+                        "--batches=1,3",
+                        "--prompt-tokens=5",
+                        "--long-prompt=70",
+                        "--clients=1,4",
+                        "--tokens=16",
+                        "--requests=2");
         assertTrue(table.contains("2 cpu ranks, threads"), table);
+        try (Stream<Path> left = Files.list(folder)) {
+            assertEquals(List.of(json), left.toList());
+        }
         JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
+        JsonObject loading = report.getAsJsonObject("loading");
+        assertTrue(loading.get("bytes").getAsLong() > 1_700_000, table);
+        assertTrue(loading.get("seconds").getAsDouble() > 0, table);
+        assertTrue(loading.get("readSeconds").getAsDouble() > 0, table);
+        JsonArray steps = report.getAsJsonArray("steps");
+        int[] batches = {1, 3};
+        assertEquals(batches.length, steps.size());
+        for (int i = 0; i < batches.length; i++) {
+            JsonObject row = steps.get(i).getAsJsonObject();
+            assertEquals(batches[i], row.get("batch").getAsInt());
+            int count = row.get("steps").getAsInt();
+            assertTrue(
+                    count > 0 && count <= 16 - 1 - 8, row::toString); // 15 of which 8 do not count
+            double median = row.get("medianMicros").getAsDouble();
+            assertTrue(median > 0 && median <= row.get("p90Micros").getAsDouble(), row::toString);
+            assertTrue(row.get("tokensPerSecond").getAsDouble() > 0, row::toString);
+        }
+        JsonObject first = report.getAsJsonObject("firstToken");
+        assertEquals(70, first.get("promptTokens").getAsInt());
+        assertTrue(first.get("medianMicros").getAsDouble() > 0, table);
+        assertTrue(report.get("torch").getAsString().contains("no-such-python"), table);
         JsonArray rows = report.getAsJsonArray("served");
         int[] clients = {1, 4};
         assertEquals(clients.length, rows.size());
@@ -58,10 +96,22 @@ class DecodeBenchTest {
             assertEquals(clients[i] * 2, row.get("requests").getAsInt());
             assertEquals(0, row.getAsJsonArray("errors").size());
             assertTrue(row.get("tokensPerSecond").getAsDouble() > 0, table);
-            double first = row.get("firstTokenMillis").getAsDouble();
-            assertTrue(first > 0 && first < row.get("answerMillis").getAsDouble(), table);
+            double firstToken = row.get("firstTokenMillis").getAsDouble();
+            assertTrue(firstToken > 0 && firstToken < row.get("answerMillis").getAsDouble(), table);
         }
-        assertTrue(run(2, "bench-decode", model, "--clients", "0").contains("must be 1 or more"));
+    }
+
+    @Test
+    void saysWhatCannotBeMeasured() throws Exception {
+        String model = folder.resolve("tiny").toString();
+        run(0, "serve-model", model, "--text", "../README.md", "--max-length", "64");
+        assertTrue(run(2, "bench-decode", "--clients", "0").contains("must be 1 or more"));
+        assertTrue(run(2, "bench-decode", model, "--model", "8b").contains("--model"));
+        assertTrue(run(2, "bench-decode", "--model", "9b").contains("8b"));
+        assertTrue(run(2, "bench-decode", model).contains("longest sequence"));
+        String few = "--long-prompt 8 --prompt-tokens 8 --tokens 8";
+        String[] words = ("bench-decode " + model + " " + few).split(" ");
+        assertTrue(run(1, words).contains("too few steps gave all 1 requests a token"));
     }
 
     /** A server that refuses, cuts off, or gives fewer tokens than asked for. */
