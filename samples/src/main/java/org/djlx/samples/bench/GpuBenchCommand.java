@@ -5,7 +5,6 @@
 package org.djlx.samples.bench;
 
 import java.io.IOException;
-import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.Callable;

@@ -23,9 +23,9 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Function;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llama.LlamaConfig;
-import org.djlx.fusedops.safetensors.SafetensorsWriter;
-import org.djlx.fusedops.safetensors.TensorSpec;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
