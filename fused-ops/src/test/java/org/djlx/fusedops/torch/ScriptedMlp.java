@@ -18,9 +18,13 @@ import ai.djl.training.ParameterStore;
 import ai.djl.translate.NoopTranslator;
 import ai.djl.translate.TranslateException;
 import java.io.IOException;
-import java.net.URISyntaxException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Map;
 import java.util.Random;
+import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankWorker;
 
@@ -35,6 +39,8 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
     interface Task {
         void run(ProcessGroup group, ScriptedMlp model) throws Exception;
     }
+
+    private static final Map<Integer, Path> DIRECTORIES = new ConcurrentHashMap<>();
 
     static final int ROWS = 8;
     static final int IN = 8;
@@ -56,10 +62,25 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
 
     /** Where the models for so many ranks are. */
     static Path directory(int worldSize) {
+        return DIRECTORIES.computeIfAbsent(worldSize, ScriptedMlp::copy);
+    }
+
+    /** The models may lie in a jar, out of which libtorch cannot read. */
+    private static Path copy(int worldSize) {
         try {
-            return Path.of(ScriptedMlp.class.getResource(Integer.toString(worldSize)).toURI());
-        } catch (URISyntaxException e) {
-            throw new IllegalStateException(e);
+            Path directory = Files.createTempDirectory("mlp-" + worldSize + "-");
+            directory.toFile().deleteOnExit();
+            for (int rank = 0; rank < worldSize; rank++) {
+                Path file = directory.resolve("model_rank" + rank + ".pt");
+                String name = worldSize + "/" + file.getFileName();
+                try (InputStream in = ScriptedMlp.class.getResourceAsStream(name)) {
+                    Files.copy(in, file);
+                }
+                file.toFile().deleteOnExit();
+            }
+            return directory;
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
         }
     }
 
