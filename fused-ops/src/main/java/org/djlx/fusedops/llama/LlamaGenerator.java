@@ -19,6 +19,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.RejectedExecutionException;
 import org.djlx.collectives.BackendOptions;
@@ -68,6 +69,9 @@ public final class LlamaGenerator implements TextGenerator {
     private final TextTokenizer tokenizer; // null if there is none
     private final Settings settings;
     private final Thread thread;
+
+    // The thread's own: what the model computes, or has computed; null if that has been taken.
+    private Step begun;
 
     // The thread's own, but for tests; set before it starts.
     private volatile RankPool<LlamaStep, List<TokenChooser.Choice>> pool;
@@ -314,6 +318,7 @@ public final class LlamaGenerator implements TextGenerator {
                     if (hasBegun()) {
                         endAll(FinishReason.ERROR, pool.failure().get());
                     }
+                    begun = null;
                     rebuild();
                     continue;
                 }
@@ -387,19 +392,49 @@ public final class LlamaGenerator implements TextGenerator {
         }
     }
 
-    /** Has the model read tokens of all sequences, and takes what follows. */
+    /**
+     * What the model computes.
+     *
+     * @param wanting the sequences that get a token each
+     * @param choices those tokens, when it has
+     */
+    private record Step(
+            List<Sequence> wanting, CompletableFuture<List<TokenChooser.Choice>> choices) {}
+
+    /**
+     * Takes the tokens that follow, and has the model compute what follows on them while they are
+     * made text. Where text ends a sequence, by a stop string, its next token is computed in vain.
+     */
     private void step() throws InterruptedException, ExecutionException {
-        List<Sequence> wanting = new ArrayList<>();
-        LlamaBatch batch = nextBatch(wanting);
-        List<TokenChooser> choosers = wanting.stream().map(each -> each.chooser).toList();
-        List<TokenChooser.Choice> choices = pool.submit(new LlamaStep(batch, choosers)).get();
-        int count = 0;
-        for (int i = 0; i < wanting.size(); i++) {
-            count += take(wanting.get(i), choices.get(i)) ? 1 : 0;
+        Step step = begun == null ? begin() : begun;
+        begun = null;
+        List<TokenChooser.Choice> choices = step.choices.get();
+        List<Sequence> taking = new ArrayList<>();
+        List<TokenChooser.Choice> taken = new ArrayList<>();
+        for (int i = 0; i < choices.size(); i++) {
+            if (take(step.wanting.get(i), choices.get(i))) {
+                taking.add(step.wanting.get(i));
+                taken.add(choices.get(i));
+            }
+        }
+        begun = begin();
+        for (int i = 0; i < taking.size(); i++) {
+            tell(taking.get(i), taken.get(i));
         }
         synchronized (this) {
-            generatedTokens += count;
+            generatedTokens += taking.size();
         }
+    }
+
+    /** Has the model read tokens of all sequences that have some for it; null if none has. */
+    private Step begin() {
+        List<Sequence> wanting = new ArrayList<>();
+        LlamaBatch batch = nextBatch(wanting);
+        if (batch.chunks().isEmpty()) {
+            return null;
+        }
+        List<TokenChooser> choosers = wanting.stream().map(each -> each.chooser).toList();
+        return new Step(wanting, pool.submit(new LlamaStep(batch, choosers)));
     }
 
     static List<TokenChooser.Choice> choices(
@@ -412,19 +447,25 @@ public final class LlamaGenerator implements TextGenerator {
         }
     }
 
-    private boolean take(Sequence sequence, TokenChooser.Choice choice) {
+    private static boolean take(Sequence sequence, TokenChooser.Choice choice) {
         if (sequence.isEnded()) {
             return false; // It was cancelled meanwhile.
         }
+        if (choice == null) {
+            sequence.queue.end(
+                    FinishReason.ERROR,
+                    new ArithmeticException("the model's scores are not all numbers"));
+            return false;
+        }
+        sequence.take(choice.token());
+        return true;
+    }
+
+    private static void tell(Sequence sequence, TokenChooser.Choice choice) {
         try {
-            if (choice == null) {
-                throw new ArithmeticException("the model's scores are not all numbers");
-            }
-            sequence.take(choice);
-            return true;
+            sequence.tell(choice);
         } catch (RuntimeException e) { // The tokenizer's, for example; others go on.
             sequence.queue.end(FinishReason.ERROR, e);
-            return false;
         }
     }
 
@@ -439,6 +480,9 @@ public final class LlamaGenerator implements TextGenerator {
         List<Sequence> late = new ArrayList<>(); // those of several that want scores
         int left = settings.prefillTokens;
         for (Sequence sequence : running) {
+            if (sequence.isEnded() || sequence.isComplete()) {
+                continue;
+            }
             boolean generates = sequence.unread() == 1;
             // Where a prompt is cut depends on nothing else, as does what becomes of it.
             int next = generates ? 1 : Math.min(sequence.unread(), settings.prefillTokens);

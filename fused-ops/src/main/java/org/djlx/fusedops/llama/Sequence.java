@@ -72,10 +72,20 @@ final class Sequence {
                 Arrays.copyOfRange(tokens, start, cached), start, rows, cached == count);
     }
 
-    /** Takes the token that follows; the generation may end with it. */
-    void take(TokenChooser.Choice choice) {
-        int token = choice.token();
+    /** Takes the token that follows. */
+    void take(int token) {
         tokens[count++] = token;
+    }
+
+    /** Tells whether no token follows, whatever the text is. */
+    boolean isComplete() {
+        return count > promptTokens
+                && (count == tokens.length || stopTokens.contains(tokens[count - 1]));
+    }
+
+    /** Tells the caller of the token that was {@linkplain #take taken} last; it may end with it. */
+    void tell(TokenChooser.Choice choice) {
+        int token = choice.token();
         if (stopTokens.contains(token)) {
             add(choice, text.end(), FinishReason.STOP);
             return;
