@@ -64,6 +64,8 @@ public final class RankPool<R, T> implements AutoCloseable {
     // How long ranks go on after one has failed before they are interrupted: those that wait for it
     // in an operation learn of it at once.
     private static final long GRACE_MILLIS = 10_000;
+    // How long a rank with a GPU looks for the next request before it sleeps.
+    private static final long SPIN_NANOS = 500_000;
 
     private final String name;
     private final int worldSize;
@@ -247,11 +249,22 @@ public final class RankPool<R, T> implements AutoCloseable {
         private void run() {
             while (!ended) {
                 try {
-                    queue.take().run();
+                    next().run();
                 } catch (InterruptedException e) {
                     LOG.debug("{} was interrupted while idle", thread.getName()); // It goes on.
                 }
             }
+        }
+
+        /** Requests to GPUs follow each other so closely that waking up would be felt. */
+        private Runnable next() throws InterruptedException {
+            long spun = group.device().isGpu() ? System.nanoTime() + SPIN_NANOS : 0;
+            Runnable next = queue.poll();
+            while (next == null && spun != 0 && System.nanoTime() - spun < 0) {
+                Thread.onSpinWait();
+                next = queue.poll();
+            }
+            return next == null ? queue.take() : next;
         }
 
         Void make(ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) throws Exception {

@@ -64,6 +64,9 @@ public final class LlamaGenerator implements TextGenerator {
 
     private static final Logger LOG = LoggerFactory.getLogger(LlamaGenerator.class);
 
+    // Longer than a step of decoding takes.
+    private static final long SPIN_NANOS = 20_000_000;
+
     private final Path directory;
     private final LlamaConfig config;
     private final TextTokenizer tokenizer; // null if there is none
@@ -408,6 +411,12 @@ public final class LlamaGenerator implements TextGenerator {
     private void step() throws InterruptedException, ExecutionException {
         Step step = begun == null ? begin() : begun;
         begun = null;
+        long start = System.nanoTime();
+        while (settings.isGpu()
+                && !step.choices.isDone()
+                && System.nanoTime() - start < SPIN_NANOS) {
+            Thread.onSpinWait(); // GPUs would wait for this thread to wake up.
+        }
         List<TokenChooser.Choice> choices = step.choices.get();
         List<Sequence> taking = new ArrayList<>();
         List<TokenChooser.Choice> taken = new ArrayList<>();
@@ -689,6 +698,10 @@ public final class LlamaGenerator implements TextGenerator {
 
         boolean isFollower() {
             return group != null && group.rank() > 0;
+        }
+
+        boolean isGpu() {
+            return group != null ? group.device().isGpu() : !devices.isEmpty();
         }
 
         List<ProcessGroup> groups() {

@@ -130,14 +130,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                             + " its operators, on GPUs, or says why it cannot.")
     private String python;
 
-    @Option(
-            names = "--json",
-            paramLabel = "FILE",
-            description = "Where to keep the figures, after each measurement again.")
-    private Path json;
-
-    @Option(names = "--commit", paramLabel = "ID", description = "What is measured.")
-    private String commit;
+    @Mixin private ReportOptions reports;
 
     private BenchReport report;
 
@@ -213,7 +206,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
 
     private int measure(Path directory) throws Exception {
         int ranks = model.ranks().worldSize();
-        report = new BenchReport("text generation", commit, NativeVersions.query());
+        report = reports.report("text generation", NativeVersions.query());
         List<Path> files = FileReads.weights(directory);
         long bytes = 0;
         for (Path file : files) {
@@ -274,7 +267,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                                     + " bytes/s, an H200's memory",
                             stepBytes(config, ranks), BYTES_PER_SECOND));
         }
-        report.put("config", config.toString());
+        report.put("config", config);
         report.put("ranks", model.placement());
         report.put("loading", loading);
         print(
@@ -374,11 +367,11 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                     text(row.firstTokenMillis()),
                     text(row.answerMillis()));
         }
+        print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
         rows.stream()
                 .flatMap(row -> row.errors().stream())
                 .distinct()
                 .forEach(spec.commandLine().getErr()::println);
-        print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
         return rows;
     }
 
@@ -431,8 +424,8 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     }
 
     private void store() throws IOException {
-        if (json != null) {
-            report.store(json);
+        if (reports.json() != null) {
+            report.store(reports.json());
         }
     }
 }
