@@ -83,6 +83,12 @@ final class AllReduceRmsNorm {
     }
 
     static boolean isOneLaunch(ScalarType type, long rows, long hidden, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks("isOneLaunch");
+        checks.checkNotNull("the type", type);
+        checks.checkNotNull("the group", group);
+        if (rows < 1 || hidden < 1) {
+            throw checks.wrong("%d rows of %d elements, but both must be at least 1", rows, hidden);
+        }
         RmsNormKernels kernels = kernels(type, rows, hidden, group).orElse(null);
         return fallbackReason(kernels, type, rows, hidden, group) == null;
     }

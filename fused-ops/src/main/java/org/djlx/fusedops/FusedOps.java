@@ -275,6 +275,7 @@ public final class FusedOps {
      * @param hidden their length
      * @param group the group
      * @return whether it is; the same on all ranks
+     * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
     public static boolean isOneLaunch(ScalarType type, long rows, long hidden, ProcessGroup group) {
         return AllReduceRmsNorm.isOneLaunch(type, rows, hidden, group);

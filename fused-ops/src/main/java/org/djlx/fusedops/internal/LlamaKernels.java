@@ -63,6 +63,8 @@ public final class LlamaKernels implements AutoCloseable {
     private final Map<Integer, CudaKernel> gated = new HashMap<>();
     private final CudaKernel attention;
     private final CudaKernel attentionLate;
+    private final CudaKernel attentionPlaced;
+    private final CudaKernel place;
     private final CudaKernel best;
     private final CudaKernel rotate;
     private final CudaKernel activate;
@@ -102,6 +104,8 @@ public final class LlamaKernels implements AutoCloseable {
         }
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
+        attentionPlaced = module.kernel("decode_attention_placed");
+        place = module.kernel("decode_rotate");
         best = module.kernel("decode_best");
         rotate = module.kernel("prompt_rotate");
         activate = module.kernel("prompt_activate");
@@ -227,13 +231,21 @@ public final class LlamaKernels implements AutoCloseable {
      *
      * @param stream where
      * @param of the arrays
+     * @param several whether rows may be of one sequence, which then have all keys before any query
+     *     is looked at; to the same bits
      * @param rows how many
      * @param heads the heads of keys
      * @param chunks the most chunks of {@value #CHUNK} tokens that a row has
      * @param tableStride the ints of a row of the table
      */
     public void attend(
-            CudaStream stream, Attention of, int rows, int heads, int chunks, long tableStride) {
+            CudaStream stream,
+            Attention of,
+            boolean several,
+            int rows,
+            int heads,
+            int chunks,
+            long tableStride) {
         arguments
                 .clear()
                 .addStruct(
@@ -249,12 +261,16 @@ public final class LlamaKernels implements AutoCloseable {
                         of.chunks,
                         of.ended,
                         tableStride,
-                        heads)
-                .add((float) (LOG2_E / Math.sqrt(headSize)));
+                        heads);
+        if (several) {
+            place.launch(stream, LaunchSize.of(rows, PROMPT_THREADS).asDependent(), arguments);
+        }
+        arguments.add((float) (LOG2_E / Math.sqrt(headSize)));
         // Two blocks run on a multiprocessor at once, or four of the other.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
+        CudaKernel kernel = several ? attentionPlaced : many ? attentionLate : attention;
         LaunchSize size = LaunchSize.of(chunks, ATTENTION_THREADS).withGrid(heads, rows);
-        (many ? attentionLate : attention).launch(stream, size.asDependent(), arguments);
+        kernel.launch(stream, size.asDependent(), arguments);
     }
 
     /**

@@ -33,9 +33,10 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * One rank's part of decoding on a GPU: sequences that get a token each, by kernels that are
- * recorded into a CUDA graph, so that a step is one launch. There is a graph for every power of two
- * of sequences and of chunks of the longest, made when it is needed first, of all ranks alike.
+ * One rank's part of decoding on a GPU: sequences that get a token each, or a few, by kernels that
+ * are recorded into a CUDA graph, so that a step is one launch. There is a graph for every power of
+ * two of tokens and of chunks of the longest sequence, made when it is needed first, of all ranks
+ * alike.
  *
  * <p>What a sequence gets has the same bits whatever others there are. Sums are in float32; what
  * goes from kernel to kernel is rounded to the element type.
@@ -56,6 +57,7 @@ final class Decoder implements AutoCloseable {
     private final int keyHeads;
     private final int inner;
     private final int tokens; // whose scores this rank computes
+    private final int roomForChunks;
     private final NDArray cosines;
     private final NDArray sines;
 
@@ -82,12 +84,35 @@ final class Decoder implements AutoCloseable {
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
 
-    /** What graphs differ in: how many sequences, and how many chunks of each. */
-    private record Key(int rows, int chunks) {
+    /** A token of a sequence, whose scores may be wanted. */
+    private record Row(LlamaBatch.Chunk chunk, int index) {
 
-        static Key of(List<LlamaBatch.Chunk> sequences) {
-            int length = sequences.stream().mapToInt(LlamaBatch.Chunk::length).max().orElseThrow();
-            return new Key(powerFrom(sequences.size()), powerFrom(Decoder.chunks(length)));
+        int token() {
+            return chunk.tokens()[index];
+        }
+
+        int position() {
+            return chunk.start() + index;
+        }
+
+        boolean isWanted() {
+            return chunk.wanted() && index == chunk.tokens().length - 1;
+        }
+
+        int chunks() {
+            return Decoder.chunks(position() + 1);
+        }
+    }
+
+    /**
+     * What graphs differ in: how many rows, how many chunks of each, and whether sequences share.
+     */
+    private record Key(int rows, int chunks, boolean several) {
+
+        static Key of(List<Row> rows) {
+            int chunks = rows.stream().mapToInt(Row::chunks).max().orElseThrow();
+            boolean several = rows.stream().anyMatch(row -> row.chunk.tokens().length > 1);
+            return new Key(powerFrom(rows.size()), powerFrom(chunks), several);
         }
 
         int tableStride() {
@@ -144,10 +169,10 @@ final class Decoder implements AutoCloseable {
             int most = LlamaKernels.MAX_ROWS;
             int chunk = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
             // Each sequence may fill its last chunk in part only.
-            int allChunks = cache.rows() / LlamaKernels.CHUNK + most;
-            chunks = manager.zeros(new Shape(allChunks, chunk));
+            roomForChunks = Math.max(mostChunks, cache.rows() / LlamaKernels.CHUNK + most);
+            chunks = manager.zeros(new Shape(roomForChunks, chunk));
             ended = manager.zeros(new Shape(most, keyHeads + 1), DataType.INT32);
-            Key largest = new Key(most, mostChunks);
+            Key largest = new Key(most, mostChunks, true);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             parts =
                     manager.zeros(
@@ -194,27 +219,35 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * Runs a token of each sequence through the model, and writes its key and value to the cache.
+     * Runs tokens of sequences through the model, and writes their keys and values to the cache.
      * All ranks do, at the same time. When this returns, all of it is done.
      *
-     * @param sequences chunks of one token, whose rows come in blocks of {@link
-     *     KvCache#BLOCK_TOKENS}
-     * @return the scores of the next tokens
+     * @param sequences few tokens each, whose rows come in blocks of {@link KvCache#BLOCK_TOKENS}
+     * @return the scores of what follows those that want them
      */
     Scores decode(List<LlamaBatch.Chunk> sequences) {
         List<Scores> all = new ArrayList<>();
-        int most = LlamaKernels.MAX_ROWS;
-        for (int i = 0; i < sequences.size(); i += most) {
-            int end = Math.min(sequences.size(), i + most);
-            Results results = step(sequences.subList(i, end));
-            all.add(end < sequences.size() ? results.copy() : results);
+        List<Row> rows = new ArrayList<>();
+        int room = roomForChunks;
+        for (LlamaBatch.Chunk sequence : sequences) {
+            for (int i = 0; i < sequence.tokens().length; i++) {
+                Row row = new Row(sequence, i);
+                if (rows.size() == LlamaKernels.MAX_ROWS || row.chunks() > room) {
+                    all.add(step(rows).copy());
+                    rows.clear();
+                    room = roomForChunks;
+                }
+                rows.add(row);
+                room -= row.chunks();
+            }
         }
+        all.add(step(rows));
         return Scores.joined(all);
     }
 
-    private Results step(List<LlamaBatch.Chunk> sequences) {
-        Key key = Key.of(sequences);
-        write(key, sequences);
+    private Results step(List<Row> rows) {
+        Key key = Key.of(rows);
+        write(key, rows);
         before.record(currentStreams.get());
         CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
         try {
@@ -241,7 +274,7 @@ final class Decoder implements AutoCloseable {
         } finally {
             guard.close();
         }
-        return new Results(sequences.size());
+        return new Results(rows);
     }
 
     /**
@@ -255,28 +288,26 @@ final class Decoder implements AutoCloseable {
     }
 
     /** Writes what the graph reads into memory of the host. */
-    private void write(Key key, List<LlamaBatch.Chunk> sequences) {
+    private void write(Key key, List<Row> rows) {
         nextInputs.clear();
-        for (int row = 0; row < key.rows; row++) {
-            nextInputs.putInt(row < sequences.size() ? sequences.get(row).tokens()[0] : -1);
+        for (int i = 0; i < key.rows; i++) {
+            nextInputs.putInt(i < rows.size() ? rows.get(i).token() : -1);
         }
-        for (int row = 0; row < key.rows; row++) {
-            nextInputs.putInt(row < sequences.size() ? sequences.get(row).start() : -1);
+        for (int i = 0; i < key.rows; i++) {
+            nextInputs.putInt(i < rows.size() ? rows.get(i).position() : -1);
         }
         int chunksBefore = 0;
-        for (int row = 0; row < key.rows; row++) {
+        for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(chunksBefore);
-            if (row < sequences.size()) {
-                chunksBefore += chunks(sequences.get(row).length());
-            }
+            chunksBefore += i < rows.size() ? rows.get(i).chunks() : 0;
         }
         int begin = nextInputs.position();
         int size = KvCache.BLOCK_TOKENS;
-        for (int row = 0; row < sequences.size(); row++) {
-            LlamaBatch.Chunk sequence = sequences.get(row);
-            nextInputs.position(begin + row * key.tableStride() * Integer.BYTES);
-            for (int token = 0; token < sequence.length(); token += size) {
-                nextInputs.putInt(sequence.rows()[token]);
+        for (int i = 0; i < rows.size(); i++) {
+            Row row = rows.get(i);
+            nextInputs.position(begin + i * key.tableStride() * Integer.BYTES);
+            for (int token = 0; token <= row.position(); token += size) {
+                nextInputs.putInt(row.chunk.rows()[token]);
             }
         }
         new AtomicBuffer(hostInputs, 0, nextInputs.capacity())
@@ -319,6 +350,7 @@ final class Decoder implements AutoCloseable {
             kernels.attend(
                     stream,
                     attention(i, positions, firstChunks, table),
+                    key.several,
                     rows,
                     keyHeads,
                     key.chunks,
@@ -401,22 +433,28 @@ final class Decoder implements AutoCloseable {
     private final class Results implements Scores {
 
         private final List<Best> best = new ArrayList<>();
+        private final List<Integer> rows = new ArrayList<>(); // those that are wanted
         private NDArray scores; // a copy, if there is one
 
-        Results(int count) {
-            byte[] bytes = new byte[count * LlamaKernels.BEST_BYTES];
+        Results(List<Row> of) {
+            byte[] bytes = new byte[of.size() * LlamaKernels.BEST_BYTES];
             new AtomicBuffer(hostBest, 0, bytes.length).getBytes(0, bytes);
             ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
-            for (int i = 0; i < count; i++) {
-                buffer.position(i * LlamaKernels.BEST_BYTES);
-                float highest = buffer.getFloat();
-                double sum = buffer.getFloat();
-                best.add(new Best(buffer.getInt(), highest, highest + Math.log(sum)));
+            for (int i = 0; i < of.size(); i++) {
+                if (of.get(i).isWanted()) {
+                    buffer.position(i * LlamaKernels.BEST_BYTES);
+                    float highest = buffer.getFloat();
+                    double sum = buffer.getFloat();
+                    best.add(new Best(buffer.getInt(), highest, highest + Math.log(sum)));
+                    rows.add(i);
+                }
             }
         }
 
         Results copy() {
-            scores = first(logits, best.size()).duplicate();
+            if (!rows.isEmpty()) {
+                scores = first(logits, rows.get(rows.size() - 1) + 1).duplicate();
+            }
             return this;
         }
 
@@ -429,7 +467,9 @@ final class Decoder implements AutoCloseable {
         public float[] all(int sequence) {
             NDArray from = scores == null ? logits : scores;
             NDIndex index =
-                    new NDIndex().addIndices(sequence).addSliceDim(0, config.vocabularySize());
+                    new NDIndex()
+                            .addIndices(rows.get(sequence))
+                            .addSliceDim(0, config.vocabularySize());
             try (NDArray row = from.get(index);
                     NDArray wide = Torch.cast(row, ScalarType.FLOAT32)) {
                 return wide.toFloatArray();

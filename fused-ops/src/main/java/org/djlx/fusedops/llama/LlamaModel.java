@@ -19,6 +19,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
+import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -35,6 +36,9 @@ final class LlamaModel implements AutoCloseable {
 
     // From how many tokens for each rank on they are divided among ranks.
     private static final int SEQUENCE_TOKENS = 16;
+
+    // The most tokens of a chunk that the decoder reads, as many as it does at once.
+    private static final int DECODED_TOKENS = LlamaKernels.MAX_ROWS;
 
     private final LlamaConfig config;
     private final ProcessGroup group;
@@ -97,20 +101,31 @@ final class LlamaModel implements AutoCloseable {
             return scores == null ? null : Scores.of(scores);
         }
         // Products of many rows are in another order for each number of them: so that a sequence
-        // gets the same whatever others there are, prompts are read one by one.
-        List<Scores> parts = new ArrayList<>();
-        List<LlamaBatch.Chunk> singles = batch.chunks().subList(0, batch.singles());
-        if (!singles.isEmpty()) {
-            parts.add(decoder.decode(singles));
+        // gets the same whatever others there are, long chunks are read one by one.
+        List<LlamaBatch.Chunk> few = new ArrayList<>();
+        List<LlamaBatch.Chunk> many = new ArrayList<>();
+        for (LlamaBatch.Chunk chunk : batch.chunks()) {
+            (chunk.tokens().length <= DECODED_TOKENS ? few : many).add(chunk);
         }
-        for (LlamaBatch.Chunk chunk :
-                batch.chunks().subList(singles.size(), batch.chunks().size())) {
+        List<Scores> parts = new ArrayList<>();
+        for (LlamaBatch.Chunk chunk : many) {
             NDArray scores = scores(new LlamaBatch(List.of(chunk)), to);
             if (scores != null) {
                 parts.add(Scores.of(scores));
             }
         }
-        return parts.isEmpty() ? null : Scores.joined(parts);
+        if (!few.isEmpty()) {
+            parts.add(decoder.decode(few));
+        }
+        List<Integer> order = new ArrayList<>(); // in the batch, of those that are wanted
+        int ofMany = 0;
+        int ofFew = (int) many.stream().filter(LlamaBatch.Chunk::wanted).count();
+        for (LlamaBatch.Chunk chunk : batch.chunks()) {
+            if (chunk.wanted()) {
+                order.add(chunk.tokens().length <= DECODED_TOKENS ? ofFew++ : ofMany++);
+            }
+        }
+        return order.isEmpty() ? null : Scores.joined(parts).inOrder(order);
     }
 
     /** Computes scores in float32, of shape (chunks that want them, vocabulary), or null. */

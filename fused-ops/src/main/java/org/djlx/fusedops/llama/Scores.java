@@ -60,6 +60,22 @@ interface Scores {
         };
     }
 
+    /** Returns the scores of some sequences, by their indices here. */
+    default Scores inOrder(List<Integer> order) {
+        List<Best> all = best();
+        return new Scores() {
+            @Override
+            public List<Best> best() {
+                return order.stream().map(all::get).toList();
+            }
+
+            @Override
+            public float[] all(int sequence) {
+                return Scores.this.all(order.get(sequence));
+            }
+        };
+    }
+
     /** Returns the scores of the sequences of all parts, in their order. */
     static Scores joined(List<Scores> parts) {
         if (parts.size() == 1) {

@@ -97,7 +97,7 @@ class LlamaGpuTest {
                         builder ->
                                 builder.optDevices(devices)
                                         .optMaxRunning(100)
-                                        .optPrefillTokens(40))) {
+                                        .optPrefillTokens(ranks == 1 ? 40 : 100))) {
             List<GenerationRequest> requests = new ArrayList<>();
             for (int i = 0; i < 100; i++) {
                 int[] prompt = new Random(i).ints(1 + i * 3, 0, 203).toArray();

@@ -98,6 +98,7 @@ class LlamaModelTest {
         blocks.giveBack(hole);
         Sequence b = new Sequence(50, 2, blocks, reference);
         Sequence c = new Sequence(150, 3, blocks, reference);
+        Sequence d = new Sequence(240, 4, blocks, reference);
         double tolerance = tolerance(type);
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
@@ -111,7 +112,10 @@ class LlamaModelTest {
             check(pool, tolerance, c, c.next(140, true)); // Of 8 ranks, four have a token more.
             long fused = counter.pipelined() + counter.fallbacks() - before;
             assertEquals((ranks == 1 ? 2L : 4L) * config.layers() * ranks, fused);
-            for (int i = 0; i < 4; i++) {
+            check(pool, tolerance, d, d.next(100, false));
+            check(pool, tolerance, List.of(a, d), List.of(a.next(1, true), d.next(100, true)));
+            check(pool, tolerance, List.of(b, d), List.of(b.next(1, true), d.next(40, true)));
+            for (int i = 0; i < 3; i++) {
                 check(
                         pool,
                         tolerance,

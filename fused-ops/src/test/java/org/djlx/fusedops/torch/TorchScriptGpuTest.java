@@ -7,8 +7,10 @@ package org.djlx.fusedops.torch;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.Device;
+import ai.djl.engine.Engine;
 import ai.djl.inference.Predictor;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
@@ -26,6 +28,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankPool;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.NativeVersions;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -39,9 +42,19 @@ class TorchScriptGpuTest {
         void run(ScriptedMlp model, NDManager manager) throws Exception;
     }
 
+    /**
+     * DJL's native code crashes when it loads a model with another libtorch than it is made for.
+     */
+    private static void requireOwnLibtorch() {
+        String own = Engine.getEngine("PyTorch").getVersion();
+        String there = NativeVersions.query().get("libtorch");
+        assumeTrue(there.equals(own), () -> "DJL is made for libtorch " + own + ", not " + there);
+    }
+
     /** Runs code on both ranks, which may share a GPU. */
     private static void run(Body body) throws Exception {
         P2pRanks.require();
+        requireOwnLibtorch();
         TorchOperators.register();
         List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", 2, P2pRanks.options().build());
         try (RankPool<ScriptedMlp.Task, Void> pool =
@@ -123,6 +136,7 @@ class TorchScriptGpuTest {
     @Test
     void isLoadedAndAskedByDjl() throws Exception {
         GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        requireOwnLibtorch();
         Criteria<NDList, NDList> criteria =
                 Criteria.builder()
                         .setTypes(NDList.class, NDList.class)

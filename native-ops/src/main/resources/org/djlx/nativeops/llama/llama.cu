@@ -245,7 +245,8 @@ __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const 
 }
 
 // LATE: values are loaded behind the scores, which takes fewer registers, so that a multiprocessor has more blocks.
-template <bool LATE>
+// PLACED: decode_rotate has rotated queries, and written keys and values to the cache, as several rows are of one sequence.
+template <bool LATE, bool PLACED>
 __device__ __forceinline__ void attend(const Attention& of, float scale) {
   __shared__ __align__(16) Bits queries[SHARING][HEAD];
   __shared__ __align__(16) Bits own_key[HEAD];
@@ -272,7 +273,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int token = first + half * 8 + upper;
-    bool there = token < position;
+    bool there = token < position || (PLACED && token == position);
     const Bits* key = of.keys + (there ? place(token) : 0);
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
@@ -285,7 +286,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     for (int i = 0; i < 4; i++) {
       int token = first + i / 2 * 8 + within * 2 + i % 2;
       bool there = token <= position;
-      const Bits* value = token == position ? new_value : of.values + (there ? place(token) : 0);
+      const Bits* value = !PLACED && token == position ? new_value : of.values + (there ? place(token) : 0);
 #pragma unroll
       for (int step = 0; step < VALUE_STEPS; step++) {
         u32 e = (step * 8 + upper) * PACK;
@@ -298,9 +299,16 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   const float* sines = of.sines + (u64)position * (HEAD / 2);
   for (u32 i = threadIdx.x; i < SHARING * HEAD / 2; i += ATTENTION_WARPS * WARP) {
     u32 q = i / (HEAD / 2);
-    rotate(queries[q], qkv + (head * SHARING + q) * HEAD, i % (HEAD / 2), cosines, sines);
+    const Bits* query = qkv + (head * SHARING + q) * HEAD;
+    u32 e = i % (HEAD / 2);
+    if (PLACED) {
+      queries[q][e] = query[e];
+      queries[q][e + HEAD / 2] = query[e + HEAD / 2];
+    } else {
+      rotate(queries[q], query, e, cosines, sines);
+    }
   }
-  bool newest = chunk == count - 1;
+  bool newest = !PLACED && chunk == count - 1;
   for (u32 i = threadIdx.x; newest && i < HEAD / 2; i += ATTENTION_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
   __syncthreads();
   if (newest) {
@@ -441,14 +449,41 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, 2)
-    decode_attention(const __grid_constant__ Attention of, float scale) {
-  attend<false>(of, scale);
+#define ATTENTION(name, late, placed, blocks)                                                                      \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, blocks)                                      \
+      name(const __grid_constant__ Attention of, float scale) {                                                    \
+    attend<late, placed>(of, scale);                                                                               \
+  }
+
+ATTENTION(decode_attention, false, false, 2)
+ATTENTION(decode_attention_late, true, false, 4)
+ATTENTION(decode_attention_placed, true, true, 4)
+
+// Rotates queries and keys of a row in place, and writes its keys and values to the cache.
+__device__ __forceinline__ void place_row(Bits* qkv, u64 heads, Bits* keys, Bits* values, u64 place, const float* cosines,
+                                          const float* sines) {
+  for (u32 i = threadIdx.x; i < heads * (SHARING + 1) * (HEAD / 2); i += blockDim.x) {
+    Bits* head = qkv + i / (HEAD / 2) * HEAD;
+    rotate(head, head, i % (HEAD / 2), cosines, sines);
+  }
+  __syncthreads();
+  u64 size = heads * HEAD;
+  for (u32 i = threadIdx.x; i < size / PACK; i += blockDim.x) {
+    ((uint4*)(keys + place * size))[i] = ((const uint4*)(qkv + SHARING * size))[i];
+    ((uint4*)(values + place * size))[i] = ((const uint4*)(qkv + (SHARING + 1) * size))[i];
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, 4)
-    decode_attention_late(const __grid_constant__ Attention of, float scale) {
-  attend<true>(of, scale);
+// A block has a row. The queries that it writes are const in the struct, for decode_attention's sake.
+extern "C" __global__ void decode_rotate(const __grid_constant__ Attention of) {
+  let_others_begin();
+  await_others();
+  u64 row = blockIdx.x;
+  int position = of.positions[row];
+  if (position < 0) return;
+  u64 place = of.table[row * of.table_stride + position / BLOCK] + position % BLOCK;
+  place_row((Bits*)of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads, of.keys, of.values, place,
+            of.cosines + (u64)position * (HEAD / 2), of.sines + (u64)position * (HEAD / 2));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -554,20 +589,9 @@ struct Rotation {
 
 // A block has a row.
 extern "C" __global__ void prompt_rotate(const __grid_constant__ Rotation of) {
-  u64 row = blockIdx.x, place = of.places[row], position = of.positions[row];
-  u32 turned = of.heads * (SHARING + 1);
-  Bits* qkv = of.qkv + row * of.heads * (SHARING + 2) * HEAD;
-  const float* cosines = of.cosines + position * (HEAD / 2);
-  const float* sines = of.sines + position * (HEAD / 2);
-  for (u32 i = threadIdx.x; i < turned * (HEAD / 2); i += blockDim.x) {
-    rotate(qkv + i / (HEAD / 2) * HEAD, qkv + i / (HEAD / 2) * HEAD, i % (HEAD / 2), cosines, sines);
-  }
-  __syncthreads();
-  u64 size = of.heads * HEAD;
-  for (u32 i = threadIdx.x; i < size / PACK; i += blockDim.x) {
-    ((uint4*)(of.keys + place * size))[i] = ((const uint4*)(qkv + SHARING * size))[i];
-    ((uint4*)(of.values + place * size))[i] = ((const uint4*)(qkv + (SHARING + 1) * size))[i];
-  }
+  u64 row = blockIdx.x, position = of.positions[row];
+  place_row(of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads, of.keys, of.values, of.places[row],
+            of.cosines + position * (HEAD / 2), of.sines + position * (HEAD / 2));
 }
 
 struct Activation {
