@@ -11,12 +11,14 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.internal.LlamaKernels;
@@ -46,6 +48,9 @@ import org.djlx.nativeops.Torch;
 final class Decoder implements AutoCloseable {
 
     private static final int FLAGS = Integer.BYTES;
+
+    // For what the GPU has done already to be noticed.
+    private static final Duration PATIENCE = Duration.ofMinutes(1);
     private static final int CHUNK_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
 
     private final LlamaConfig config;
@@ -258,9 +263,7 @@ final class Decoder implements AutoCloseable {
             }
             stream.waitEvent(before);
             graph.launch(stream);
-            if (group.worldSize() > 1) {
-                gather(key.rows);
-            }
+            Work gathered = group.worldSize() > 1 ? gather(key.rows) : null;
             kernels.best(
                     stream,
                     key.rows,
@@ -271,19 +274,21 @@ final class Decoder implements AutoCloseable {
                     config.vocabularySize(),
                     logits.getShape().get(1));
             stream.synchronize();
+            if (gathered != null) {
+                gathered.await(PATIENCE); // Fails if a rank was missing, also in the graph.
+            }
         } finally {
             guard.close();
         }
         return new Results(rows);
     }
 
-    /**
-     * Puts the scores of all ranks side by side: where one has another's, there are zeros. Fails if
-     * a rank is missing, also in the graph.
-     */
-    private void gather(int rows) {
+    /** Puts the scores of all ranks side by side: where one has another's, there are zeros. */
+    private Work gather(int rows) {
         try (NDArray scores = first(logits, rows)) {
-            group.allReduce(scores, ReduceOp.SUM).await();
+            Work work = group.allReduce(scores, ReduceOp.SUM);
+            work.blockCurrentStream();
+            return work;
         }
     }
 
