@@ -22,10 +22,15 @@ public final class CudaKernel {
     /** The first driver with cuFuncLoad and cuFuncGetParamInfo: that of CUDA 12.4. */
     private static final int FIRST_WITH_PARAMETER_INFO = 12040;
 
+    /** The first driver that records dependent launches into graphs: that of CUDA 12.3. */
+    private static final int FIRST_WITH_DEPENDENT_NODES = 12030;
+
     private final CudaModule module;
     private final String name;
     private final String launch; // in errors
     private final CUfunc_st function = new CUfunc_st();
+
+    private final boolean dependent; // whether the driver knows launches that are
 
     /** The size of each parameter in bytes; null where the driver does not tell. */
     private final int[] parameterSizes;
@@ -39,6 +44,7 @@ public final class CudaKernel {
                 () -> cudart.cuModuleGetFunction(function, module.module(), name));
         int[] version = new int[1];
         CudaDriver.check(cudart.cuDriverGetVersion(version), "cuDriverGetVersion");
+        dependent = version[0] >= FIRST_WITH_DEPENDENT_NODES;
         if (version[0] >= FIRST_WITH_PARAMETER_INFO) {
             module.call("cuFuncLoad", () -> cudart.cuFuncLoad(function));
             parameterSizes = readParameterSizes();
@@ -149,7 +155,7 @@ public final class CudaKernel {
     }
 
     private int launch(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
-        if (size.dependent()) {
+        if (size.dependent() && dependent) {
             return launchDependent(size, queue, pointers);
         }
         return size.cooperative()

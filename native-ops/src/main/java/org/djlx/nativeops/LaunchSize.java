@@ -19,7 +19,8 @@ package org.djlx.nativeops;
  *     where they cannot, the launch fails with {@code CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE}
  * @param dependent whether it may begin while the kernel queued before it still runs, if that lets
  *     it (programmatic dependent launch): the kernel itself waits before it touches what others
- *     write. Not together with {@code cooperative}; before compute capability 9.0 it begins behind
+ *     write. Not together with {@code cooperative}; before compute capability 9.0 and CUDA 12.3 it
+ *     begins behind
  */
 public record LaunchSize(
         int gridX,
