@@ -411,6 +411,9 @@ public final class LlamaGenerator implements TextGenerator {
     private void step() throws InterruptedException, ExecutionException {
         Step step = begun == null ? begin() : begun;
         begun = null;
+        if (step == null) {
+            return; // All were cancelled meanwhile.
+        }
         long start = System.nanoTime();
         while (settings.isGpu()
                 && !step.choices.isDone()

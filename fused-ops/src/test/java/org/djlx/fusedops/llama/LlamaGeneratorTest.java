@@ -496,6 +496,22 @@ class LlamaGeneratorTest {
     }
 
     @Test
+    void goesOnWhenAllAreCancelledAsTheyBegin() throws Exception {
+        try (LlamaGenerator generator = generator(1, builder -> builder)) {
+            GenerationRequest some = request(1).optMaxNewTokens(3).build();
+            synchronized (generator.pool()) { // It is asked whether it has failed before a step.
+                Generation generation = generator.submit(some);
+                while (generator.statistics().running() == 0) {
+                    sleep();
+                }
+                generation.cancel();
+            }
+            assertEquals(3, generator.submit(some).await(LONG).size());
+            assertIdle(generator);
+        }
+    }
+
+    @Test
     void goesOnWhateverAListenerThrows() throws Exception {
         try (LlamaGenerator generator = generator(1, builder -> builder)) {
             CountDownLatch held = hold(generator);
