@@ -228,9 +228,10 @@ final class Decoder implements AutoCloseable {
      * All ranks do, at the same time. When this returns, all of it is done.
      *
      * @param sequences few tokens each, whose rows come in blocks of {@link KvCache#BLOCK_TOKENS}
+     * @param to the manager of what is copied for the result
      * @return the scores of what follows those that want them
      */
-    Scores decode(List<LlamaBatch.Chunk> sequences) {
+    Scores decode(List<LlamaBatch.Chunk> sequences, NDManager to) {
         List<Scores> all = new ArrayList<>();
         List<Row> rows = new ArrayList<>();
         int room = roomForChunks;
@@ -238,7 +239,7 @@ final class Decoder implements AutoCloseable {
             for (int i = 0; i < sequence.tokens().length; i++) {
                 Row row = new Row(sequence, i);
                 if (rows.size() == LlamaKernels.MAX_ROWS || row.chunks() > room) {
-                    all.add(step(rows).copy());
+                    all.add(step(rows).copy(to));
                     rows.clear();
                     room = roomForChunks;
                 }
@@ -456,9 +457,12 @@ final class Decoder implements AutoCloseable {
             }
         }
 
-        Results copy() {
+        Results copy(NDManager to) {
             if (!rows.isEmpty()) {
-                scores = first(logits, rows.get(rows.size() - 1) + 1).duplicate();
+                try (NDArray until = first(logits, rows.get(rows.size() - 1) + 1)) {
+                    scores = until.duplicate();
+                }
+                scores.attach(to);
             }
             return this;
         }

@@ -115,7 +115,7 @@ final class LlamaModel implements AutoCloseable {
             }
         }
         if (!few.isEmpty()) {
-            parts.add(decoder.decode(few));
+            parts.add(decoder.decode(few, to));
         }
         List<Integer> order = new ArrayList<>(); // in the batch, of those that are wanted
         int ofMany = 0;
