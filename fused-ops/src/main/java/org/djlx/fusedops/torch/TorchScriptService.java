@@ -179,6 +179,10 @@ final class TorchScriptService implements ParallelModel {
         if (inputs.isEmpty()) {
             throw new IllegalArgumentException("the request has no arrays");
         }
+        Optional<CollectiveException> failure = pool.failure();
+        if (failure.isPresent()) {
+            throw new Refusal(503, failure.get()); // Held until the model is closed otherwise.
+        }
         NDManager request = null;
         boolean unused = true;
         try {

@@ -203,6 +203,24 @@ class TorchScriptLoaderTest {
         }
     }
 
+    @Test
+    void aLostModelKeepsNothingOfRequests() throws Exception {
+        try (ZooModel<NDList, NDList> model = load(2);
+                Predictor<NDList, NDList> predictor = model.newPredictor();
+                NDManager manager = NDManager.newBaseManager()) {
+            NDArray x = manager.ones(new Shape(4, 4));
+            String lost = refusal(predictor, ScriptedMlp.inputs("fail_alone", x));
+            long before = CHeap.bytesInUse();
+            for (int i = 0; i < 50; i++) {
+                try (NDArray large = manager.ones(new Shape(8, 32 << 10))) { // 1 MiB
+                    assertEquals(lost, refusal(predictor, new NDList(large)));
+                }
+            }
+            long grown = CHeap.bytesInUse() - before;
+            assertTrue(grown < 25 << 20, "grown by " + grown);
+        }
+    }
+
     private static String refusal(Predictor<NDList, NDList> predictor, NDList inputs) {
         return assertThrows(TranslateException.class, () -> predictor.predict(inputs)).getMessage();
     }
