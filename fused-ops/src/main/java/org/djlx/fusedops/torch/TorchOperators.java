@@ -39,9 +39,15 @@ import org.djlx.nativeops.TorchLibrary;
  *
  * <pre>{@code
  * TorchOperators.register();
- * RankPool<Predictor<NDList, NDList>> pool =
- *         RankPool.start("mlp", ProcessGroups.local(2), group -> load(group).newPredictor());
- * pool.submit((group, predictor) -> TorchOperators.call(group, () -> predictor.predict(input)));
+ * RankPool<NDList, NDList> pool =
+ *         RankPool.start(
+ *                 "mlp",
+ *                 ProcessGroups.local(2),
+ *                 group -> {
+ *                     Predictor<NDList, NDList> predictor = load(group).newPredictor();
+ *                     return input -> TorchOperators.call(group, () -> predictor.predict(input));
+ *                 });
+ * NDList output = pool.submit(input).get();
  * }</pre>
  *
  * <p>{@link TorchScriptLoader} does that for a directory with a file for each rank.
