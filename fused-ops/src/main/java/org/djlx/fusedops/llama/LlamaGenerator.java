@@ -24,11 +24,8 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.RejectedExecutionException;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankPool;
 import org.djlx.collectives.RankWorker;
 import org.djlx.collectives.safetensors.Safetensors;
@@ -70,7 +67,7 @@ public final class LlamaGenerator implements TextGenerator {
     private final Path directory;
     private final LlamaConfig config;
     private final TextTokenizer tokenizer; // null if there is none
-    private final Settings settings;
+    private final GeneratorSettings settings;
     private final Thread thread;
 
     // The thread's own: what the model computes, or has computed; null if that has been taken.
@@ -97,18 +94,18 @@ public final class LlamaGenerator implements TextGenerator {
         directory = builder.directory;
         config = LlamaConfig.read(directory);
         settings = builder.settings(config);
-        cache = new CacheBlocks(settings.cacheBlocks, KvCache.BLOCK_TOKENS);
+        cache = new CacheBlocks(settings.cacheBlocks(), KvCache.BLOCK_TOKENS);
         Path file = directory.resolve("tokenizer.json");
         tokenizer = Files.exists(file) ? HuggingFaceTokens.read(file) : null;
         thread = new Thread(this::run, "llama-" + directory.getFileName());
         thread.setDaemon(true);
         boolean done = false;
         try {
-            if (settings.group != null) {
+            if (settings.group() != null) {
                 checkAgreement();
             }
             pool = load();
-            if (settings.group != null) {
+            if (settings.group() != null) {
                 pool.whenFailed().thenRun(this::wake);
             }
             if (!isFollower()) {
@@ -136,8 +133,8 @@ public final class LlamaGenerator implements TextGenerator {
         String own =
                 String.format(
                         "%s with maxLength %d and %d blocks of cache",
-                        config, settings.maxLength, settings.cacheBlocks);
-        List<String> all = new ObjectCollectives(settings.group).allGatherObject(own);
+                        config, settings.maxLength(), settings.cacheBlocks());
+        List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
         for (int rank = 1; rank < all.size(); rank++) {
             if (!all.get(rank).equals(all.get(0))) {
                 throw new IllegalArgumentException(
@@ -151,7 +148,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     private RankPool<LlamaStep, List<TokenChooser.Choice>> load() throws IOException {
         int ranks = settings.ranks();
-        int rows = settings.cacheBlocks * KvCache.BLOCK_TOKENS;
+        int rows = settings.cacheBlocks() * KvCache.BLOCK_TOKENS;
         try (Safetensors files = Safetensors.open(directory)) {
             try {
                 LlamaWeights.check(config, files);
@@ -169,19 +166,19 @@ public final class LlamaGenerator implements TextGenerator {
                         KvCache.byteSize(config, ranks, rows) >> 20,
                         rows);
             }
-            Progress progress = isFollower() ? null : settings.progress;
+            Progress progress = isFollower() ? null : settings.progress();
             if (progress != null) {
                 progress.reset("Loading " + directory.getFileName(), weightBytes);
             }
             RankPool<LlamaStep, List<TokenChooser.Choice>> loaded =
-                    settings.group == null
+                    settings.group() == null
                             ? RankPool.start(
                                     thread.getName(),
                                     settings.groups(),
                                     group -> rank(group, files, rows))
                             : RankPool.join(
                                     thread.getName(),
-                                    settings.group,
+                                    settings.group(),
                                     LlamaStep.CODEC,
                                     group -> rank(group, files, rows));
             boolean done = false;
@@ -218,7 +215,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     private LlamaModel model(ProcessGroup group, Safetensors files, int rows) {
         int ranks = group.worldSize();
-        Progress progress = group.rank() == 0 ? settings.progress : null;
+        Progress progress = group.rank() == 0 ? settings.progress() : null;
         LlamaWeights weights =
                 LlamaWeights.read(
                         config,
@@ -279,10 +276,10 @@ public final class LlamaGenerator implements TextGenerator {
             if (unavailable.isPresent()) {
                 throw new IllegalStateException(unavailable.get());
             }
-            if (queued.size() >= settings.maxQueued) {
+            if (queued.size() >= settings.maxQueued()) {
                 leave(queued); // Cancelled ones, which the next step would remove.
             }
-            if (queued.size() >= settings.maxQueued) {
+            if (queued.size() >= settings.maxQueued()) {
                 throw new RejectedExecutionException(
                         String.format(
                                 "%d requests wait already; try again when some are done",
@@ -349,7 +346,7 @@ public final class LlamaGenerator implements TextGenerator {
             if (closed || lost != null) {
                 return false;
             }
-            while (!queued.isEmpty() && running.size() < settings.maxRunning) {
+            while (!queued.isEmpty() && running.size() < settings.maxRunning()) {
                 int[] rows = cache.take(queued.peek().capacity());
                 if (rows == null) {
                     break;
@@ -367,7 +364,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     /** Tells whether a process has failed, after which there is nothing to wait for. */
     private boolean isBroken() {
-        return settings.group != null && pool.failure().isPresent();
+        return settings.group() != null && pool.failure().isPresent();
     }
 
     /** Tells whether the model has read something of the requests, which is in its cache. */
@@ -490,14 +487,14 @@ public final class LlamaGenerator implements TextGenerator {
         List<LlamaBatch.Chunk> singles = new ArrayList<>();
         List<LlamaBatch.Chunk> several = new ArrayList<>();
         List<Sequence> late = new ArrayList<>(); // those of several that want scores
-        int left = settings.prefillTokens;
+        int left = settings.prefillTokens();
         for (Sequence sequence : running) {
             if (sequence.isEnded() || sequence.isComplete()) {
                 continue;
             }
             boolean generates = sequence.unread() == 1;
             // Where a prompt is cut depends on nothing else, as does what becomes of it.
-            int next = generates ? 1 : Math.min(sequence.unread(), settings.prefillTokens);
+            int next = generates ? 1 : Math.min(sequence.unread(), settings.prefillTokens());
             if (!generates && next > left) {
                 continue; // The next batches read it.
             }
@@ -520,7 +517,7 @@ public final class LlamaGenerator implements TextGenerator {
     private void rebuild() {
         CollectiveException failure = pool.failure().orElseThrow();
         synchronized (this) {
-            if (settings.group != null) {
+            if (settings.group() != null) {
                 lost = directory + " has failed; start all ranks again: " + failure.getMessage();
             } else if (finished == finishedBeforeRebuild) {
                 lost = directory + " has failed again after it was loaded again: " + failure;
@@ -575,7 +572,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     @Override
     public int maxLength() {
-        return settings.maxLength;
+        return settings.maxLength();
     }
 
     @Override
@@ -677,44 +674,6 @@ public final class LlamaGenerator implements TextGenerator {
         }
         if (interrupted) {
             Thread.currentThread().interrupt();
-        }
-    }
-
-    /** What a generator is set up with. */
-    private record Settings(
-            ProcessGroup group,
-            List<Device> devices,
-            int cpuRanks,
-            int maxLength,
-            int maxRunning,
-            int maxQueued,
-            int cacheBlocks,
-            int prefillTokens,
-            Duration timeout,
-            Progress progress) {
-
-        int ranks() {
-            return group != null
-                    ? group.worldSize()
-                    : devices.isEmpty() ? cpuRanks : devices.size();
-        }
-
-        boolean isFollower() {
-            return group != null && group.rank() > 0;
-        }
-
-        boolean isGpu() {
-            return group != null ? group.device().isGpu() : !devices.isEmpty();
-        }
-
-        List<ProcessGroup> groups() {
-            if (devices.isEmpty()) {
-                return ProcessGroups.local("shm", cpuRanks, new BackendOptions(timeout));
-            }
-            Device[] each = devices.toArray(new Device[0]);
-            NcclOptions nccl = NcclOptions.builder().optDevices(each).optTimeout(timeout).build();
-            CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
-            return ProcessGroups.local("cuda_p2p", each.length, options);
         }
     }
 
@@ -898,7 +857,7 @@ public final class LlamaGenerator implements TextGenerator {
             }
         }
 
-        private Settings settings(LlamaConfig config) {
+        private GeneratorSettings settings(LlamaConfig config) {
             if (devices == null || timeout == null) {
                 throw new IllegalArgumentException("the devices or the timeout are null");
             }
@@ -930,7 +889,7 @@ public final class LlamaGenerator implements TextGenerator {
                                 "maxLength %d is more than the model's %d",
                                 length, config.maxLength()));
             }
-            return new Settings(
+            return new GeneratorSettings(
                     group,
                     List.copyOf(devices),
                     cpuRanks,

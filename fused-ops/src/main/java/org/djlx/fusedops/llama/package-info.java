@@ -17,6 +17,7 @@
  * + GeneratorStatistics  what a generator does
  * + TextTokenizer        turns text into tokens and back
  * + LlamaConfig          the sizes of a model
+ *   GeneratorSettings    what a generator was built with
  *   LlamaService         serves DJL's requests by a generator
  *   Sequence             a request that is being served
  *   PieceQueue           what its caller sees
