@@ -47,8 +47,6 @@ import org.djlx.nativeops.Torch;
  */
 final class Decoder implements AutoCloseable {
 
-    private static final int FLAGS = Integer.BYTES;
-
     // For what the GPU has done already to be noticed.
     private static final Duration PATIENCE = Duration.ofMinutes(1);
     private static final int CHUNK_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
@@ -432,7 +430,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private long countsOfBest() {
-        return Torch.dataPointer(ended) + (long) LlamaKernels.MAX_ROWS * keyHeads * FLAGS;
+        return Torch.dataPointer(ended) + (long) LlamaKernels.MAX_ROWS * keyHeads * Integer.BYTES;
     }
 
     /** What a step has left, until the next one. */
@@ -465,6 +463,11 @@ final class Decoder implements AutoCloseable {
                 scores.attach(to);
             }
             return this;
+        }
+
+        @Override
+        public int count() {
+            return rows.size();
         }
 
         @Override

@@ -24,6 +24,9 @@ interface Scores {
      */
     record Best(int token, float score, double logSum) {}
 
+    /** Returns how many sequences there are. */
+    int count();
+
     /** Returns the highest score of each sequence. */
     List<Best> best();
 
@@ -57,15 +60,25 @@ interface Scores {
             public float[] all(int sequence) {
                 return scores.get(sequence).toFloatArray();
             }
+
+            @Override
+            public int count() {
+                return Math.toIntExact(scores.getShape().get(0));
+            }
         };
     }
 
     /** Returns the scores of some sequences, by their indices here. */
     default Scores inOrder(List<Integer> order) {
-        List<Best> all = best();
         return new Scores() {
             @Override
+            public int count() {
+                return order.size();
+            }
+
+            @Override
             public List<Best> best() {
+                List<Best> all = Scores.this.best();
                 return order.stream().map(all::get).toList();
             }
 
@@ -76,31 +89,32 @@ interface Scores {
         };
     }
 
-    /** Returns the scores of the sequences of all parts, in their order. */
+    /** Returns the scores of the sequences of all parts, in their order; computes nothing yet. */
     static Scores joined(List<Scores> parts) {
         if (parts.size() == 1) {
             return parts.get(0);
         }
-        List<Best> best = new ArrayList<>();
-        List<Scores> of = new ArrayList<>(); // of each sequence
-        List<Integer> index = new ArrayList<>(); // what it is there
-        for (Scores part : parts) {
-            List<Best> its = part.best();
-            for (int i = 0; i < its.size(); i++) {
-                of.add(part);
-                index.add(i);
-            }
-            best.addAll(its);
-        }
         return new Scores() {
             @Override
             public List<Best> best() {
-                return best;
+                return parts.stream().flatMap(part -> part.best().stream()).toList();
             }
 
             @Override
             public float[] all(int sequence) {
-                return of.get(sequence).all(index.get(sequence));
+                int index = sequence;
+                for (Scores part : parts) {
+                    if (index < part.count()) {
+                        return part.all(index);
+                    }
+                    index -= part.count();
+                }
+                throw new IndexOutOfBoundsException(sequence);
+            }
+
+            @Override
+            public int count() {
+                return parts.stream().mapToInt(Scores::count).sum();
             }
         };
     }

@@ -7,6 +7,7 @@ package org.djlx.fusedops.llama;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -48,7 +49,10 @@ class ScoresTest {
     void partsAreJoinedAndOrdered() {
         Scores first = of(2, 1, 2, 4, 3);
         Scores second = of(1, 5, 6);
-        Scores ordered = Scores.joined(List.of(first, second)).inOrder(List.of(2, 0, 1));
+        Scores joined = Scores.joined(List.of(first, second));
+        assertEquals(3, joined.count());
+        assertThrows(IndexOutOfBoundsException.class, () -> joined.all(3));
+        Scores ordered = joined.inOrder(List.of(2, 0, 1));
         assertArrayEquals(new float[] {5, 6}, ordered.all(0));
         assertArrayEquals(new float[] {1, 2}, ordered.all(1));
         assertArrayEquals(new float[] {4, 3}, ordered.all(2));

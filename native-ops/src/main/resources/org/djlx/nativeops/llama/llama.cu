@@ -8,7 +8,7 @@
 //
 // Compiled with
 //   TYPE      Float16 or Bfloat16, of weights, cache and what is computed
-//   HEAD      the size of a head: 16, 32, 64, 128 or 256
+//   HEAD      the size of a head: a multiple of 16 up to 128
 //   SHARING   how many heads of queries share one of keys and values
 //   BLOCK     how many tokens lie side by side in the cache, from where the table says; divides CHUNK
 // Needs compute capability 8.0.
