@@ -258,9 +258,10 @@ public final class RankPool<R, T> implements AutoCloseable {
 
         /** Requests to GPUs follow each other so closely that waking up would be felt. */
         private Runnable next() throws InterruptedException {
-            long spun = group.device().isGpu() ? System.nanoTime() + SPIN_NANOS : 0;
+            boolean spins = group.device().isGpu();
+            long start = System.nanoTime();
             Runnable next = queue.poll();
-            while (next == null && spun != 0 && System.nanoTime() - spun < 0) {
+            while (next == null && spins && System.nanoTime() - start < SPIN_NANOS) {
                 Thread.onSpinWait();
                 next = queue.poll();
             }
