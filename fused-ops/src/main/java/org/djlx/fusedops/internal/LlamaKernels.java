@@ -34,8 +34,14 @@ public final class LlamaKernels implements AutoCloseable {
     /** The floats that a chunk leaves behind, besides the elements of a head. */
     public static final int CHUNK_EXTRA = 2;
 
-    /** The bytes of what {@link #best} writes for a row: two floats and an int, and four more. */
-    public static final int BEST_BYTES = 16;
+    /** The floats that {@link #best} writes for a row, of which the last has no meaning. */
+    public static final int BEST_FLOATS = 4;
+
+    /** In place of a token: what {@link #choose} has chosen for the sequence last. */
+    public static final int CHOSEN = -2;
+
+    /** How many tokens there may be: floats hold their numbers. */
+    public static final int MAX_TOKENS = 1 << 24;
 
     /** How many blocks, with as many such results, a row's scores have. */
     public static final int BEST_BLOCKS = 16;
@@ -66,6 +72,7 @@ public final class LlamaKernels implements AutoCloseable {
     private final CudaKernel attentionPlaced;
     private final CudaKernel place;
     private final CudaKernel best;
+    private final CudaKernel choose;
     private final CudaKernel rotate;
     private final CudaKernel activate;
     private final KernelArguments arguments = new KernelArguments();
@@ -107,6 +114,7 @@ public final class LlamaKernels implements AutoCloseable {
         attentionPlaced = module.kernel("decode_attention_placed");
         place = module.kernel("decode_rotate");
         best = module.kernel("decode_best");
+        choose = module.kernel("decode_choose");
         rotate = module.kernel("prompt_rotate");
         activate = module.kernel("prompt_activate");
     }
@@ -142,7 +150,9 @@ public final class LlamaKernels implements AutoCloseable {
      * @param stream where
      * @param rows how many
      * @param output of shape (rows, hidden)
-     * @param tokens an int each; -1 for none
+     * @param tokens an int each; -1 for none, {@value #CHOSEN} for what was chosen
+     * @param places an int for each row: where in {@code chosen} its sequence has a place
+     * @param chosen the tokens that {@link #choose} has chosen
      * @param embedding of shape (count, hidden)
      * @param first the first token that is in the embedding
      * @param count how many are
@@ -153,11 +163,15 @@ public final class LlamaKernels implements AutoCloseable {
             int rows,
             long output,
             long tokens,
+            long places,
+            long chosen,
             long embedding,
             long first,
             long count,
             long hidden) {
-        arguments.clear().addStruct(output, tokens, embedding, first, count, hidden);
+        arguments
+                .clear()
+                .addStruct(output, tokens, places, chosen, embedding, first, count, hidden);
         embed.launch(stream, LaunchSize.of(rows, EMBED_THREADS), arguments);
     }
 
@@ -274,15 +288,16 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Finds each row's highest score, its first index, and the sum of all exponentials relative to
-     * it, in this order: a float, a float that is the sum, an int.
+     * Finds each row's highest score, the sum of all exponentials relative to it, and the first
+     * token that has it, in this order.
      *
      * @param stream where
      * @param rows how many
-     * @param best where each row's {@value #BEST_BYTES} bytes go; may be pinned memory
+     * @param best where each row's {@value #BEST_FLOATS} floats go
      * @param scores rows of {@code width} at a distance of {@code stride}
      * @param parts room for {@value #BEST_BLOCKS} such results for each row
      * @param ended an int for each row, 0
+     * @param first the token of the first score
      * @param width the elements of a row
      * @param stride from a row to the next, in elements
      */
@@ -293,11 +308,36 @@ public final class LlamaKernels implements AutoCloseable {
             long scores,
             long parts,
             long ended,
+            long first,
             long width,
             long stride) {
-        arguments.clear().addStruct(best, scores, parts, ended, width, stride);
+        arguments.clear().addStruct(best, scores, parts, ended, first, width, stride);
         LaunchSize size = LaunchSize.of(BEST_BLOCKS, BEST_THREADS).withGrid(rows, 1);
         this.best.launch(stream, size, arguments);
+    }
+
+    /**
+     * Joins what {@link #best} has found on all ranks, and keeps the tokens for the next {@link
+     * #embed}.
+     *
+     * @param stream where
+     * @param rows how many, at most {@value #MAX_ROWS}
+     * @param best where each row's {@value #BEST_FLOATS} floats go; may be pinned memory
+     * @param parts what each rank has found for all rows, one rank's behind the other's
+     * @param chosen where tokens go, an int each
+     * @param places an int for each row: where among them; -1 for none
+     * @param ranks how many
+     */
+    public void choose(
+            CudaStream stream,
+            int rows,
+            long best,
+            long parts,
+            long chosen,
+            long places,
+            int ranks) {
+        arguments.clear().addStruct(best, parts, chosen, places, ranks, rows);
+        choose.launch(stream, LaunchSize.of(1, MAX_ROWS), arguments);
     }
 
     /**

@@ -38,7 +38,8 @@ import org.djlx.nativeops.Torch;
  * One rank's part of decoding on a GPU: sequences that get a token each, or a few, by kernels that
  * are recorded into a CUDA graph, so that a step is one launch. There is a graph for every power of
  * two of tokens and of chunks of the longest sequence, made when it is needed first, of all ranks
- * alike.
+ * alike. A step need not wait for the host to know the tokens that the one before has chosen: they
+ * are kept on the GPU, a place for each sequence.
  *
  * <p>What a sequence gets has the same bits whatever others there are. Sums are in float32; what
  * goes from kernel to kernel is rounded to the element type.
@@ -50,6 +51,7 @@ final class Decoder implements AutoCloseable {
     // For what the GPU has done already to be noticed.
     private static final Duration PATIENCE = Duration.ofMinutes(1);
     private static final int CHUNK_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
+    private static final int BEST_BYTES = LlamaKernels.BEST_FLOATS * Float.BYTES;
 
     private final LlamaConfig config;
     private final ProcessGroup group;
@@ -76,16 +78,20 @@ final class Decoder implements AutoCloseable {
     private final NDArray inputs;
     private final NDArray parts;
     private final NDArray logits;
+    private final NDArray bestOfRanks; // a row of each rank, for each row
+    private final NDArray chosen; // of each sequence, at its first block of the cache
 
     private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
     private final CudaStream stream;
     private final CudaEvent before;
     private final LlamaKernels kernels;
     private final CurrentStreams currentStreams;
-    private final NativeMemory hostInputs;
-    private final NativeMemory hostBest;
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
+
+    // Steps take turns: one is prepared while the one before runs.
+    private final Turn[] turns = new Turn[2];
+    private int nextTurn;
 
     /** A token of a sequence, whose scores may be wanted. */
     private record Row(LlamaBatch.Chunk chunk, int index) {
@@ -96,6 +102,11 @@ final class Decoder implements AutoCloseable {
 
         int position() {
             return chunk.start() + index;
+        }
+
+        /** Returns where what is chosen for its sequence is kept. */
+        int place() {
+            return chunk.rows()[0] / KvCache.BLOCK_TOKENS;
         }
 
         boolean isWanted() {
@@ -122,9 +133,33 @@ final class Decoder implements AutoCloseable {
             return chunks * CHUNK_BLOCKS;
         }
 
-        /** The tokens, their positions, where their chunks begin, and the table. */
+        /**
+         * The tokens, their sequences' places, -1 where what follows is not wanted, their
+         * positions, where their chunks begin, and the table.
+         */
         int inputBytes() {
-            return (3 + tableStride()) * rows * Integer.BYTES;
+            return (4 + tableStride()) * rows * Integer.BYTES;
+        }
+    }
+
+    /** What a step and the host tell each other. */
+    private final class Turn {
+
+        final NativeMemory inputs;
+        final NativeMemory best;
+        final CudaEvent done;
+        Results results; // the last ones
+
+        Turn(CudaDevice device, int inputBytes) {
+            inputs = keep(CudaMemory.allocatePinned(device, inputBytes));
+            best = keep(CudaMemory.allocatePinned(device, LlamaKernels.MAX_ROWS * BEST_BYTES));
+            done = keep(CudaEvent.create(device));
+        }
+
+        void await() {
+            if (results != null) {
+                results.await();
+            }
         }
     }
 
@@ -179,15 +214,15 @@ final class Decoder implements AutoCloseable {
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             parts =
                     manager.zeros(
-                            new Shape(most, LlamaKernels.BEST_BLOCKS, LlamaKernels.BEST_BYTES),
-                            DataType.UINT8);
+                            new Shape(most, LlamaKernels.BEST_BLOCKS, LlamaKernels.BEST_FLOATS));
+            bestOfRanks = manager.zeros(new Shape(ranks * most, LlamaKernels.BEST_FLOATS));
+            chosen = manager.zeros(new Shape(cache.rows() / KvCache.BLOCK_TOKENS), DataType.INT32);
             clear(zeros);
             CudaDevice device = gpu.device();
             stream = keep(CudaStream.create(device));
             before = keep(CudaEvent.create(device));
-            hostInputs = keep(CudaMemory.allocatePinned(device, largest.inputBytes()));
-            hostBest =
-                    keep(CudaMemory.allocatePinned(device, (long) most * LlamaKernels.BEST_BYTES));
+            turns[0] = new Turn(device, largest.inputBytes());
+            turns[1] = new Turn(device, largest.inputBytes());
             nextInputs = ByteBuffer.allocate(largest.inputBytes()).order(ByteOrder.nativeOrder());
             device.synchronize();
             done = true;
@@ -223,21 +258,27 @@ final class Decoder implements AutoCloseable {
 
     /**
      * Runs tokens of sequences through the model, and writes their keys and values to the cache.
-     * All ranks do, at the same time. When this returns, all of it is done.
+     * All ranks do, at the same time. When this returns, the GPU may still do it.
      *
      * @param sequences few tokens each, whose rows come in blocks of {@link KvCache#BLOCK_TOKENS}
+     * @param all whether all scores are to be had, and not only the best
      * @param to the manager of what is copied for the result
-     * @return the scores of what follows those that want them
+     * @return the scores of what follows those that want them; all of a sequence until the next
+     *     call
      */
-    Scores decode(List<LlamaBatch.Chunk> sequences, NDManager to) {
-        List<Scores> all = new ArrayList<>();
+    Scores decode(List<LlamaBatch.Chunk> sequences, boolean all, NDManager to) {
+        List<Scores> parts = new ArrayList<>();
         List<Row> rows = new ArrayList<>();
         int room = roomForChunks;
         for (LlamaBatch.Chunk sequence : sequences) {
             for (int i = 0; i < sequence.tokens().length; i++) {
                 Row row = new Row(sequence, i);
                 if (rows.size() == LlamaKernels.MAX_ROWS || row.chunks() > room) {
-                    all.add(step(rows).copy(to));
+                    Results part = step(rows, all);
+                    if (all) {
+                        part.copy(to);
+                    }
+                    parts.add(part);
                     rows.clear();
                     room = roomForChunks;
                 }
@@ -245,14 +286,24 @@ final class Decoder implements AutoCloseable {
                 room -= row.chunks();
             }
         }
-        all.add(step(rows));
-        return Scores.joined(all);
+        parts.add(step(rows, all));
+        return Scores.joined(parts);
     }
 
-    private Results step(List<Row> rows) {
+    /** Waits until all that was begun is done; fails if a rank was missing. */
+    void await() {
+        turns[nextTurn].await();
+        turns[1 - nextTurn].await();
+    }
+
+    private Results step(List<Row> rows, boolean all) {
         Key key = Key.of(rows);
-        write(key, rows);
+        Turn turn = turns[nextTurn];
+        turn.await();
+        nextTurn = 1 - nextTurn;
+        write(turn, key, rows);
         before.record(currentStreams.get());
+        List<Work> works = new ArrayList<>();
         CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
         try {
             CudaGraph graph = graphs.get(key);
@@ -261,41 +312,53 @@ final class Decoder implements AutoCloseable {
                 graphs.put(key, graph);
             }
             stream.waitEvent(before);
+            stream.copyAsync(Torch.dataPointer(inputs), turn.inputs.address(), key.inputBytes());
+            boolean gathers = all && group.worldSize() > 1;
+            if (gathers) {
+                long rowBytes = logits.getShape().get(1) * config.type().itemSize();
+                stream.memsetAsync(Torch.dataPointer(logits), (byte) 0, key.rows * rowBytes);
+            }
             graph.launch(stream);
-            Work gathered = group.worldSize() > 1 ? gather(key.rows) : null;
-            kernels.best(
+            if (gathers) {
+                works.add(gather(logits, key.rows));
+            }
+            if (group.worldSize() > 1) {
+                works.add(gather(bestOfRanks, group.worldSize() * key.rows));
+            }
+            kernels.choose(
                     stream,
                     key.rows,
-                    hostBest.address(),
-                    Torch.dataPointer(logits),
-                    Torch.dataPointer(parts),
-                    countsOfBest(),
-                    config.vocabularySize(),
-                    logits.getShape().get(1));
-            stream.synchronize();
-            if (gathered != null) {
-                gathered.await(PATIENCE); // Fails if a rank was missing, also in the graph.
-            }
+                    turn.best.address(),
+                    Torch.dataPointer(bestOfRanks),
+                    Torch.dataPointer(chosen),
+                    places(key),
+                    group.worldSize());
+            turn.done.record(stream);
         } finally {
             guard.close();
         }
-        return new Results(rows);
+        turn.results = new Results(turn, rows, works);
+        return turn.results;
     }
 
-    /** Puts the scores of all ranks side by side: where one has another's, there are zeros. */
-    private Work gather(int rows) {
-        try (NDArray scores = first(logits, rows)) {
-            Work work = group.allReduce(scores, ReduceOp.SUM);
+    /** Puts what ranks have together: where one has another's, there are zeros. */
+    private Work gather(NDArray array, int rows) {
+        try (NDArray first = first(array, rows)) {
+            Work work = group.allReduce(first, ReduceOp.SUM);
             work.blockCurrentStream();
             return work;
         }
     }
 
     /** Writes what the graph reads into memory of the host. */
-    private void write(Key key, List<Row> rows) {
+    private void write(Turn turn, Key key, List<Row> rows) {
         nextInputs.clear();
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).token() : -1);
+        }
+        for (int i = 0; i < key.rows; i++) {
+            boolean wanted = i < rows.size() && rows.get(i).isWanted();
+            nextInputs.putInt(wanted ? rows.get(i).place() : -1);
         }
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).position() : -1);
@@ -314,24 +377,18 @@ final class Decoder implements AutoCloseable {
                 nextInputs.putInt(row.chunk.rows()[token]);
             }
         }
-        new AtomicBuffer(hostInputs, 0, nextInputs.capacity())
+        new AtomicBuffer(turn.inputs, 0, nextInputs.capacity())
                 .putBytes(0, nextInputs.array(), key.inputBytes());
     }
 
     private void record(Key key) {
         int rows = key.rows;
         int hidden = config.hiddenSize();
-        long host = hostInputs.address();
-        long tokensOf = Torch.dataPointer(inputs);
-        long positions = tokensOf + (long) rows * Integer.BYTES;
+        long places = places(key);
+        long positions = places + (long) rows * Integer.BYTES;
         long firstChunks = positions + (long) rows * Integer.BYTES;
         long table = firstChunks + (long) rows * Integer.BYTES;
-        stream.copyAsync(tokensOf, host, key.inputBytes());
-        long scores = Torch.dataPointer(logits);
-        if (group.worldSize() > 1) {
-            long rowBytes = logits.getShape().get(1) * config.type().itemSize();
-            stream.memsetAsync(scores, (byte) 0, rows * rowBytes);
-        }
+        int firstToken = tokens * group.rank();
         NDArray partial = first(residuals[0], rows);
         NDArray residual = first(zeros, rows);
         NDArray next = first(residuals[1], rows);
@@ -339,9 +396,11 @@ final class Decoder implements AutoCloseable {
                 stream,
                 rows,
                 Torch.dataPointer(partial),
-                tokensOf,
+                Torch.dataPointer(inputs),
+                places,
+                Torch.dataPointer(chosen),
                 Torch.dataPointer(weights.embedding()),
-                (long) tokens * group.rank(),
+                firstToken,
                 tokens,
                 hidden);
         add(partial, residual, weights.layer(0).attentionNorm());
@@ -371,15 +430,29 @@ final class Decoder implements AutoCloseable {
             next = residual;
             residual = free;
         }
+        long scores = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         kernels.product(
                 stream,
                 false,
                 rows,
-                scores + (long) group.rank() * tokens * config.type().itemSize(),
+                scores,
                 Torch.dataPointer(norm),
                 Torch.dataPointer(weights.head()),
                 tokens,
                 hidden,
+                logits.getShape().get(1));
+        long rowsOfRank = (long) rows * BEST_BYTES;
+        stream.memsetAsync(
+                Torch.dataPointer(bestOfRanks), (byte) 0, group.worldSize() * rowsOfRank);
+        kernels.best(
+                stream,
+                rows,
+                Torch.dataPointer(bestOfRanks) + group.rank() * rowsOfRank,
+                scores,
+                Torch.dataPointer(parts),
+                countsOfBest(),
+                firstToken,
+                Math.max(0, Math.min(tokens, config.vocabularySize() - firstToken)),
                 logits.getShape().get(1));
     }
 
@@ -429,40 +502,60 @@ final class Decoder implements AutoCloseable {
         return array.get(new NDIndex().addSliceDim(0, rows));
     }
 
+    private long places(Key key) {
+        return Torch.dataPointer(inputs) + (long) key.rows * Integer.BYTES;
+    }
+
     private long countsOfBest() {
         return Torch.dataPointer(ended) + (long) LlamaKernels.MAX_ROWS * keyHeads * Integer.BYTES;
     }
 
-    /** What a step has left, until the next one. */
+    /** What a step leaves. */
     private final class Results implements Scores {
 
-        private final List<Best> best = new ArrayList<>();
+        private final Turn turn;
+        private final List<Work> works;
         private final List<Integer> rows = new ArrayList<>(); // those that are wanted
+        private List<Best> best; // when they are there
         private NDArray scores; // a copy, if there is one
 
-        Results(List<Row> of) {
-            byte[] bytes = new byte[of.size() * LlamaKernels.BEST_BYTES];
-            new AtomicBuffer(hostBest, 0, bytes.length).getBytes(0, bytes);
-            ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
+        Results(Turn turn, List<Row> of, List<Work> works) {
+            this.turn = turn;
+            this.works = works;
             for (int i = 0; i < of.size(); i++) {
                 if (of.get(i).isWanted()) {
-                    buffer.position(i * LlamaKernels.BEST_BYTES);
-                    float highest = buffer.getFloat();
-                    double sum = buffer.getFloat();
-                    best.add(new Best(buffer.getInt(), highest, highest + Math.log(sum)));
                     rows.add(i);
                 }
             }
         }
 
-        Results copy(NDManager to) {
+        @Override
+        public void await() {
+            if (best != null) {
+                return;
+            }
+            turn.done.synchronize();
+            works.forEach(work -> work.await(PATIENCE)); // Tells of the graph's as well.
+            byte[] bytes = new byte[LlamaKernels.MAX_ROWS * BEST_BYTES];
+            new AtomicBuffer(turn.best, 0, bytes.length).getBytes(0, bytes);
+            ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
+            best = new ArrayList<>();
+            for (int row : rows) {
+                buffer.position(row * BEST_BYTES);
+                float highest = buffer.getFloat();
+                double sum = buffer.getFloat();
+                best.add(new Best((int) buffer.getFloat(), highest, highest + Math.log(sum)));
+            }
+        }
+
+        void copy(NDManager to) {
+            await();
             if (!rows.isEmpty()) {
                 try (NDArray until = first(logits, rows.get(rows.size() - 1) + 1)) {
                     scores = until.duplicate();
                 }
                 scores.attach(to);
             }
-            return this;
         }
 
         @Override
@@ -472,11 +565,13 @@ final class Decoder implements AutoCloseable {
 
         @Override
         public List<Best> best() {
+            await();
             return best;
         }
 
         @Override
         public float[] all(int sequence) {
+            await();
             NDArray from = scores == null ? logits : scores;
             NDIndex index =
                     new NDIndex()
@@ -491,6 +586,9 @@ final class Decoder implements AutoCloseable {
 
     @Override
     public void close() {
+        if (stream != null) {
+            stream.synchronize(); // Nobody may have waited for the last step.
+        }
         graphs.values().forEach(CudaGraph::close);
         graphs.clear();
         for (int i = resources.size() - 1; i >= 0; i--) {

@@ -5,6 +5,7 @@
 package org.djlx.fusedops.llama;
 
 import java.util.List;
+import org.djlx.fusedops.internal.LlamaKernels;
 
 /**
  * What a forward pass computes: tokens of several sequences, one after the other, whose keys and
@@ -15,9 +16,18 @@ import java.util.List;
 record LlamaBatch(List<Chunk> chunks) {
 
     /**
+     * In place of a token: the most probable one by the scores that were computed last for the
+     * sequence, which only the GPU knows yet.
+     */
+    static final int CHOSEN = LlamaKernels.CHOSEN;
+
+    /** The most tokens of a chunk that are decoded where ranks have kernels. */
+    static final int DECODED_TOKENS = LlamaKernels.MAX_ROWS;
+
+    /**
      * Tokens of one sequence that follow each other.
      *
-     * @param tokens the tokens
+     * @param tokens the tokens; one may be {@link #CHOSEN}, alone
      * @param start the position of the first, and how many are in the cache already
      * @param rows where in the cache the sequence's tokens are, from its first on, these included
      * @param wanted whether the scores of what follows the last token are
@@ -26,6 +36,10 @@ record LlamaBatch(List<Chunk> chunks) {
 
         int length() {
             return start + tokens.length;
+        }
+
+        boolean isDecoded() {
+            return tokens.length <= DECODED_TOKENS;
         }
     }
 

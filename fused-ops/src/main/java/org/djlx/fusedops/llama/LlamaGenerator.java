@@ -5,7 +5,6 @@
 package org.djlx.fusedops.llama;
 
 import ai.djl.Device;
-import ai.djl.ndarray.NDManager;
 import ai.djl.util.Progress;
 import java.io.IOException;
 import java.nio.file.Files;
@@ -70,8 +69,11 @@ public final class LlamaGenerator implements TextGenerator {
     private final GeneratorSettings settings;
     private final Thread thread;
 
-    // The thread's own: what the model computes, or has computed; null if that has been taken.
+    // The thread's own: what the model computes; null if what it computed last has been taken.
     private Step begun;
+
+    // Whether a step can begin before the one that it depends on has ended.
+    private volatile boolean readsAhead;
 
     // The thread's own, but for tests; set before it starts.
     private volatile RankPool<LlamaStep, List<TokenChooser.Choice>> pool;
@@ -200,17 +202,10 @@ public final class LlamaGenerator implements TextGenerator {
     private RankWorker<LlamaStep, List<TokenChooser.Choice>> rank(
             ProcessGroup group, Safetensors files, int rows) {
         LlamaModel model = model(group, files, rows);
-        return new RankWorker<>() {
-            @Override
-            public List<TokenChooser.Choice> serve(LlamaStep step) throws Exception {
-                return step.run(group, model);
-            }
-
-            @Override
-            public void close() {
-                model.close();
-            }
-        };
+        if (group.rank() == 0) {
+            readsAhead = model.hasDecoder();
+        }
+        return new LlamaRank(group, model);
     }
 
     private LlamaModel model(ProcessGroup group, Safetensors files, int rows) {
@@ -395,15 +390,18 @@ public final class LlamaGenerator implements TextGenerator {
     /**
      * What the model computes.
      *
+     * @param request tells the ranks
      * @param wanting the sequences that get a token each
-     * @param choices those tokens, when it has
+     * @param canBeFollowed whether the ranks know these tokens as soon as they are computed, so
+     *     that the next step need not wait for them
      */
-    private record Step(
-            List<Sequence> wanting, CompletableFuture<List<TokenChooser.Choice>> choices) {}
+    private record Step(LlamaStep request, List<Sequence> wanting, boolean canBeFollowed) {}
 
     /**
      * Takes the tokens that follow, and has the model compute what follows on them while they are
-     * made text. Where text ends a sequence, by a stop string, its next token is computed in vain.
+     * made text. Where the most probable ones are taken, the next step begins before they are known
+     * here. What ends a sequence is found too late then, and its next token is computed in vain, as
+     * it is where its text ends it, by a stop string.
      */
     private void step() throws InterruptedException, ExecutionException {
         Step step = begun == null ? begin() : begun;
@@ -411,13 +409,14 @@ public final class LlamaGenerator implements TextGenerator {
         if (step == null) {
             return; // All were cancelled meanwhile.
         }
+        Step next = step.canBeFollowed && !hasLongPrompt() ? nextStep() : null;
+        CompletableFuture<List<TokenChooser.Choice>> ended =
+                pool.submit(next == null ? LlamaStep.END : next.request);
         long start = System.nanoTime();
-        while (settings.isGpu()
-                && !step.choices.isDone()
-                && System.nanoTime() - start < SPIN_NANOS) {
+        while (settings.isGpu() && !ended.isDone() && System.nanoTime() - start < SPIN_NANOS) {
             Thread.onSpinWait(); // GPUs would wait for this thread to wake up.
         }
-        List<TokenChooser.Choice> choices = step.choices.get();
+        List<TokenChooser.Choice> choices = ended.get();
         List<Sequence> taking = new ArrayList<>();
         List<TokenChooser.Choice> taken = new ArrayList<>();
         for (int i = 0; i < choices.size(); i++) {
@@ -426,7 +425,7 @@ public final class LlamaGenerator implements TextGenerator {
                 taken.add(choices.get(i));
             }
         }
-        begun = begin();
+        begun = next == null ? begin() : next;
         for (int i = 0; i < taking.size(); i++) {
             tell(taking.get(i), taken.get(i));
         }
@@ -435,25 +434,33 @@ public final class LlamaGenerator implements TextGenerator {
         }
     }
 
-    /** Has the model read tokens of all sequences that have some for it; null if none has. */
+    /** Has the model begin a step, if there is something for it. */
     private Step begin() {
+        Step step = nextStep();
+        if (step != null) {
+            pool.submit(step.request);
+        }
+        return step;
+    }
+
+    /** Tells whether a prompt waits for the model that is not decoded, and so not read ahead. */
+    private synchronized boolean hasLongPrompt() {
+        return running.stream()
+                .mapToInt(sequence -> Math.min(sequence.unread(), settings.prefillTokens()))
+                .anyMatch(tokens -> tokens > LlamaBatch.DECODED_TOKENS);
+    }
+
+    /** Returns what the model can read of all sequences; null if there is nothing. */
+    private Step nextStep() {
         List<Sequence> wanting = new ArrayList<>();
         LlamaBatch batch = nextBatch(wanting);
         if (batch.chunks().isEmpty()) {
             return null;
         }
         List<TokenChooser> choosers = wanting.stream().map(each -> each.chooser).toList();
-        return new Step(wanting, pool.submit(new LlamaStep(batch, choosers)));
-    }
-
-    static List<TokenChooser.Choice> choices(
-            ProcessGroup group, LlamaModel model, LlamaBatch batch, List<TokenChooser> choosers) {
-        try (NDManager manager = NDManager.newBaseManager(group.device())) {
-            Scores scores = model.forward(batch, manager);
-            return scores == null || group.rank() > 0
-                    ? List.of()
-                    : ScoreReader.choose(scores, choosers);
-        }
+        LlamaStep request = new LlamaStep(batch, choosers);
+        boolean decoded = batch.chunks().stream().allMatch(LlamaBatch.Chunk::isDecoded);
+        return new Step(request, wanting, readsAhead && decoded && !request.needsAll());
     }
 
     private static boolean take(Sequence sequence, TokenChooser.Choice choice) {
@@ -479,7 +486,8 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     /**
-     * Makes the next batch: a token of each sequence that generates, and parts of prompts.
+     * Makes the next batch: a token of each sequence that generates, known here or only to the
+     * ranks yet, and parts of prompts.
      *
      * @param wanting gets those for which scores come, in their order
      */
@@ -490,6 +498,13 @@ public final class LlamaGenerator implements TextGenerator {
         int left = settings.prefillTokens();
         for (Sequence sequence : running) {
             if (sequence.isEnded() || sequence.isComplete()) {
+                continue;
+            }
+            if (sequence.isAwaiting()) {
+                if (sequence.canReadAhead()) {
+                    singles.add(sequence.readAhead());
+                    wanting.add(sequence);
+                }
                 continue;
             }
             boolean generates = sequence.unread() == 1;

@@ -82,6 +82,7 @@ final class LlamaGpu implements AutoCloseable {
                         || ranks == 1;
         try (CudaDevice device = CudaDevice.open(group.device())) {
             return oneLaunch
+                    && config.vocabularySize() <= LlamaKernels.MAX_TOKENS
                     && LlamaKernels.isSupported(
                             device,
                             config.type(),

@@ -19,7 +19,6 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
-import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
@@ -36,9 +35,6 @@ final class LlamaModel implements AutoCloseable {
 
     // From how many tokens for each rank on they are divided among ranks.
     private static final int SEQUENCE_TOKENS = 16;
-
-    // The most tokens of a chunk that the decoder reads, as many as it does at once.
-    private static final int DECODED_TOKENS = LlamaKernels.MAX_ROWS;
 
     private final LlamaConfig config;
     private final ProcessGroup group;
@@ -89,43 +85,49 @@ final class LlamaModel implements AutoCloseable {
 
     /**
      * Runs the tokens of a batch through the model, and writes their keys and values to the cache.
-     * All ranks do, at the same time.
+     * All ranks do, at the same time. Few tokens of each sequence are decoded where there are
+     * kernels, and may still be computed when this returns.
      *
+     * @param all whether all scores of a sequence may be asked for, and not only the best
      * @param to the manager of arrays that are returned
-     * @return the scores of what follows the chunks that want them, until the next call; null if
-     *     none does
+     * @return the scores of what follows the chunks that want them
      */
-    Scores forward(LlamaBatch batch, NDManager to) {
+    Scores forward(LlamaBatch batch, boolean all, NDManager to) {
+        List<Scores> parts = new ArrayList<>();
         if (decoder == null) {
-            NDArray scores = scores(batch, to);
-            return scores == null ? null : Scores.of(scores);
+            addScores(parts, batch, to);
+            return Scores.joined(parts);
         }
         // Products of many rows are in another order for each number of them: so that a sequence
         // gets the same whatever others there are, long chunks are read one by one.
         List<LlamaBatch.Chunk> few = new ArrayList<>();
-        List<LlamaBatch.Chunk> many = new ArrayList<>();
         for (LlamaBatch.Chunk chunk : batch.chunks()) {
-            (chunk.tokens().length <= DECODED_TOKENS ? few : many).add(chunk);
-        }
-        List<Scores> parts = new ArrayList<>();
-        for (LlamaBatch.Chunk chunk : many) {
-            NDArray scores = scores(new LlamaBatch(List.of(chunk)), to);
-            if (scores != null) {
-                parts.add(Scores.of(scores));
+            if (chunk.isDecoded()) {
+                few.add(chunk);
+            } else {
+                decoder.await(); // It adds up what ranks have on another stream.
+                addScores(parts, new LlamaBatch(List.of(chunk)), to);
             }
         }
+        int ofMany = 0;
+        int ofFew = parts.size();
         if (!few.isEmpty()) {
-            parts.add(decoder.decode(few, to));
+            parts.add(decoder.decode(few, all, to));
         }
         List<Integer> order = new ArrayList<>(); // in the batch, of those that are wanted
-        int ofMany = 0;
-        int ofFew = (int) many.stream().filter(LlamaBatch.Chunk::wanted).count();
         for (LlamaBatch.Chunk chunk : batch.chunks()) {
             if (chunk.wanted()) {
-                order.add(chunk.tokens().length <= DECODED_TOKENS ? ofFew++ : ofMany++);
+                order.add(chunk.isDecoded() ? ofFew++ : ofMany++);
             }
         }
-        return order.isEmpty() ? null : Scores.joined(parts).inOrder(order);
+        return Scores.joined(parts).inOrder(order);
+    }
+
+    private void addScores(List<Scores> parts, LlamaBatch batch, NDManager to) {
+        NDArray scores = scores(batch, to);
+        if (scores != null) {
+            parts.add(Scores.of(scores));
+        }
     }
 
     /** Computes scores in float32, of shape (chunks that want them, vocabulary), or null. */

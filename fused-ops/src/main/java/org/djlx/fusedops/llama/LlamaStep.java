@@ -12,11 +12,17 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RequestCodec;
 
-/** What the ranks of a {@link LlamaGenerator} do at a time: they read tokens of its sequences. */
+/**
+ * What the ranks of a {@link LlamaGenerator} do at a time: they begin to read tokens of its
+ * sequences, and then wait for the scores of the step before and choose tokens by them. So a GPU
+ * has its next step when one ends.
+ */
 class LlamaStep {
+
+    /** Begins nothing, so that the step before ends. */
+    static final LlamaStep END = new LlamaStep(new LlamaBatch(List.of()), List.of(), false);
 
     /** Sends the batch. What chooses tokens stays on rank 0, which alone does that. */
     static final RequestCodec<LlamaStep> CODEC =
@@ -25,7 +31,9 @@ class LlamaStep {
                 public byte[] encode(LlamaStep step) {
                     ByteArrayOutputStream bytes = new ByteArrayOutputStream();
                     try {
-                        write(step.batch, new DataOutputStream(bytes));
+                        DataOutputStream out = new DataOutputStream(bytes);
+                        out.writeBoolean(step.all);
+                        write(step.batch, out);
                     } catch (IOException e) {
                         throw new UncheckedIOException(e); // Into memory, which always works.
                     }
@@ -36,7 +44,8 @@ class LlamaStep {
                 public LlamaStep decode(byte[] bytes) {
                     DataInputStream in = new DataInputStream(new ByteArrayInputStream(bytes));
                     try {
-                        return new LlamaStep(read(in), List.of());
+                        boolean all = in.readBoolean();
+                        return new LlamaStep(read(in), List.of(), all);
                     } catch (IOException e) {
                         throw new UncheckedIOException("what rank 0 has sent is no step", e);
                     }
@@ -45,6 +54,7 @@ class LlamaStep {
 
     private final LlamaBatch batch;
     private final List<TokenChooser> choosers;
+    private final boolean all;
 
     /**
      * Creates a step.
@@ -53,13 +63,31 @@ class LlamaStep {
      * @param choosers choose the tokens of the sequences whose scores are wanted, in their order
      */
     LlamaStep(LlamaBatch batch, List<TokenChooser> choosers) {
+        this(batch, choosers, !choosers.stream().allMatch(TokenChooser::isGreedy));
+    }
+
+    private LlamaStep(LlamaBatch batch, List<TokenChooser> choosers, boolean all) {
         this.batch = batch;
         this.choosers = choosers;
+        this.all = all;
     }
 
     /** Has a rank do its part; returns what rank 0 has chosen, and nothing on others. */
-    List<TokenChooser.Choice> run(ProcessGroup group, LlamaModel model) throws Exception {
-        return LlamaGenerator.choices(group, model, batch, choosers);
+    List<TokenChooser.Choice> run(LlamaRank rank) throws Exception {
+        return rank.next(this);
+    }
+
+    LlamaBatch batch() {
+        return batch;
+    }
+
+    List<TokenChooser> choosers() {
+        return choosers;
+    }
+
+    /** Tells whether choosing takes all scores, and not only the highest of each sequence. */
+    boolean needsAll() {
+        return all;
     }
 
     /**

@@ -9,8 +9,9 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * The scores of the next tokens of several sequences. They stay on the device until they are asked
- * for, which is to be before the model computes others.
+ * The scores of the next tokens of several sequences, which may still be computed. They stay on the
+ * device until they are asked for; the best may be asked for when the model computes others
+ * already, all of a sequence only before.
  */
 interface Scores {
 
@@ -24,13 +25,20 @@ interface Scores {
      */
     record Best(int token, float score, double logSum) {}
 
+    /**
+     * Waits until they are there, which all ranks do.
+     *
+     * @throws org.djlx.collectives.CollectiveException if a rank was missing
+     */
+    default void await() {}
+
     /** Returns how many sequences there are. */
     int count();
 
-    /** Returns the highest score of each sequence. */
+    /** Returns the highest score of each sequence; waits until they are there. */
     List<Best> best();
 
-    /** Returns a copy of all scores of a sequence. */
+    /** Returns a copy of all scores of a sequence; only if all were to be computed. */
     float[] all(int sequence);
 
     /**
@@ -72,6 +80,11 @@ interface Scores {
     default Scores inOrder(List<Integer> order) {
         return new Scores() {
             @Override
+            public void await() {
+                Scores.this.await();
+            }
+
+            @Override
             public int count() {
                 return order.size();
             }
@@ -95,6 +108,11 @@ interface Scores {
             return parts.get(0);
         }
         return new Scores() {
+            @Override
+            public void await() {
+                parts.forEach(Scores::await);
+            }
+
             @Override
             public List<Best> best() {
                 return parts.stream().flatMap(part -> part.best().stream()).toList();

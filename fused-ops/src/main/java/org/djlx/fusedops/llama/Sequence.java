@@ -19,7 +19,8 @@ final class Sequence {
     private final int promptTokens;
     private final int[] tokens; // the prompt's and those generated, with room for the rest
     private int count;
-    private int cached;
+    private int cached; // what the model has read, or is reading: up to one more than there are
+    private boolean awaiting; // the next token, which the model computes
     private int[] rows; // of the cache; null before it has some
 
     Sequence(
@@ -59,22 +60,39 @@ final class Sequence {
         return cached > 0;
     }
 
-    /** Returns how many tokens the model has not read. */
+    /** Returns how many tokens that are known here the model has not read. */
     int unread() {
         return count - cached;
+    }
+
+    /** Tells whether the model computes a token of it. */
+    boolean isAwaiting() {
+        return awaiting;
+    }
+
+    /** Tells whether another token follows the awaited one, as far as its value does not matter. */
+    boolean canReadAhead() {
+        return count + 1 < tokens.length;
+    }
+
+    /** Returns the awaited token for the model, which knows it first, and takes it for read. */
+    LlamaBatch.Chunk readAhead() {
+        return new LlamaBatch.Chunk(new int[] {LlamaBatch.CHOSEN}, cached++, rows, true);
     }
 
     /** Returns the next tokens for the model, and takes them for read. */
     LlamaBatch.Chunk read(int most) {
         int start = cached;
         cached = Math.min(count, start + most);
+        awaiting = cached == count;
         return new LlamaBatch.Chunk(
-                Arrays.copyOfRange(tokens, start, cached), start, rows, cached == count);
+                Arrays.copyOfRange(tokens, start, cached), start, rows, awaiting);
     }
 
     /** Takes the token that follows. */
     void take(int token) {
         tokens[count++] = token;
+        awaiting = cached == count; // The model reads it already.
     }
 
     /** Tells whether no token follows, whatever the text is. */

@@ -27,6 +27,7 @@
  *   TextStream           turns tokens into text as they come
  *   HuggingFaceTokens    the tokenizer of a model directory
  *   LlamaStep            what all ranks do at a time, and how it gets to other processes
+ *   LlamaRank            what one of them has, and the step that it has begun
  *   LlamaModel           one rank's part of a model, and its forward pass
  *   LlamaBatch           what that computes: tokens of several sequences
  *   LlamaWeights         a rank's weights, and how they are read

@@ -111,9 +111,8 @@ class LlamaGeneratorTest {
         LlamaStep step =
                 new LlamaStep(new LlamaBatch(List.of()), List.of()) {
                     @Override
-                    List<TokenChooser.Choice> run(ProcessGroup group, LlamaModel model)
-                            throws Exception {
-                        task.run(group);
+                    List<TokenChooser.Choice> run(LlamaRank rank) throws Exception {
+                        task.run(rank.group());
                         return List.of();
                     }
                 };
@@ -385,7 +384,7 @@ class LlamaGeneratorTest {
     }
 
     /** Has a rank fail, in a task that comes next. */
-    private static CompletableFuture<?> breakRank(LlamaGenerator generator) {
+    static CompletableFuture<?> breakRank(LlamaGenerator generator) {
         return submit(
                 generator,
                 group -> {

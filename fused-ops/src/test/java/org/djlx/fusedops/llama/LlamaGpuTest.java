@@ -6,8 +6,12 @@ package org.djlx.fusedops.llama;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import ai.djl.pytorch.jni.JniUtils;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -127,6 +131,119 @@ class LlamaGpuTest {
         }
     }
 
+    /**
+     * The next step has begun already when the token comes, and the cache is somebody else's then.
+     */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void stopsAtTokensThatAreFoundLate(int ranks) throws Exception {
+        List<Device> devices = List.of(gpus(ranks));
+        LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
+        LlamaFiles.write(directory, config, 5);
+        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+        int blocks = CacheBlocks.blocks(config.maxLength(), KvCache.BLOCK_TOKENS);
+        try (TextGenerator generator =
+                build(builder -> builder.optDevices(devices).optCacheBytes(blocks * blockBytes))) {
+            List<GenerationRequest.Builder> requests = new ArrayList<>();
+            List<List<GeneratedPiece>> whole = new ArrayList<>();
+            for (int i = 0; i < 40; i++) {
+                requests.add(
+                        GenerationRequest.builder()
+                                .setPromptTokens(new Random(i).ints(1 + i, 0, 203).toArray())
+                                .optMaxNewTokens(1 + i)
+                                .optIgnoreEndOfText(true));
+                GenerationRequest request = requests.get(i).build();
+                whole.add(generator.submit(request).await(Duration.ofMinutes(1)));
+            }
+            List<Generation> generations = new ArrayList<>();
+            for (int i = 0; i < requests.size(); i++) {
+                int stop = whole.get(i).get(i / 2).token();
+                generations.add(generator.submit(requests.get(i).optStopTokens(stop).build()));
+            }
+            for (int i = 0; i < requests.size(); i++) {
+                int stop = whole.get(i).get(i / 2).token();
+                List<GeneratedPiece> expected = new ArrayList<>();
+                for (GeneratedPiece piece : whole.get(i)) {
+                    expected.add(piece);
+                    if (piece.token() == stop) {
+                        break;
+                    }
+                }
+                assertEquals(expected, generations.get(i).await(Duration.ofMinutes(1)), "of " + i);
+                assertEquals(FinishReason.STOP, generations.get(i).finishReason().orElseThrow());
+            }
+        }
+    }
+
+    /** The other is in a step, or two, that wait for it. */
+    @Test
+    void loadsTheModelAgainWhenARankFailsBetweenSteps() throws Exception {
+        List<Device> devices = List.of(gpus(2));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        try (LlamaGenerator generator = build(builder -> builder.optDevices(devices))) {
+            GenerationRequest.Builder request =
+                    GenerationRequest.builder()
+                            .setPromptTokens(1, 2, 3)
+                            .optIgnoreEndOfText(true)
+                            .optMaxNewTokens(20);
+            List<GeneratedPiece> expected =
+                    generator.submit(request.build()).await(Duration.ofMinutes(1));
+            for (int i = 0; i < 3; i++) {
+                Generation generation = generator.submit(request.optMaxNewTokens(400).build());
+                for (int token = 0; token <= i; token++) {
+                    generation.next(Duration.ofMinutes(1));
+                }
+                LlamaGeneratorTest.breakRank(generator);
+                EngineException failure =
+                        assertThrows(
+                                EngineException.class,
+                                () -> generation.await(Duration.ofMinutes(1)));
+                assertTrue(failure.getMessage().contains("rank 1 fell over"), failure.getMessage());
+                assertEquals(
+                        expected,
+                        generator
+                                .submit(request.optMaxNewTokens(20).build())
+                                .await(Duration.ofMinutes(1)));
+            }
+            assertEquals(3, generator.statistics().rebuilds());
+        }
+    }
+
+    @Test
+    void freesTheMemoryOfGpusWhenClosed() throws Exception {
+        List<Device> devices = List.of(gpus(1));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        List<Long> free = new ArrayList<>();
+        for (int i = 0; i < 4; i++) {
+            try (TextGenerator generator =
+                    build(builder -> builder.optDevices(devices).optCacheBytes(1L << 30))) {
+                GenerationRequest request =
+                        GenerationRequest.builder()
+                                .setPromptTokens(new Random(i).ints(200, 0, 203).toArray())
+                                .optMaxNewTokens(50)
+                                .optIgnoreEndOfText(true)
+                                .build();
+                generator.submit(request).await(Duration.ofMinutes(1));
+            }
+            JniUtils.emptyCudaCache(); // What libtorch keeps for the next arrays.
+            free.add(freeMebibytes(devices.get(0)));
+        }
+        // The first one has loaded what the process keeps: libraries, their kernels and workspaces.
+        assertTrue(free.get(3) >= free.get(1), "MiB that are free after each: " + free);
+    }
+
+    private static long freeMebibytes(Device device) throws IOException {
+        Process query =
+                new ProcessBuilder(
+                                "nvidia-smi",
+                                "--query-gpu=memory.free",
+                                "--format=csv,noheader,nounits",
+                                "--id=" + device.getDeviceId())
+                        .redirectError(ProcessBuilder.Redirect.INHERIT)
+                        .start();
+        return Long.parseLong(new String(query.getInputStream().readAllBytes()).strip());
+    }
+
     @Test
     void generatesWhatTheCpuDoes() throws Exception {
         List<Device> devices = List.of(gpus(2));
@@ -165,7 +282,7 @@ class LlamaGpuTest {
         }
     }
 
-    private TextGenerator build(UnaryOperator<LlamaGenerator.Builder> change) throws IOException {
+    private LlamaGenerator build(UnaryOperator<LlamaGenerator.Builder> change) throws IOException {
         return change.apply(LlamaGenerator.builder().setDirectory(directory)).build();
     }
 }

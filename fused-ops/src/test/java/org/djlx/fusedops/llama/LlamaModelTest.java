@@ -245,8 +245,8 @@ class LlamaModelTest {
 
     private static float[] scores(LlamaModel model, LlamaBatch batch) {
         try (NDManager manager = NDManager.newBaseManager()) {
-            Scores scores = model.forward(batch, manager);
-            if (scores == null) {
+            Scores scores = model.forward(batch, true, manager);
+            if (scores.count() == 0) {
                 return null;
             }
             int count = scores.best().size();

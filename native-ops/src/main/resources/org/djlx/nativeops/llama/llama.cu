@@ -49,9 +49,14 @@ __device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
 // ---------------------------------------------------------------------------------------------------------------------------
 // What a step begins with: the embedding of each row's token, or zeros where it is another rank's, or there is none.
 
+// A row's token may be known to the GPU alone, which has chosen it in the step before.
+const int CHOSEN = -2;
+
 struct Embedding {
   Bits* output;           // (rows, hidden)
-  const int* tokens;      // of each row; -1: none
+  const int* tokens;      // of each row; -1: none; CHOSEN: what was chosen last for its sequence
+  const int* places;      // of each row, where that is
+  const int* chosen;
   const Bits* embedding;  // (count, hidden): this rank's tokens, from `first` on
   u64 first;
   u64 count;
@@ -63,6 +68,7 @@ extern "C" __global__ void decode_embed(const __grid_constant__ Embedding of) {
   let_others_begin();
   await_others();
   int token = of.tokens[blockIdx.x];
+  if (token == CHOSEN) token = of.chosen[of.places[blockIdx.x]];
   bool here = token >= 0 && token >= of.first && token - of.first < of.count;
   const Bits* row = of.embedding + (here ? token - of.first : 0) * of.hidden;
   for (u64 i = threadIdx.x; i * PACK < of.hidden; i += blockDim.x) {
@@ -487,20 +493,24 @@ extern "C" __global__ void decode_rotate(const __grid_constant__ Attention of) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// The highest score of each row, its first index, and the sum of all exponentials relative to it.
+// The highest score of each row, its first token, and the sum of all exponentials relative to it: first of this rank's tokens,
+// then, when ranks have told each other, of all.
 
 struct Best {
   float highest;
   float sum;
-  int index;
-  int unused;
+  float token;  // exact, as there are fewer than 2^24: an all-reduce with zeros gathers what ranks have
+  float unused;
 };
 
+const float NO_TOKEN = 1 << 30;
+
 struct Scores {
-  Best* best;          // of each row, in memory of the host
+  Best* best;          // of each row
   const Bits* scores;  // rows of `width`, at a distance of `stride`
   Best* parts;         // (rows, blocks of a row)
   u32* ended;          // of each row, how many blocks have; 0 before and after
+  u64 first;           // the token of the first score
   u64 width;
   u64 stride;
 };
@@ -508,15 +518,15 @@ struct Scores {
 __device__ __forceinline__ Best joined(const Best& a, const Best& b) {
   float highest = fmaxf(a.highest, b.highest);
   float sum = a.sum * __expf(a.highest - highest) + b.sum * __expf(b.highest - highest);
-  bool first = a.highest > b.highest || (a.highest == b.highest && a.index < b.index);
-  return Best{highest, sum, first ? a.index : b.index, 0};
+  bool first = a.highest > b.highest || (a.highest == b.highest && a.token < b.token);
+  return Best{highest, sum, first ? a.token : b.token, 0};
 }
 
 __device__ __forceinline__ Best of_warp(Best best) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) {
     Best other = {__shfl_xor_sync(~0u, best.highest, distance), __shfl_xor_sync(~0u, best.sum, distance),
-                  __shfl_xor_sync(~0u, best.index, distance), 0};
+                  __shfl_xor_sync(~0u, best.token, distance), 0};
     best = joined(best, other);
   }
   return best;
@@ -531,17 +541,17 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
   await_others();
   u32 row = blockIdx.y;
   const Bits* scores = of.scores + row * of.stride;
-  Best best = {LEAST, 0, 0x7fffffff, 0};
+  Best best = {LEAST, 0, NO_TOKEN, 0};
   for (u64 i = blockIdx.x * BEST_THREADS + threadIdx.x; i * PACK < of.width; i += BEST_BLOCKS * BEST_THREADS) {
     Elements elements;
     elements.all = load_pack<T>(scores, of.width, i);
-    Best own = {LEAST, 0, 0x7fffffff, 0};
+    Best own = {LEAST, 0, NO_TOKEN, 0};
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
       float value = T::load(elements.bits[e]);
       if (i * PACK + e < of.width && value > own.highest) {
         own.highest = value;
-        own.index = i * PACK + e;
+        own.token = of.first + i * PACK + e;
       }
     }
 #pragma unroll
@@ -554,7 +564,7 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
   if (threadIdx.x % WARP == 0) bests[threadIdx.x / WARP] = best;
   __syncthreads();
   if (threadIdx.x >= WARP) return;
-  best = of_warp(threadIdx.x < BEST_THREADS / WARP ? bests[threadIdx.x] : Best{LEAST, 0, 0x7fffffff, 0});
+  best = of_warp(threadIdx.x < BEST_THREADS / WARP ? bests[threadIdx.x] : Best{LEAST, 0, NO_TOKEN, 0});
   bool last = false;
   if (threadIdx.x == 0) {
     of.parts[row * BEST_BLOCKS + blockIdx.x] = best;
@@ -564,13 +574,32 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
     __threadfence();
   }
   if (!__shfl_sync(~0u, last, 0)) return;
-  best = Best{LEAST, 0, 0x7fffffff, 0};
+  best = Best{LEAST, 0, NO_TOKEN, 0};
   if (threadIdx.x < BEST_BLOCKS) {
     const Best* part = of.parts + row * BEST_BLOCKS + threadIdx.x;
-    best = Best{__ldcg(&part->highest), __ldcg(&part->sum), __ldcg(&part->index), 0};
+    best = Best{__ldcg(&part->highest), __ldcg(&part->sum), __ldcg(&part->token), 0};
   }
   best = of_warp(best);
   if (threadIdx.x == 0) of.best[row] = best;
+}
+
+struct Choice {
+  Best* best;         // of each row, in memory of the host
+  const Best* parts;  // (ranks, rows)
+  int* chosen;        // of each sequence: the token with the highest score
+  const int* places;  // of each row, where its sequence's is; -1: nobody wants one
+  u64 ranks;
+  u64 rows;
+};
+
+// A thread has a row.
+extern "C" __global__ void decode_choose(const __grid_constant__ Choice of) {
+  u64 row = threadIdx.x;
+  if (row >= of.rows) return;
+  Best best = of.parts[row];
+  for (u64 rank = 1; rank < of.ranks; rank++) best = joined(best, of.parts[rank * of.rows + row]);
+  of.best[row] = best;
+  if (of.places[row] >= 0) of.chosen[of.places[row]] = (int)best.token;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
