@@ -34,8 +34,11 @@ public final class LlamaKernels implements AutoCloseable {
     /** The floats that a chunk leaves behind, besides the elements of a head. */
     public static final int CHUNK_EXTRA = 2;
 
-    /** The floats that {@link #best} writes for a row, of which the last has no meaning. */
+    /** The floats that {@link #best} and {@link #choose} write for a row. */
     public static final int BEST_FLOATS = 4;
+
+    /** The bytes of what {@link #choose} is told of a row, a multiple of 8. */
+    public static final int DRAW_BYTES = 32;
 
     /** In place of a token: what {@link #choose} has chosen for the sequence last. */
     public static final int CHOSEN = -2;
@@ -47,6 +50,7 @@ public final class LlamaKernels implements AutoCloseable {
     public static final int BEST_BLOCKS = 16;
 
     private static final int BEST_THREADS = 256;
+    private static final int CHOICE_THREADS = 1024;
     private static final int EMBED_THREADS = 256;
     private static final int PRODUCT_THREADS = 256;
     private static final int PROMPT_THREADS = 256;
@@ -289,7 +293,7 @@ public final class LlamaKernels implements AutoCloseable {
 
     /**
      * Finds each row's highest score, the sum of all exponentials relative to it, and the first
-     * token that has it, in this order.
+     * token that has it, in this order, and nothing in the last place.
      *
      * @param stream where
      * @param rows how many
@@ -317,27 +321,50 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Joins what {@link #best} has found on all ranks, and keeps the tokens for the next {@link
-     * #embed}.
+     * What tokens are chosen by, by address.
      *
-     * @param stream where
-     * @param rows how many, at most {@value #MAX_ROWS}
-     * @param best where each row's {@value #BEST_FLOATS} floats go; may be pinned memory
-     * @param parts what each rank has found for all rows, one rank's behind the other's
+     * @param best where each row's {@value #BEST_FLOATS} floats go: its highest score, the sum of
+     *     all exponentials relative to it, the token that is chosen, and its score; may be pinned
+     *     memory
+     * @param parts what {@link #best} has found on each rank for all rows, one rank's behind the
+     *     other's
      * @param chosen where tokens go, an int each
      * @param places an int for each row: where among them; -1 for none
-     * @param ranks how many
+     * @param draws {@value #DRAW_BYTES} bytes for each row: two doubles, by what differences of
+     *     scores are multiplied, whose powers of two are weights then, 0 if the highest score wins,
+     *     and the share of all weights that the fewest tokens have which are kept; and two longs, a
+     *     random one, and how many tokens of the highest scores are kept, 0 for all
+     * @param scores of all ranks, where a token is drawn: rows of {@code width} at a distance of
+     *     {@code stride}
+     * @param width the elements of a row
+     * @param stride from a row to the next, in elements
      */
-    public void choose(
-            CudaStream stream,
-            int rows,
+    public record Choice(
             long best,
             long parts,
             long chosen,
             long places,
-            int ranks) {
-        arguments.clear().addStruct(best, parts, chosen, places, ranks, rows);
-        choose.launch(stream, LaunchSize.of(1, MAX_ROWS), arguments);
+            long draws,
+            long scores,
+            long width,
+            long stride) {}
+
+    /**
+     * Chooses each row's token: the most probable one, or one that is drawn. Keeps it for the next
+     * {@link #embed}.
+     *
+     * @param stream where
+     * @param of the arrays
+     * @param ranks how many
+     * @param rows how many
+     */
+    public void choose(CudaStream stream, Choice of, int ranks, int rows) {
+        arguments
+                .clear()
+                .addStruct(
+                        of.best, of.parts, of.chosen, of.places, of.draws, of.scores, of.width,
+                        of.stride, ranks, rows);
+        choose.launch(stream, LaunchSize.of(rows, CHOICE_THREADS), arguments);
     }
 
     /**

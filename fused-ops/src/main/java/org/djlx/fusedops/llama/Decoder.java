@@ -38,8 +38,8 @@ import org.djlx.nativeops.Torch;
  * One rank's part of decoding on a GPU: sequences that get a token each, or a few, by kernels that
  * are recorded into a CUDA graph, so that a step is one launch. There is a graph for every power of
  * two of tokens and of chunks of the longest sequence, made when it is needed first, of all ranks
- * alike. A step need not wait for the host to know the tokens that the one before has chosen: they
- * are kept on the GPU, a place for each sequence.
+ * alike. Tokens are chosen on the GPU, by all ranks alike, and kept there, at a place of each
+ * sequence, so that the next step need not wait for the host to know them.
  *
  * <p>What a sequence gets has the same bits whatever others there are. Sums are in float32; what
  * goes from kernel to kernel is rounded to the element type.
@@ -47,6 +47,8 @@ import org.djlx.nativeops.Torch;
  * <p>To be used by the rank's thread, with gradients off.
  */
 final class Decoder implements AutoCloseable {
+
+    private static final double LOG2_E = 1 / Math.log(2);
 
     // For what the GPU has done already to be noticed.
     private static final Duration PATIENCE = Duration.ofMinutes(1);
@@ -134,11 +136,15 @@ final class Decoder implements AutoCloseable {
         }
 
         /**
-         * The tokens, their sequences' places, -1 where what follows is not wanted, their
-         * positions, where their chunks begin, and the table.
+         * How what follows is chosen, the tokens, their sequences' places, -1 where what follows is
+         * not wanted, their positions, where their chunks begin, and the table.
          */
         int inputBytes() {
-            return (4 + tableStride()) * rows * Integer.BYTES;
+            return tokensAt() + (4 + tableStride()) * rows * Integer.BYTES;
+        }
+
+        int tokensAt() {
+            return rows * LlamaKernels.DRAW_BYTES;
         }
     }
 
@@ -313,7 +319,8 @@ final class Decoder implements AutoCloseable {
             }
             stream.waitEvent(before);
             stream.copyAsync(Torch.dataPointer(inputs), turn.inputs.address(), key.inputBytes());
-            boolean gathers = all && group.worldSize() > 1;
+            boolean draws = rows.stream().anyMatch(row -> !row.chunk.draw().isBest());
+            boolean gathers = (all || draws) && group.worldSize() > 1;
             if (gathers) {
                 long rowBytes = logits.getShape().get(1) * config.type().itemSize();
                 stream.memsetAsync(Torch.dataPointer(logits), (byte) 0, key.rows * rowBytes);
@@ -325,14 +332,7 @@ final class Decoder implements AutoCloseable {
             if (group.worldSize() > 1) {
                 works.add(gather(bestOfRanks, group.worldSize() * key.rows));
             }
-            kernels.choose(
-                    stream,
-                    key.rows,
-                    turn.best.address(),
-                    Torch.dataPointer(bestOfRanks),
-                    Torch.dataPointer(chosen),
-                    places(key),
-                    group.worldSize());
+            kernels.choose(stream, choice(turn, key), group.worldSize(), key.rows);
             turn.done.record(stream);
         } finally {
             guard.close();
@@ -353,6 +353,9 @@ final class Decoder implements AutoCloseable {
     /** Writes what the graph reads into memory of the host. */
     private void write(Turn turn, Key key, List<Row> rows) {
         nextInputs.clear();
+        for (int i = 0; i < key.rows; i++) {
+            write(i < rows.size() ? rows.get(i).chunk.draw() : Draw.BEST);
+        }
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).token() : -1);
         }
@@ -381,6 +384,27 @@ final class Decoder implements AutoCloseable {
                 .putBytes(0, nextInputs.array(), key.inputBytes());
     }
 
+    private void write(Draw draw) {
+        // A float is to hold it.
+        double scale = Math.min(Float.MAX_VALUE, LOG2_E / draw.temperature());
+        nextInputs.putDouble(draw.isBest() ? 0 : scale);
+        nextInputs.putDouble(draw.topP());
+        nextInputs.putLong(draw.random());
+        nextInputs.putLong(draw.topK());
+    }
+
+    private LlamaKernels.Choice choice(Turn turn, Key key) {
+        return new LlamaKernels.Choice(
+                turn.best.address(),
+                Torch.dataPointer(bestOfRanks),
+                Torch.dataPointer(chosen),
+                places(key),
+                Torch.dataPointer(inputs),
+                Torch.dataPointer(logits),
+                config.vocabularySize(),
+                logits.getShape().get(1));
+    }
+
     private void record(Key key) {
         int rows = key.rows;
         int hidden = config.hiddenSize();
@@ -396,7 +420,7 @@ final class Decoder implements AutoCloseable {
                 stream,
                 rows,
                 Torch.dataPointer(partial),
-                Torch.dataPointer(inputs),
+                Torch.dataPointer(inputs) + key.tokensAt(),
                 places,
                 Torch.dataPointer(chosen),
                 Torch.dataPointer(weights.embedding()),
@@ -503,7 +527,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private long places(Key key) {
-        return Torch.dataPointer(inputs) + (long) key.rows * Integer.BYTES;
+        return Torch.dataPointer(inputs) + key.tokensAt() + (long) key.rows * Integer.BYTES;
     }
 
     private long countsOfBest() {
@@ -516,6 +540,7 @@ final class Decoder implements AutoCloseable {
         private final Turn turn;
         private final List<Work> works;
         private final List<Integer> rows = new ArrayList<>(); // those that are wanted
+        private final List<Boolean> drawn = new ArrayList<>(); // for each of them
         private List<Best> best; // when they are there
         private NDArray scores; // a copy, if there is one
 
@@ -525,6 +550,7 @@ final class Decoder implements AutoCloseable {
             for (int i = 0; i < of.size(); i++) {
                 if (of.get(i).isWanted()) {
                     rows.add(i);
+                    drawn.add(!of.get(i).chunk.draw().isBest());
                 }
             }
         }
@@ -540,11 +566,11 @@ final class Decoder implements AutoCloseable {
             new AtomicBuffer(turn.best, 0, bytes.length).getBytes(0, bytes);
             ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
             best = new ArrayList<>();
-            for (int row : rows) {
-                buffer.position(row * BEST_BYTES);
-                float highest = buffer.getFloat();
-                double sum = buffer.getFloat();
-                best.add(new Best((int) buffer.getFloat(), highest, highest + Math.log(sum)));
+            for (int i = 0; i < rows.size(); i++) {
+                buffer.position(rows.get(i) * BEST_BYTES);
+                double logSum = buffer.getFloat() + Math.log(buffer.getFloat());
+                int token = (int) buffer.getFloat();
+                best.add(new Best(token, buffer.getFloat(), drawn.get(i), logSum));
             }
         }
 

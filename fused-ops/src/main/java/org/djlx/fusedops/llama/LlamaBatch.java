@@ -16,8 +16,7 @@ import org.djlx.fusedops.internal.LlamaKernels;
 record LlamaBatch(List<Chunk> chunks) {
 
     /**
-     * In place of a token: the most probable one by the scores that were computed last for the
-     * sequence, which only the GPU knows yet.
+     * In place of a token: what was chosen last for the sequence, which only the ranks know yet.
      */
     static final int CHOSEN = LlamaKernels.CHOSEN;
 
@@ -31,8 +30,14 @@ record LlamaBatch(List<Chunk> chunks) {
      * @param start the position of the first, and how many are in the cache already
      * @param rows where in the cache the sequence's tokens are, from its first on, these included
      * @param wanted whether the scores of what follows the last token are
+     * @param draw how the token that follows is chosen by the ranks, if they do that; the caller
+     *     may take another one of the most probable one's place, if all scores are to be had
      */
-    record Chunk(int[] tokens, int start, int[] rows, boolean wanted) {
+    record Chunk(int[] tokens, int start, int[] rows, boolean wanted, Draw draw) {
+
+        Chunk(int[] tokens, int start, int[] rows, boolean wanted) {
+            this(tokens, start, rows, wanted, Draw.BEST);
+        }
 
         int length() {
             return start + tokens.length;

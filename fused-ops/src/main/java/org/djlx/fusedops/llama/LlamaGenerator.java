@@ -72,7 +72,8 @@ public final class LlamaGenerator implements TextGenerator {
     // The thread's own: what the model computes; null if what it computed last has been taken.
     private Step begun;
 
-    // Whether a step can begin before the one that it depends on has ended.
+    // Whether ranks choose tokens by themselves, so that a step can begin before the host knows
+    // them.
     private volatile boolean readsAhead;
 
     // The thread's own, but for tests; set before it starts.
@@ -399,7 +400,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     /**
      * Takes the tokens that follow, and has the model compute what follows on them while they are
-     * made text. Where the most probable ones are taken, the next step begins before they are known
+     * made text. Where ranks choose them by themselves, the next step begins before they are known
      * here. What ends a sequence is found too late then, and its next token is computed in vain, as
      * it is where its text ends it, by a stop string.
      */
@@ -513,7 +514,7 @@ public final class LlamaGenerator implements TextGenerator {
             if (!generates && next > left) {
                 continue; // The next batches read it.
             }
-            LlamaBatch.Chunk chunk = sequence.read(next);
+            LlamaBatch.Chunk chunk = sequence.read(next, readsAhead);
             int count = chunk.tokens().length;
             left -= generates ? 0 : count;
             (count == 1 ? singles : several).add(chunk);

@@ -37,8 +37,11 @@ final class LlamaRank implements RankWorker<LlamaStep, List<TokenChooser.Choice>
     /** Begins a step, and ends the one before, whose choices rank 0 returns. */
     List<TokenChooser.Choice> next(LlamaStep step) {
         Begun before = begun;
+        begun = null;
         try {
-            begun = step.batch().chunks().isEmpty() ? null : begin(step);
+            if (!step.batch().chunks().isEmpty()) {
+                begun = begin(step);
+            }
             if (before == null) {
                 return List.of();
             }

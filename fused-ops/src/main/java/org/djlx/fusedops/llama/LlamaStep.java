@@ -11,6 +11,7 @@ import java.io.DataOutputStream;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.ArrayList;
+import java.util.Iterator;
 import java.util.List;
 import org.djlx.collectives.RequestCodec;
 
@@ -63,13 +64,20 @@ class LlamaStep {
      * @param choosers choose the tokens of the sequences whose scores are wanted, in their order
      */
     LlamaStep(LlamaBatch batch, List<TokenChooser> choosers) {
-        this(batch, choosers, !choosers.stream().allMatch(TokenChooser::isGreedy));
+        this(batch, choosers, needsAll(batch, choosers));
     }
 
     private LlamaStep(LlamaBatch batch, List<TokenChooser> choosers, boolean all) {
         this.batch = batch;
         this.choosers = choosers;
         this.all = all;
+    }
+
+    private static boolean needsAll(LlamaBatch batch, List<TokenChooser> choosers) {
+        Iterator<TokenChooser> next = choosers.iterator();
+        return batch.chunks().stream()
+                .filter(LlamaBatch.Chunk::wanted)
+                .anyMatch(chunk -> !next.next().isGreedy() && chunk.draw().isBest());
     }
 
     /** Has a rank do its part; returns what rank 0 has chosen, and nothing on others. */
@@ -85,21 +93,25 @@ class LlamaStep {
         return choosers;
     }
 
-    /** Tells whether choosing takes all scores, and not only the highest of each sequence. */
+    /** Tells whether choosing takes all scores of a sequence, as the ranks do not do it. */
     boolean needsAll() {
         return all;
     }
 
     /**
-     * A batch as ints: for each chunk its start, whether its scores are wanted, its tokens, and its
-     * rows, of which there may be thousands, as runs of such that follow each other. Tokens and
-     * rows have their number before them, runs their first row.
+     * A batch: for each chunk its start, whether its scores are wanted, how a token is drawn, its
+     * tokens, and its rows, of which there may be thousands, as runs of such that follow each
+     * other. Tokens and rows have their number before them, runs their first row.
      */
     private static void write(LlamaBatch batch, DataOutputStream out) throws IOException {
         out.writeInt(batch.chunks().size());
         for (LlamaBatch.Chunk chunk : batch.chunks()) {
             out.writeInt(chunk.start());
             out.writeBoolean(chunk.wanted());
+            out.writeDouble(chunk.draw().temperature());
+            out.writeInt(chunk.draw().topK());
+            out.writeDouble(chunk.draw().topP());
+            out.writeLong(chunk.draw().random());
             out.writeInt(chunk.tokens().length);
             for (int token : chunk.tokens()) {
                 out.writeInt(token);
@@ -124,6 +136,7 @@ class LlamaStep {
         for (int left = in.readInt(); left > 0; left--) {
             int start = in.readInt();
             boolean wanted = in.readBoolean();
+            Draw draw = new Draw(in.readDouble(), in.readInt(), in.readDouble(), in.readLong());
             int[] tokens = new int[in.readInt()];
             for (int i = 0; i < tokens.length; i++) {
                 tokens[i] = in.readInt();
@@ -137,7 +150,7 @@ class LlamaStep {
                     rows[begin++] = row++;
                 }
             }
-            chunks.add(new LlamaBatch.Chunk(tokens, start, rows, wanted));
+            chunks.add(new LlamaBatch.Chunk(tokens, start, rows, wanted, draw));
         }
         return new LlamaBatch(chunks);
     }

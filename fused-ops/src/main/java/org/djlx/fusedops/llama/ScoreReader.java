@@ -13,8 +13,8 @@ final class ScoreReader {
     private ScoreReader() {}
 
     /**
-     * Chooses a token for each sequence. The scores of those that take the most probable one stay
-     * where they are; others are copied to the host.
+     * Chooses a token for each sequence. The scores of those that take the most probable one, or
+     * for which the ranks have drawn one, stay where they are; others are copied to the host.
      *
      * @return the choices; null for a sequence whose scores are not all numbers
      */
@@ -25,7 +25,7 @@ final class ScoreReader {
             TokenChooser chooser = choosers.get(sequence);
             if (!Double.isFinite(best.logSum())) {
                 choices.add(null);
-            } else if (chooser.isGreedy()) {
+            } else if (chooser.isGreedy() || best.drawn()) {
                 float logProbability = (float) (best.score() - best.logSum());
                 choices.add(new TokenChooser.Choice(best.token(), logProbability));
             } else {

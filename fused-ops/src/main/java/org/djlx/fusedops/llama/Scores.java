@@ -16,14 +16,15 @@ import java.util.List;
 interface Scores {
 
     /**
-     * The highest score of a sequence.
+     * The highest score of a sequence, or another's that was drawn.
      *
      * @param token the first token that has it
      * @param score the score
+     * @param drawn whether the ranks have drawn the token
      * @param logSum the logarithm of the sum of the exponentials of all scores; not finite if they
      *     are not all numbers
      */
-    record Best(int token, float score, double logSum) {}
+    record Best(int token, float score, boolean drawn, double logSum) {}
 
     /**
      * Waits until they are there, which all ranks do.
@@ -35,7 +36,7 @@ interface Scores {
     /** Returns how many sequences there are. */
     int count();
 
-    /** Returns the highest score of each sequence; waits until they are there. */
+    /** Returns what is chosen by the scores of each sequence; waits until they are there. */
     List<Best> best();
 
     /** Returns a copy of all scores of a sequence; only if all were to be computed. */
@@ -59,7 +60,7 @@ interface Scores {
                 List<Best> best = new ArrayList<>();
                 for (int i = 0; i < tokens.length; i++) {
                     double logSum = highestOf[i] + Math.log(sumOf[i]);
-                    best.add(new Best((int) tokens[i], highestOf[i], logSum));
+                    best.add(new Best((int) tokens[i], highestOf[i], false, logSum));
                 }
                 return best;
             }

@@ -77,16 +77,27 @@ final class Sequence {
 
     /** Returns the awaited token for the model, which knows it first, and takes it for read. */
     LlamaBatch.Chunk readAhead() {
-        return new LlamaBatch.Chunk(new int[] {LlamaBatch.CHOSEN}, cached++, rows, true);
+        return new LlamaBatch.Chunk(
+                new int[] {LlamaBatch.CHOSEN}, cached++, rows, true, chooser.draw());
     }
 
-    /** Returns the next tokens for the model, and takes them for read. */
-    LlamaBatch.Chunk read(int most) {
+    /**
+     * Returns the next tokens for the model, and takes them for read.
+     *
+     * @param most how many, at most
+     * @param draws whether the ranks draw what follows few tokens
+     */
+    LlamaBatch.Chunk read(int most, boolean draws) {
         int start = cached;
         cached = Math.min(count, start + most);
         awaiting = cached == count;
+        boolean drawn = draws && awaiting && cached - start <= LlamaBatch.DECODED_TOKENS;
         return new LlamaBatch.Chunk(
-                Arrays.copyOfRange(tokens, start, cached), start, rows, awaiting);
+                Arrays.copyOfRange(tokens, start, cached),
+                start,
+                rows,
+                awaiting,
+                drawn ? chooser.draw() : Draw.BEST);
     }
 
     /** Takes the token that follows. */

@@ -46,6 +46,16 @@ final class TokenChooser {
     }
 
     /**
+     * Returns how ranks can choose the next token by themselves: the most probable one also if only
+     * {@link #choose} can choose one. A draw is that of the next call, which it stands for.
+     */
+    Draw draw() {
+        return temperature == 0 || penalty != 1
+                ? Draw.BEST
+                : new Draw(temperature, topK, topP, random.nextLong());
+    }
+
+    /**
      * Chooses a token.
      *
      * @param scores those of all tokens; they are changed

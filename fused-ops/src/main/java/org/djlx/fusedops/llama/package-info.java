@@ -24,6 +24,7 @@
  *   Scores               the scores of the next tokens of several sequences
  *   ScoreReader          chooses those tokens
  *   TokenChooser         those of one
+ *   Draw                 how ranks do that by themselves
  *   TextStream           turns tokens into text as they come
  *   HuggingFaceTokens    the tokenizer of a model directory
  *   LlamaStep            what all ranks do at a time, and how it gets to other processes

@@ -11,11 +11,13 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
 import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.jni.JniUtils;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.function.UnaryOperator;
@@ -26,6 +28,9 @@ import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankPool;
+import org.djlx.collectives.RankWorker;
+import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.Tag;
@@ -129,6 +134,118 @@ class LlamaGpuTest {
                 assertEquals(alone, pieces.get(i), "of " + i); // probabilities, too
             }
         }
+    }
+
+    /** Of so many tokens that scores of 16 bits are often equal, and rows not aligned. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void drawsByTheWeightsOfScores(int ranks) throws Exception {
+        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        LlamaConfig config =
+                new LlamaConfig(
+                        150_003,
+                        small.hiddenSize(),
+                        small.intermediateSize(),
+                        1,
+                        small.heads(),
+                        small.kvHeads(),
+                        small.headSize(),
+                        small.maxLength(),
+                        small.epsilon(),
+                        small.rope(),
+                        false,
+                        List.of(),
+                        small.type());
+        LlamaFiles.write(directory, config, 1);
+        Random random = new Random(2);
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<LlamaBatch, Void> pool =
+                        RankPool.start(
+                                "draws",
+                                groups(ranks),
+                                group ->
+                                        drawing(
+                                                group,
+                                                LlamaModelTest.model(config, group, files)))) {
+            for (int step = 0; step < 6; step++) {
+                CacheBlocks blocks = new CacheBlocks(64, KvCache.BLOCK_TOKENS);
+                List<LlamaBatch.Chunk> chunks = new ArrayList<>();
+                for (int i = 0; i < 50; i++) {
+                    Draw draw =
+                            new Draw(
+                                    new double[] {0.05, 0.7, 1, 3}[random.nextInt(4)],
+                                    new int[] {0, 1, 7, 100, 200_000}[random.nextInt(5)],
+                                    new double[] {1, 0.99, 0.5, 0.001}[random.nextInt(4)],
+                                    random.nextLong());
+                    int[] tokens = {random.nextInt(config.vocabularySize())};
+                    chunks.add(new LlamaBatch.Chunk(tokens, 0, blocks.take(1), true, draw));
+                }
+                pool.submit(new LlamaBatch(chunks)).get();
+            }
+        }
+    }
+
+    private static RankWorker<LlamaBatch, Void> drawing(ProcessGroup group, LlamaModel model) {
+        return new RankWorker<>() {
+            @Override
+            public Void serve(LlamaBatch batch) {
+                try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                    Scores scores = model.forward(batch, true, manager);
+                    for (int i = 0; i < scores.count(); i++) {
+                        check(batch.chunks().get(i).draw(), scores.all(i), scores.best().get(i));
+                    }
+                }
+                return null;
+            }
+
+            @Override
+            public void close() {
+                model.close();
+            }
+        };
+    }
+
+    /** Checks that the token is where the draw falls, when those that are kept lie side by side. */
+    private static void check(Draw draw, float[] scores, Scores.Best best) {
+        assertTrue(best.drawn());
+        assertEquals(scores[best.token()], best.score(), draw.toString());
+        double highest = Double.NEGATIVE_INFINITY;
+        for (float score : scores) {
+            highest = Math.max(highest, score);
+        }
+        double[] weights = new double[scores.length];
+        double all = 0;
+        for (int token = 0; token < scores.length; token++) {
+            weights[token] = Math.exp((scores[token] - highest) / draw.temperature());
+            all += Math.exp(scores[token] - highest);
+        }
+        assertEquals(highest + Math.log(all), best.logSum(), 1e-4);
+        double[] sorted = Arrays.stream(weights).sorted().toArray();
+        boolean cut = draw.topK() > 0 && draw.topK() < sorted.length;
+        double least = sorted[cut ? sorted.length - draw.topK() : 0];
+        double sum = Arrays.stream(weights).filter(weight -> weight >= least).sum();
+        double kept = 0;
+        int index = sorted.length;
+        while (index > 0 && sorted[index - 1] >= least && kept < draw.topP() * sum) {
+            kept += sorted[--index];
+        }
+        double smallest = sorted[index];
+        int equals = 0; // that are kept
+        while (index + equals < sorted.length && sorted[index + equals] == smallest) {
+            equals++;
+        }
+        assertTrue(weights[best.token()] >= smallest, draw.toString());
+        double before = 0;
+        for (int token = 0; token < best.token(); token++) {
+            if (weights[token] > smallest || (weights[token] == smallest && equals-- > 0)) {
+                before += weights[token];
+            }
+        }
+        double at = (draw.random() >>> 11) * 0x1.0p-53 * kept;
+        double rounding = 1e-6 * kept + smallest; // One more or less of those that are equal.
+        assertTrue(
+                before - rounding <= at && at <= before + weights[best.token()] + rounding,
+                draw + " gave " + best);
     }
 
     /**

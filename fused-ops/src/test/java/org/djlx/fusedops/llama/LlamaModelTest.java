@@ -167,7 +167,7 @@ class LlamaModelTest {
         };
     }
 
-    private static LlamaModel model(LlamaConfig config, ProcessGroup group, Safetensors files) {
+    static LlamaModel model(LlamaConfig config, ProcessGroup group, Safetensors files) {
         int ranks = group.worldSize();
         LlamaWeights weights =
                 LlamaWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});

@@ -39,14 +39,14 @@ class SequenceTest {
     void isReadAsItsTokensCome() {
         Sequence sequence = sequence(2);
         assertFalse(sequence.isAwaiting());
-        check(sequence.read(2), 0, false, 1, 2);
+        check(sequence.read(2, false), 0, false, 1, 2);
         assertFalse(sequence.isAwaiting());
-        check(sequence.read(2), 2, true, 3);
+        check(sequence.read(2, false), 2, true, 3);
         assertTrue(sequence.isAwaiting());
         sequence.take(5);
         assertFalse(sequence.isAwaiting());
         assertEquals(1, sequence.unread());
-        check(sequence.read(2), 3, true, 5);
+        check(sequence.read(2, false), 3, true, 5);
         sequence.take(6);
         assertTrue(sequence.isComplete());
     }
@@ -54,7 +54,7 @@ class SequenceTest {
     @Test
     void isReadAheadUntilItsLastToken() {
         Sequence sequence = sequence(3);
-        sequence.read(3);
+        sequence.read(3, false);
         assertTrue(sequence.canReadAhead());
         check(sequence.readAhead(), 3, true, LlamaBatch.CHOSEN);
         sequence.take(5);
@@ -73,18 +73,18 @@ class SequenceTest {
     @Test
     void isReadAsUsualAfterItWasReadAhead() {
         Sequence sequence = sequence(5);
-        sequence.read(3);
+        sequence.read(3, false);
         sequence.readAhead();
         sequence.take(5);
         sequence.take(6);
         assertFalse(sequence.isAwaiting());
-        check(sequence.read(1), 4, true, 6);
+        check(sequence.read(1, false), 4, true, 6);
     }
 
     @Test
     void isCompleteWhenItStopsThoughItWasReadAhead() {
         Sequence sequence = sequence(5);
-        sequence.read(3);
+        sequence.read(3, false);
         sequence.readAhead();
         sequence.take(STOP);
         assertTrue(sequence.isComplete());

@@ -156,7 +156,10 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         }
     }
 
-    /** Steps of a batch; on GPUs beside what the weights alone take, and PyTorch. */
+    /**
+     * Steps of a batch, also of sequences that draw their tokens; on GPUs beside what the weights
+     * alone take, and PyTorch.
+     */
     private record StepRow(
             int batch,
             int promptTokens,
@@ -165,6 +168,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             double medianMicros,
             double p90Micros,
             double tokensPerSecond,
+            double drawnMedianMicros,
             Double limitMicros,
             Map<String, Double> torchMicros) {}
 
@@ -297,7 +301,8 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         StepBench bench = new StepBench(generator, generator.config().vocabularySize());
         List<StepRow> rows = new ArrayList<>();
         for (int batch : batches) {
-            StepBench.Steps steps = bench.steps(batch, promptTokens, tokens);
+            StepBench.Steps steps = bench.steps(batch, promptTokens, tokens, false);
+            StepBench.Steps drawn = bench.steps(batch, promptTokens, tokens, true);
             rows.add(
                     new StepRow(
                             batch,
@@ -307,13 +312,21 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                             steps.medianMicros(),
                             steps.p90Micros(),
                             steps.tokensPerSecond(),
+                            drawn.medianMicros(),
                             limit,
                             null));
             report.put("steps", rows);
             store();
         }
         TextTable table =
-                new TextTable("batch", "steps", "median us", "90 % us", "tokens/s", "limit us");
+                new TextTable(
+                        "batch",
+                        "steps",
+                        "median us",
+                        "90 % us",
+                        "tokens/s",
+                        "drawn us",
+                        "limit us");
         for (StepRow row : rows) {
             table.add(
                     row.batch,
@@ -321,6 +334,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                     text(row.medianMicros),
                     text(row.p90Micros),
                     text(row.tokensPerSecond),
+                    text(row.drawnMedianMicros),
                     limit == null ? "-" : text(limit));
         }
         print("%n%s", table);
@@ -396,6 +410,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                             row.medianMicros,
                             row.p90Micros,
                             row.tokensPerSecond,
+                            row.drawnMedianMicros,
                             row.limitMicros,
                             result.stepMicros().get(row.batch)));
         }

@@ -24,6 +24,13 @@ final class StepBench {
     private static final Duration PATIENCE = Duration.ofMinutes(5);
     private static final int SEED = 1;
     private static final int FIRST = 8; // steps of a run that are not counted
+
+    /** How tokens are drawn. */
+    static final double TEMPERATURE = 0.8;
+
+    static final int TOP_K = 40;
+    static final double TOP_P = 0.95;
+
     private static final int WARM_UP = 3; // runs that are not, while the JVM compiles
 
     private final TextGenerator generator;
@@ -83,14 +90,15 @@ final class StepBench {
      * @param batch how many requests are submitted at once
      * @param promptTokens how many tokens the prompt of each has
      * @param newTokens how many tokens are generated after it
+     * @param draws whether tokens are drawn; otherwise the most probable ones are taken
      * @throws IllegalStateException if there was no step in which all requests got a token
      */
-    Steps steps(int batch, int promptTokens, int newTokens)
+    Steps steps(int batch, int promptTokens, int newTokens, boolean draws)
             throws InterruptedException, TimeoutException {
         for (int i = 0; i < WARM_UP; i++) {
-            run(batch, promptTokens, newTokens);
+            run(batch, promptTokens, newTokens, draws);
         }
-        List<Times> all = run(batch, promptTokens, newTokens);
+        List<Times> all = run(batch, promptTokens, newTokens, draws);
         // The request whose prompt was read last gets its tokens while all do, until one ends.
         Times last = all.stream().max(Comparator.comparing(times -> times.nanos.get(0))).get();
         long end =
@@ -126,7 +134,7 @@ final class StepBench {
             throws InterruptedException, TimeoutException {
         double[] micros = new double[runs];
         for (int i = -1; i < runs; i++) {
-            Times times = run(1, promptTokens, 1).get(0);
+            Times times = run(1, promptTokens, 1, false).get(0);
             if (i >= 0) {
                 micros[i] = (times.nanos.get(0) - times.start) / 1e3;
             }
@@ -135,17 +143,20 @@ final class StepBench {
         return micros[runs / 2];
     }
 
-    private List<Times> run(int batch, int promptTokens, int newTokens)
+    private List<Times> run(int batch, int promptTokens, int newTokens, boolean draws)
             throws InterruptedException, TimeoutException {
         Random random = new Random(SEED);
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < batch; i++) {
-            requests.add(
+            GenerationRequest.Builder request =
                     GenerationRequest.builder()
                             .setPromptTokens(random.ints(promptTokens, 0, vocabulary).toArray())
                             .optMaxNewTokens(newTokens)
-                            .optIgnoreEndOfText(true)
-                            .build());
+                            .optIgnoreEndOfText(true);
+            if (draws) {
+                request.optTemperature(TEMPERATURE).optTopK(TOP_K).optTopP(TOP_P).optSeed(i);
+            }
+            requests.add(request.build());
         }
         List<Times> all = new ArrayList<>();
         for (GenerationRequest request : requests) {

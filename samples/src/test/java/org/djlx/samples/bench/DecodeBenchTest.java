@@ -82,6 +82,7 @@ class DecodeBenchTest {
             double median = row.get("medianMicros").getAsDouble();
             assertTrue(median > 0 && median <= row.get("p90Micros").getAsDouble(), row::toString);
             assertTrue(row.get("tokensPerSecond").getAsDouble() > 0, row::toString);
+            assertTrue(row.get("drawnMedianMicros").getAsDouble() > 0, row::toString);
         }
         JsonObject first = report.getAsJsonObject("firstToken");
         assertEquals(70, first.get("promptTokens").getAsInt());
