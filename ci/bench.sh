@@ -7,7 +7,7 @@
 #     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
 #   ci/bench.sh train [arguments of `samples/run.sh bench-train`]
-#     a data-parallel training step on this host's GPUs, beside one GPU alone and DJL's engine
+#     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, where python3 has it, PyTorch
 #   ci/bench.sh block [arguments of `samples/run.sh bench-block`]
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone
 #   ci/bench.sh decode [arguments of `samples/run.sh bench-decode`]
@@ -87,6 +87,9 @@ bench_gpu() {
 
 bench_train() {
   local -a args=()
+  # NVSwitch's multicast can take a host out of service.
+  export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+  [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
   [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/train.json")
   [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
   "$root/samples/run.sh" bench-train "${args[@]}" "$@"

@@ -23,8 +23,9 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * PyTorch, measured by a child process, a script in {@code ci/bench}, on the same GPUs: {@code
- * torch_peer.py} gets a line of JSON for each case and answers with one. If it is missing, fails or
- * takes too long, its columns are missing, and a note says why; it never fails the benchmark.
+ * torch_peer.py} and {@code train_peer.py} get a line of JSON for each case and answer with one. If
+ * it is missing, fails or takes too long, its columns are missing, and a note says why; it never
+ * fails the benchmark.
  */
 final class TorchPeer implements AutoCloseable {
 
@@ -107,12 +108,17 @@ final class TorchPeer implements AutoCloseable {
         request.addProperty("bytes", row.bytes());
         request.addProperty("turns", turns);
         request.addProperty("rounds", rounds);
-        JsonObject answer = process == null || !send(request) ? null : answer();
+        JsonObject answer = ask(request);
         if (answer == null) {
             return row.plus(Map.of(), Map.of(), Map.of(GpuBenchRow.TORCH, cause));
         }
         SideBySide.Result result = GSON.fromJson(answer, SideBySide.Result.class);
         return row.plus(result.columns(), result.replay(), result.notes());
+    }
+
+    /** Sends a line of JSON, and waits for the answer; null if none comes. */
+    JsonObject ask(JsonObject request) {
+        return process == null || !send(request) ? null : answer();
     }
 
     private boolean send(JsonObject request) {

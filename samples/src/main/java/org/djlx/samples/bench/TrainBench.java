@@ -9,6 +9,7 @@ import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Activation;
 import ai.djl.nn.SequentialBlock;
@@ -20,15 +21,18 @@ import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.translate.StackBatchifier;
+import ai.djl.translate.TranslateException;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import org.djlx.collectives.engine.DataParallelConfig;
-import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.CudaDevice;
 
 /**
- * The time of a training step, by SGD in float32, of {@code layers} times (Linear width → hidden,
- * ReLU, Linear hidden → width): the forward and the backward pass, synchronising, and the update.
+ * Training steps, by SGD in float32, of {@code layers} times (Linear width → hidden, ReLU, Linear
+ * hidden → width): the forward and the backward pass, synchronising, and the update.
  */
-final class TrainBench {
+final class TrainBench implements AutoCloseable {
 
     /** Who trains. */
     enum Contender {
@@ -60,21 +64,26 @@ final class TrainBench {
      */
     record Size(int layers, int width, int hidden, int rows) {}
 
-    private static final int WARM_UP = 5;
-
-    private TrainBench() {}
+    private final Size size;
+    private final long rows; // of all ranks
+    private final Model model;
+    private final Trainer trainer;
+    private final List<CudaDevice> gpus = new ArrayList<>();
 
     /**
-     * Measures steps one after the other.
+     * Makes a model, and what trains it.
      *
      * @param devices all devices; on the CPU there is one for all ranks
-     * @return the median time of a step, in milliseconds
      */
-    static double milliseconds(
-            Contender contender, Size size, Device[] devices, int ranks, int steps)
-            throws Exception {
+    TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
+        this.size = size;
+        boolean one = contender == Contender.ALONE;
+        rows = (long) size.rows * (one ? 1 : ranks);
+        Device[] own = one ? Arrays.copyOf(devices, 1) : devices;
         String engine = contender == Contender.P2P ? "PyTorch-P2P" : "PyTorch";
-        try (Model model = Model.newInstance("train-bench", devices[0], engine)) {
+        model = Model.newInstance("train-bench", devices[0], engine);
+        Trainer started = null;
+        try {
             SequentialBlock block = new SequentialBlock();
             for (int i = 0; i < size.layers; i++) {
                 block.add(Linear.builder().setUnits(size.hidden).build())
@@ -86,35 +95,51 @@ final class TrainBench {
             if (!devices[0].isGpu()) {
                 config.optRanks(contender == Contender.P2P ? ranks : 1);
             }
-            boolean one = contender == Contender.ALONE;
-            config.optDevices(one ? Arrays.copyOf(devices, 1) : devices);
+            config.optDevices(own);
             Tracker rate = Tracker.fixed(1e-3f);
             config.optOptimizer(Optimizer.sgd().setLearningRateTracker(rate).build());
-            try (Trainer trainer = model.newTrainer(config)) {
-                trainer.initialize(new Shape(1, size.width));
-                long rows = (long) size.rows * (one ? 1 : ranks);
-                double[] times = new double[steps];
-                for (int step = -WARM_UP; step < steps; step++) {
-                    double time = step(trainer, rows, size.width);
-                    if (step >= 0) {
-                        times[step] = time;
-                    }
+            started = model.newTrainer(config);
+            started.initialize(new Shape(1, size.width));
+            for (Device device : own) {
+                if (device.isGpu()) {
+                    gpus.add(CudaDevice.open(device));
                 }
-                Arrays.sort(times);
-                return times[steps / 2];
             }
+            trainer = started;
+            started = null;
+        } catch (RuntimeException | Error e) {
+            if (started != null) {
+                started.close();
+            }
+            model.close();
+            throw e;
         }
     }
 
+    /**
+     * Measures steps one after the other.
+     *
+     * @param warmUp how many are done before
+     * @return the time of each, in milliseconds: from a batch on the first device until all devices
+     *     have done the step
+     */
+    double[] milliseconds(int warmUp, int steps) throws TranslateException {
+        double[] times = new double[warmUp + steps];
+        for (int i = 0; i < times.length; i++) {
+            times[i] = step();
+        }
+        return Arrays.copyOfRange(times, warmUp, times.length);
+    }
+
     /** Trains on a batch, and returns how long that took. */
-    private static double step(Trainer trainer, long rows, int width) {
+    private double step() throws TranslateException {
         try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
-            NDArray x = manager.randomNormal(new Shape(rows, width));
-            x.sum().getFloat(); // It is there.
+            NDArray x = manager.randomNormal(new Shape(rows, size.width));
             NDManager own = manager.newSubManager();
             StackBatchifier stack = new StackBatchifier();
             NDList data = new NDList(x);
             NDList labels = new NDList(x.duplicate());
+            synchronize();
             long begin = System.nanoTime();
             Batch batch = new Batch(own, data, labels, (int) rows, stack, stack, 0, 0);
             try (GradientCollector collector = trainer.newGradientCollector()) {
@@ -124,21 +149,35 @@ final class TrainBench {
                 }
             }
             trainer.step();
-            awaitAll(trainer);
+            synchronize();
             return (System.nanoTime() - begin) / 1e6;
         }
     }
 
-    /** Waits for the first device's parameters; the others have as much to do at the same time. */
-    private static void awaitAll(Trainer trainer) {
-        NoGradient.run(
-                () ->
-                        trainer.getModel().getBlock().getParameters().values().stream()
-                                .map(parameter -> parameter.getArray().flatten().get("0:1"))
-                                .forEach(
-                                        element -> {
-                                            element.getFloat();
-                                            element.close();
-                                        }));
+    private void synchronize() {
+        gpus.forEach(CudaDevice::synchronize);
+    }
+
+    /**
+     * Tells how exact products of float32 matrices are here: DJL does not say whether libtorch
+     * takes TF32 for them.
+     *
+     * @return the relative error of one: about 1e-7, or 1e-4 with TF32
+     */
+    static double matmulError(Device device) {
+        try (NDManager manager = NDManager.newBaseManager(device, "PyTorch")) {
+            NDArray a = manager.randomNormal(new Shape(512, 512));
+            NDArray b = manager.randomNormal(new Shape(512, 512));
+            NDArray exact = a.toType(DataType.FLOAT64, true).dot(b.toType(DataType.FLOAT64, true));
+            NDArray error = a.dot(b).toType(DataType.FLOAT64, true).sub(exact);
+            return Math.sqrt(error.square().sum().getDouble() / exact.square().sum().getDouble());
+        }
+    }
+
+    @Override
+    public void close() {
+        trainer.close();
+        model.close();
+        gpus.forEach(CudaDevice::close);
     }
 }

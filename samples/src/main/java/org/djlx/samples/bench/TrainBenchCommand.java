@@ -5,9 +5,14 @@
 package org.djlx.samples.bench;
 
 import ai.djl.Device;
+import ai.djl.translate.TranslateException;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.io.PrintWriter;
+import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -28,7 +33,8 @@ import picocli.CommandLine.Spec;
         description = {
             "Measures a training step of 8 x (Linear, ReLU, Linear) in float32 by SGD: on one"
                     + " device without synchronisation, on all with DJL's engine, and on all with"
-                    + " PyTorch-P2P.",
+                    + " PyTorch-P2P; and by PyTorch alone and with DistributedDataParallel, where"
+                    + " it is found. They take turns.",
             "On the CPU all ranks are on one device, on which DJL's engine does not synchronise."
         })
 public final class TrainBenchCommand implements Callable<Integer> {
@@ -59,42 +65,78 @@ public final class TrainBenchCommand implements Callable<Integer> {
             description = "${DEFAULT-VALUE} if not given.")
     private int hidden;
 
-    @Option(names = "--steps", defaultValue = "30", description = "${DEFAULT-VALUE} if not given.")
+    @Option(
+            names = "--steps",
+            defaultValue = "10",
+            description = "Steps of each in a turn; ${DEFAULT-VALUE} if not given.")
     private int steps;
+
+    @Option(names = "--rounds", defaultValue = "3", description = "${DEFAULT-VALUE} if not given.")
+    private int rounds;
+
+    @Option(
+            names = "--torch",
+            paramLabel = "PYTHON",
+            description = "The interpreter with PyTorch to compare with; if not given, none is.")
+    private String torch;
 
     @Mixin private ReportOptions reports;
 
     private TrainBenchCommand() {}
 
+    private static final int WARM_UP =
+            20; // steps of each turn that are not counted, while the JVM compiles
+    private static final Duration TORCH_PATIENCE = Duration.ofSeconds(120);
+    private static final String OURS = TrainBench.Contender.P2P.name();
+    private static final String TORCH = "TORCH_DDP";
+    private static final List<String> TORCHES = List.of("TORCH_ALONE", TORCH, "TORCH_DDP_TUNED");
+
+    /** What takes a turn. */
+    private interface Turn {
+        double[] milliseconds() throws TranslateException;
+    }
+
     @Override
     public Integer call() throws Exception {
         int gpus = ranks.gpus();
         int count = ranks.count();
-        if (steps < 1) {
+        if (steps < 1 || rounds < 1) {
             throw new ParameterException(
-                    spec.commandLine(), "--steps must be 1 or more, not " + steps);
+                    spec.commandLine(),
+                    "--steps and --rounds must be 1 or more, not " + steps + " and " + rounds);
         }
         Device[] devices =
                 gpus == 0
                         ? new Device[] {Device.cpu()}
                         : IntStream.range(0, count).mapToObj(Device::gpu).toArray(Device[]::new);
         PrintWriter out = spec.commandLine().getOut();
-        TextTable table = new TextTable("rows a rank", "who", "ms a step");
+        TextTable table = new TextTable("rows a rank", "who", "ms a step", "of " + TORCH);
         List<Map<String, Object>> figures = new ArrayList<>();
-        for (int size : rows) {
-            TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);
-            for (TrainBench.Contender who : TrainBench.Contender.values()) {
-                if (who == TrainBench.Contender.DJL && gpus == 0) {
-                    continue;
-                }
-                double time = TrainBench.milliseconds(who, model, devices, count, steps);
-                table.add(size, who, String.format("%.2f", time));
-                Map<String, Object> figure = new LinkedHashMap<>();
-                figure.put("rows", size);
-                figure.put("who", who.name());
-                figure.put("milliseconds", time);
-                figures.add(figure);
-                store(count, gpus, figures);
+        try (TorchPeer peer = torch == null ? null : startPeer(count)) {
+            Map<String, Object> errors = new LinkedHashMap<>();
+            errors.put("djl", TrainBench.matmulError(devices[0]));
+            for (int size : rows) {
+                TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);
+                Map<String, Double> medians = measure(model, devices, count, gpus, peer, errors);
+                medians.forEach(
+                        (who, time) -> {
+                            Double theirs = medians.get(TORCH);
+                            Map<String, Object> figure = new LinkedHashMap<>();
+                            figure.put("rows", size);
+                            figure.put("who", who);
+                            figure.put("milliseconds", time);
+                            if (theirs != null) {
+                                figure.put("ofTorchDdp", time / theirs);
+                            }
+                            figures.add(figure);
+                            String ratio =
+                                    theirs == null ? "-" : String.format("%.2f", time / theirs);
+                            table.add(size, who, String.format("%.2f", time), ratio);
+                        });
+                store(count, gpus, figures, errors, peer);
+            }
+            if (peer != null && !peer.cause().isEmpty()) {
+                spec.commandLine().getErr().println("PyTorch: " + peer.cause());
             }
         }
         out.printf("%s%n%s%n", ranks.text(), table);
@@ -102,7 +144,93 @@ public final class TrainBenchCommand implements Callable<Integer> {
         return 0;
     }
 
-    private void store(int count, int gpus, List<Map<String, Object>> figures) throws IOException {
+    private TorchPeer startPeer(int count) {
+        return TorchPeer.start(
+                torch,
+                TorchPeer.script("train_peer.py"),
+                List.of("--ranks", Integer.toString(count)),
+                TORCH_PATIENCE);
+    }
+
+    /** Returns the median of each contender, which take turns, each round from another one on. */
+    private Map<String, Double> measure(
+            TrainBench.Size size,
+            Device[] devices,
+            int count,
+            int gpus,
+            TorchPeer peer,
+            Map<String, Object> errors)
+            throws TranslateException {
+        Map<String, Turn> turns = new LinkedHashMap<>();
+        List<TrainBench> benches = new ArrayList<>();
+        try {
+            for (TrainBench.Contender who : TrainBench.Contender.values()) {
+                if (who != TrainBench.Contender.DJL || gpus > 0) {
+                    TrainBench bench = new TrainBench(who, size, devices, count);
+                    benches.add(bench);
+                    turns.put(who.name(), () -> bench.milliseconds(WARM_UP, steps));
+                }
+            }
+            if (peer != null) {
+                TORCHES.forEach(who -> turns.put(who, () -> askPeer(peer, who, size, errors)));
+            }
+            List<String> order = new ArrayList<>(turns.keySet());
+            Map<String, List<Double>> times = new LinkedHashMap<>();
+            order.forEach(who -> times.put(who, new ArrayList<>()));
+            for (int round = 0; round < rounds; round++) {
+                for (String who : order) {
+                    for (double time : turns.get(who).milliseconds()) {
+                        times.get(who).add(time);
+                    }
+                }
+                Collections.rotate(order, 1);
+            }
+            if (peer != null) {
+                JsonObject forget = new JsonObject();
+                forget.addProperty("forget", true);
+                peer.ask(forget);
+            }
+            times.values().removeIf(List::isEmpty);
+            Map<String, Double> medians = new LinkedHashMap<>();
+            times.forEach((who, all) -> medians.put(who, median(all)));
+            return medians;
+        } finally {
+            benches.forEach(TrainBench::close);
+        }
+    }
+
+    private double[] askPeer(
+            TorchPeer peer, String who, TrainBench.Size size, Map<String, Object> errors) {
+        JsonObject request = new JsonObject();
+        request.addProperty("who", who);
+        request.addProperty("rows", size.rows());
+        request.addProperty("layers", size.layers());
+        request.addProperty("width", size.width());
+        request.addProperty("hidden", size.hidden());
+        request.addProperty("warmUp", WARM_UP);
+        request.addProperty("steps", steps);
+        JsonObject answer = peer.ask(request);
+        if (answer == null) {
+            return new double[0];
+        }
+        errors.put("torch", answer.get("matmulError").getAsDouble());
+        return answer.getAsJsonArray("milliseconds").asList().stream()
+                .mapToDouble(JsonElement::getAsDouble)
+                .toArray();
+    }
+
+    private static double median(List<Double> values) {
+        double[] sorted = values.stream().mapToDouble(Double::doubleValue).sorted().toArray();
+        return sorted[sorted.length / 2];
+    }
+
+    private void store(
+            int count,
+            int gpus,
+            List<Map<String, Object>> figures,
+            Map<String, Object> errors,
+            TorchPeer peer)
+            throws IOException {
         if (reports.json() == null) {
             return;
         }
@@ -110,11 +238,15 @@ public final class TrainBenchCommand implements Callable<Integer> {
                 reports.report(
                         "a data-parallel training step, SGD, float32, median",
                         NativeVersions.query());
+        if (peer != null) {
+            report.put("torch", peer.version().isEmpty() ? peer.cause() : peer.version());
+        }
         report.put("gpus", gpus);
         report.put("ranks", count);
         report.put("layers", layers);
         report.put("width", width);
         report.put("hidden", hidden);
+        report.put("float32MatmulError", errors);
         report.put("steps", figures);
         report.store(reports.json());
     }

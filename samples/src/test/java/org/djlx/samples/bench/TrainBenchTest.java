@@ -9,11 +9,16 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -43,5 +48,42 @@ class TrainBenchTest {
         }
         assertTrue(out.toString().contains("P2P"), out::toString);
         assertEquals(2, Main.commandLine().execute("bench-train", "--ranks", "0"));
+    }
+
+    /** A shell script in place of Python answers as the peer does. */
+    @Test
+    void setsItselfBesidePyTorch(@TempDir Path folder) throws Exception {
+        Path json = folder.resolve("train.json");
+        Path python = folder.resolve("python");
+        String answer = "{\"milliseconds\": [5, 4, 6], \"matmulError\": 2e-7}";
+        Files.write(
+                python,
+                List.of(
+                        "#!/bin/sh",
+                        "echo '{\"torch\": \"2.11.0\"}'",
+                        "while read -r request; do echo '" + answer + "'; done"),
+                StandardCharsets.UTF_8);
+        assertTrue(python.toFile().setExecutable(true));
+        String arguments =
+                "bench-train --ranks 2 --rows 2 --layers 1 --width 8 --hidden 16 --steps 3"
+                        + " --rounds 1";
+        String[] words = (arguments + " --torch " + python + " --json " + json).split(" ");
+        assertEquals(0, Main.commandLine().execute(words));
+        JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
+        assertEquals("2.11.0", report.get("torch").getAsString());
+        JsonObject errors = report.getAsJsonObject("float32MatmulError");
+        assertEquals(2e-7, errors.get("torch").getAsDouble());
+        assertTrue(errors.get("djl").getAsDouble() < 1e-5, errors::toString);
+        Map<String, JsonObject> figures = new HashMap<>();
+        for (JsonElement step : report.getAsJsonArray("steps")) {
+            JsonObject figure = step.getAsJsonObject();
+            figures.put(figure.get("who").getAsString(), figure);
+        }
+        assertEquals(5, figures.get("TORCH_DDP").get("milliseconds").getAsDouble());
+        JsonObject ours = figures.get("P2P");
+        assertEquals(
+                ours.get("milliseconds").getAsDouble() / 5,
+                ours.get("ofTorchDdp").getAsDouble(),
+                1e-9);
     }
 }
