@@ -73,6 +73,9 @@ class KernelArchitectureTest {
         assertEquals(
                 names(List.of("all_reduce_rms_norm", "add_rms_norm"), types),
                 kernels(compiler, architecture, "all_reduce_rms_norm/all_reduce_rms_norm.cu"));
+        assertEquals(
+                Set.of("sgd", "momentum", "adam"),
+                kernels(compiler, architecture, "optimizer/optimizer.cu"));
     }
 
     private static Set<String> names(List<String> kernels, List<String> types) {

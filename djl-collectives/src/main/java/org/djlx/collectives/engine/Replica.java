@@ -19,6 +19,7 @@ import java.util.Arrays;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
@@ -59,6 +60,7 @@ final class Replica implements AutoCloseable {
     private final Store store;
     private final List<Own> parameters = new ArrayList<>();
     private final GradientBuckets buckets;
+    private Optional<FusedUpdates> updates; // null before the first
     private int passes; // begun, and not gone back to their beginning
 
     Replica(
@@ -251,10 +253,8 @@ final class Replica implements AutoCloseable {
                     if (index > 0) {
                         await(updated);
                     }
-                    optimizer.update(ids.get(array), array, gradient);
+                    update(optimizer, ids.get(array), array, gradient);
                     updated.countDown();
-                    // Most of DJL's optimizers have done so.
-                    JniUtils.zeroGrad((PtNDArray) array);
                 };
         try {
             NoGradient.run(() -> buckets.finish(trained(), update));
@@ -262,6 +262,19 @@ final class Replica implements AutoCloseable {
             updated.countDown(); // Also if it has failed.
         }
         return different[0];
+    }
+
+    private void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
+        if (updates == null) {
+            updates = FusedUpdates.open(device);
+        }
+        if (updates.isPresent() && FusedUpdates.knows(optimizer)) {
+            updates.get().update(optimizer, id, array, gradient);
+        } else {
+            optimizer.update(id, array, gradient);
+            // Most of DJL's optimizers have done so.
+            JniUtils.zeroGrad((PtNDArray) array);
+        }
     }
 
     private static void await(CountDownLatch latch) {
@@ -293,5 +306,8 @@ final class Replica implements AutoCloseable {
     @Override
     public void close() {
         manager.close();
+        if (updates != null) {
+            updates.ifPresent(FusedUpdates::close);
+        }
     }
 }

@@ -24,6 +24,7 @@
  *   StagedForward         one rank's forward pass, cut where gradients are complete on the way back
  *   GradientBuckets       gradients that are reduced at once
  *   Replica               one rank's parameters
+ *   FusedUpdates          DJL's optimizers on a GPU, by one kernel a parameter
  *   RankWorkers           a thread for each rank
  *   ParameterChecksum     compares parameters
  *   CheckpointFile        arrays in a file, with a checksum

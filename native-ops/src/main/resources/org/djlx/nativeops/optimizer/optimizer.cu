@@ -1,0 +1,106 @@
+// Updates of a parameter as DJL's optimizers do them, which call an operator of libtorch for each step of the formula: here in one
+// pass over the parameter, its gradient and its state, all of `count` floats. The gradient is set to zero. No synchronisation
+// with anybody.
+//
+// Results are the same to the bit as DJL's (ai_djl_pytorch_jni_PyTorchLibrary_optim.cc): each operator rounds its result, and those
+// that add a multiple round once, as a fused multiply-add. __fmul_rn and its like keep the compiler from fusing any others.
+#include "element.cuh"
+
+struct Values {
+  float weight;
+  float gradient;
+  float first;  // of the state
+  float second;
+};
+
+// The gradient as all optimizers see it. Less than 0 does not clip; NaN stays.
+__device__ __forceinline__ float scaled(float gradient, float rescale, float clip) {
+  float value = __fmul_rn(gradient, rescale);
+  return clip >= 0 && value > clip ? clip : value;
+}
+
+struct Sgd {
+  static const int STATES = 0;
+  float rate, decay, rescale, clip;
+
+  __device__ void operator()(Values& v) const {
+    float gradient = fmaf(decay, v.weight, scaled(v.gradient, rescale, clip));
+    v.weight = __fsub_rn(v.weight, __fmul_rn(gradient, rate));
+  }
+};
+
+struct Momentum {
+  static const int STATES = 1;
+  float rate, decay, rescale, clip, momentum;
+
+  __device__ void operator()(Values& v) const {
+    float gradient = fmaf(decay, v.weight, scaled(v.gradient, rescale, clip));
+    v.first = __fadd_rn(__fmul_rn(v.first, momentum), __fmul_rn(gradient, rate));
+    v.weight = __fsub_rn(v.weight, v.first);
+  }
+};
+
+struct Adam {
+  static const int STATES = 2;
+  float rate, corrected, decay, rescale, clip, beta1, beta2, epsilon;
+  int decoupled;  // whether the weight decays apart from the gradient: AdamW
+
+  __device__ void operator()(Values& v) const {
+    float gradient = scaled(v.gradient, rescale, clip);
+    if (decoupled) {
+      v.weight = __fsub_rn(v.weight, __fmul_rn(__fmul_rn(v.weight, rate), decay));
+    } else {
+      gradient = fmaf(decay, v.weight, gradient);
+    }
+    v.first = fmaf(1 - beta1, gradient, __fmul_rn(v.first, beta1));
+    v.second = fmaf(1 - beta2, __fmul_rn(gradient, gradient), __fmul_rn(v.second, beta2));
+    float step = __fdiv_rn(__fmul_rn(v.first, corrected), __fadd_rn(__fsqrt_rn(v.second), epsilon));
+    v.weight = __fsub_rn(v.weight, step);
+  }
+};
+
+// The tensors need not be aligned to more than their elements.
+template <typename Rule>
+__device__ void update(const Rule& rule, float* weight, float* gradient, float* first, float* second, u64 count) {
+  const int PACK = 4;
+  u64 packs = (count + PACK - 1) / PACK;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
+    Pack<Float32> w, g, a, b;
+    w.all = load_pack<Float32>((u32*)weight, count, i);
+    g.all = load_pack<Float32>((u32*)gradient, count, i);
+    if (Rule::STATES > 0) a.all = load_pack<Float32>((u32*)first, count, i);
+    if (Rule::STATES > 1) b.all = load_pack<Float32>((u32*)second, count, i);
+#pragma unroll
+    for (int k = 0; k < PACK; k++) {
+      Values v;
+      v.weight = Float32::load(w.elements[k]);
+      v.gradient = Float32::load(g.elements[k]);
+      if (Rule::STATES > 0) v.first = Float32::load(a.elements[k]);
+      if (Rule::STATES > 1) v.second = Float32::load(b.elements[k]);
+      rule(v);
+      w.elements[k] = Float32::store(v.weight);
+      if (Rule::STATES > 0) a.elements[k] = Float32::store(v.first);
+      if (Rule::STATES > 1) b.elements[k] = Float32::store(v.second);
+    }
+    store_pack<Float32>((u32*)weight, count, i, w.all);
+    store_pack<Float32>((u32*)gradient, count, i, make_uint4(0, 0, 0, 0));
+    if (Rule::STATES > 0) store_pack<Float32>((u32*)first, count, i, a.all);
+    if (Rule::STATES > 1) store_pack<Float32>((u32*)second, count, i, b.all);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    sgd(float* weight, float* gradient, u64 count, float rate, float decay, float rescale, float clip) {
+  update(Sgd{rate, decay, rescale, clip}, weight, gradient, nullptr, nullptr, count);
+}
+
+extern "C" __global__ void __launch_bounds__(256) momentum(float* weight, float* gradient, float* state, u64 count, float rate,
+                                                          float decay, float rescale, float clip, float momentum) {
+  update(Momentum{rate, decay, rescale, clip, momentum}, weight, gradient, state, nullptr, count);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    adam(float* weight, float* gradient, float* mean, float* variance, u64 count, float rate, float corrected, float decay,
+         float rescale, float clip, float beta1, float beta2, float epsilon, int decoupled) {
+  update(Adam{rate, corrected, decay, rescale, clip, beta1, beta2, epsilon, decoupled}, weight, gradient, mean, variance, count);
+}
