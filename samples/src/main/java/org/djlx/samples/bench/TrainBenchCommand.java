@@ -84,8 +84,8 @@ public final class TrainBenchCommand implements Callable<Integer> {
 
     private TrainBenchCommand() {}
 
-    private static final int WARM_UP =
-            20; // steps of each turn that are not counted, while the JVM compiles
+    private static final int WARM_UP = 10; // steps of each turn that are not counted
+    private static final int FIRST_WARM_UP = 60; // of the first turn, in which the JVM compiles
     private static final Duration TORCH_PATIENCE = Duration.ofSeconds(120);
     private static final String OURS = TrainBench.Contender.P2P.name();
     private static final String TORCH = "TORCH_DDP";
@@ -93,7 +93,7 @@ public final class TrainBenchCommand implements Callable<Integer> {
 
     /** What takes a turn. */
     private interface Turn {
-        double[] milliseconds() throws TranslateException;
+        double[] milliseconds(int warmUp) throws TranslateException;
     }
 
     @Override
@@ -168,18 +168,20 @@ public final class TrainBenchCommand implements Callable<Integer> {
                 if (who != TrainBench.Contender.DJL || gpus > 0) {
                     TrainBench bench = new TrainBench(who, size, devices, count);
                     benches.add(bench);
-                    turns.put(who.name(), () -> bench.milliseconds(WARM_UP, steps));
+                    turns.put(who.name(), warmUp -> bench.milliseconds(warmUp, steps));
                 }
             }
             if (peer != null) {
-                TORCHES.forEach(who -> turns.put(who, () -> askPeer(peer, who, size, errors)));
+                TORCHES.forEach(
+                        who -> turns.put(who, warmUp -> askPeer(peer, who, size, warmUp, errors)));
             }
             List<String> order = new ArrayList<>(turns.keySet());
             Map<String, List<Double>> times = new LinkedHashMap<>();
             order.forEach(who -> times.put(who, new ArrayList<>()));
             for (int round = 0; round < rounds; round++) {
+                int warmUp = round == 0 ? FIRST_WARM_UP : WARM_UP;
                 for (String who : order) {
-                    for (double time : turns.get(who).milliseconds()) {
+                    for (double time : turns.get(who).milliseconds(warmUp)) {
                         times.get(who).add(time);
                     }
                 }
@@ -200,14 +202,18 @@ public final class TrainBenchCommand implements Callable<Integer> {
     }
 
     private double[] askPeer(
-            TorchPeer peer, String who, TrainBench.Size size, Map<String, Object> errors) {
+            TorchPeer peer,
+            String who,
+            TrainBench.Size size,
+            int warmUp,
+            Map<String, Object> errors) {
         JsonObject request = new JsonObject();
         request.addProperty("who", who);
         request.addProperty("rows", size.rows());
         request.addProperty("layers", size.layers());
         request.addProperty("width", size.width());
         request.addProperty("hidden", size.hidden());
-        request.addProperty("warmUp", WARM_UP);
+        request.addProperty("warmUp", warmUp);
         request.addProperty("steps", steps);
         JsonObject answer = peer.ask(request);
         if (answer == null) {
