@@ -10,6 +10,13 @@ final class CallingThread {
     private static final ThreadLocal<CallingThread> LOCAL =
             ThreadLocal.withInitial(CallingThread::new);
 
+    // Of the threads seen last, by their ids: an operation looks this up some thirty times, and in
+    // JDK 17 a ThreadLocal is found by a native call until C2 has compiled it. A thread that has
+    // ended stays here until another takes its place.
+    private static final CallingThread[] RECENT = new CallingThread[64];
+
+    private final Thread thread = Thread.currentThread();
+
     /** The context that {@link CudaDevice#within} keeps current; 0 outside of it. */
     long context;
 
@@ -21,9 +28,25 @@ final class CallingThread {
     long driverCalls;
     long otherCalls;
 
+    private Scratch scratch; // once it is needed
+
     private CallingThread() {}
 
     static CallingThread get() {
-        return LOCAL.get();
+        Thread current = Thread.currentThread();
+        int slot = (int) current.getId() & RECENT.length - 1;
+        CallingThread found = RECENT[slot];
+        if (found == null || found.thread != current) {
+            found = LOCAL.get();
+            RECENT[slot] = found;
+        }
+        return found;
+    }
+
+    Scratch scratch() {
+        if (scratch == null) {
+            scratch = new Scratch();
+        }
+        return scratch;
     }
 }

@@ -8,6 +8,7 @@ import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.nio.LongBuffer;
 import java.util.Arrays;
 
 /**
@@ -25,22 +26,23 @@ final class Scratch {
     static final int MAX_DIMENSIONS = 64;
 
     private static final int SLOTS = 8;
-    private static final ThreadLocal<Scratch> LOCAL = ThreadLocal.withInitial(Scratch::new);
 
     private final ByteBuffer buffer =
             ByteBuffer.allocateDirect((SLOTS + 2 * MAX_DIMENSIONS) * Long.BYTES)
                     .order(ByteOrder.nativeOrder());
+    private final LongBuffer longs = buffer.asLongBuffer(); // the same
+    private final long[] slots = new long[SLOTS];
     private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
 
     private final HostCopier copier = new HostCopier();
     private final long[] ours = new long[MAX_DIMENSIONS];
     private final long[] theirs = new long[MAX_DIMENSIONS];
 
-    private Scratch() {}
+    Scratch() {}
 
     /** Returns this thread's block, with the first slot zeroed: no result reads as null. */
     static Scratch get() {
-        Scratch scratch = LOCAL.get();
+        Scratch scratch = CallingThread.get().scratch();
         scratch.putLong(0, 0);
         return scratch;
     }
@@ -51,6 +53,15 @@ final class Scratch {
 
     long getLong(int index) {
         return buffer.getLong(index * Long.BYTES);
+    }
+
+    /**
+     * Returns what all slots hold, until the next call: at once, which is much cheaper than one by
+     * one while the JVM has not compiled the caller.
+     */
+    long[] slots() {
+        longs.get(0, slots);
+        return slots;
     }
 
     /** Reads the int that a function wrote to the start of a slot. */

@@ -38,14 +38,18 @@ final class Tensors {
     /** Returns what can be asked for one by one above and below. */
     static TensorInfo info(long tensor) {
         Scratch scratch = Scratch.get();
-        int dimensions = dimensions(tensor);
-        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(0)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(1)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(2)), "Torch.info");
-        long[] sizes = scratch.longsAt(scratch.getLong(0), dimensions);
-        long[] strides = scratch.longsAt(scratch.getLong(1), dimensions);
-        long address = scratch.getLong(2);
-        return new TensorInfo(scalarType(tensor), sizes, strides, address);
+        AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(1)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(2)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(3)), "Torch.info");
+        AotiTorch.check(AotiTorch.aoti_torch_get_dtype(tensor, scratch.slot(4)), "Torch.info");
+        long[] results = scratch.slots();
+        int dimensions = (int) results[0];
+        return new TensorInfo(
+                ScalarType.fromCode((int) results[4]),
+                scratch.longsAt(results[1], dimensions),
+                scratch.longsAt(results[2], dimensions),
+                results[3]);
     }
 
     /** Returns the element type; fails if the tensor is quantized. */
