@@ -30,7 +30,7 @@ public final class CudaDevice implements AutoCloseable {
     private final CUctx_st context = new CUctx_st();
 
     private int references = 1;
-    private boolean closed;
+    private volatile boolean closed;
 
     private CudaDevice(int ordinal) {
         this.ordinal = ordinal;
@@ -212,6 +212,12 @@ public final class CudaDevice implements AutoCloseable {
         CudaDriver.check(in(call), function);
     }
 
+    /** Begins one call of the driver, as {@link CudaDriver#enter}. */
+    boolean enter(CallingThread thread) {
+        thread.driverCalls++;
+        return CudaDriver.enter(thread, context);
+    }
+
     /** As {@link #call}, but returns the result. */
     int in(IntSupplier call) {
         return CudaDriver.in(context, call);
@@ -230,7 +236,7 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    private synchronized void requireOpen() {
+    private void requireOpen() {
         if (closed) {
             throw new IllegalStateException(this + " is closed");
         }

@@ -41,13 +41,32 @@ final class CudaDriver {
     /** As {@link #in}, for a call of another library. */
     static int inContext(CUctx_st context, IntSupplier call) {
         CallingThread thread = CallingThread.get();
-        if (thread.context == context.address() || isCurrent(thread, context)) {
-            return call.getAsInt();
-        }
-        push(thread, context);
+        boolean pushed = enter(thread, context);
         try {
             return call.getAsInt();
         } finally {
+            leave(thread, pushed);
+        }
+    }
+
+    /**
+     * Makes a context current for one call, to {@link #leave} after it: what {@link #inContext}
+     * does, for the calls that each operation makes. Until C2 has compiled them, a lambda that
+     * captures something costs more than the driver does.
+     *
+     * @return whether it was not current before
+     */
+    static boolean enter(CallingThread thread, CUctx_st context) {
+        if (thread.context == context.address() || isCurrent(thread, context)) {
+            return false;
+        }
+        push(thread, context);
+        return true;
+    }
+
+    /** Restores the thread's own context. */
+    static void leave(CallingThread thread, boolean pushed) {
+        if (pushed) {
             pop(thread);
         }
     }

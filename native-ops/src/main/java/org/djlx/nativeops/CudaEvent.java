@@ -65,7 +65,14 @@ public final class CudaEvent extends CudaResource {
      */
     public boolean query() {
         requireOpen();
-        int result = device().in(() -> cudart.cuEventQuery(event));
+        CallingThread thread = CallingThread.get();
+        boolean pushed = device().enter(thread);
+        int result;
+        try {
+            result = cudart.cuEventQuery(event);
+        } finally {
+            CudaDriver.leave(thread, pushed);
+        }
         if (result == cudart.CUDA_ERROR_NOT_READY) {
             return false;
         }

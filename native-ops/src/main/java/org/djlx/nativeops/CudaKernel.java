@@ -149,7 +149,14 @@ public final class CudaKernel {
         arguments.requireSizes(parameterSizes, name);
         CUstream_st queue = stream.stream();
         PointerPointer<?> pointers = pointers(arguments);
-        module.call(launch, () -> launch(size, queue, pointers));
+        module.requireOpen();
+        CallingThread thread = CallingThread.get();
+        boolean pushed = module.device().enter(thread);
+        try {
+            CudaDriver.check(launch(size, queue, pointers), launch);
+        } finally {
+            CudaDriver.leave(thread, pushed);
+        }
         // Only an address of the arguments is used above, which keeps nothing alive.
         Reference.reachabilityFence(arguments);
     }

@@ -98,7 +98,14 @@ public final class CudaStream extends CudaResource {
      */
     public void waitEvent(CudaEvent event) {
         CUevent_st handle = event.event();
-        call("cuStreamWaitEvent", () -> cudart.cuStreamWaitEvent(stream, handle, 0));
+        requireOpen();
+        CallingThread thread = CallingThread.get();
+        boolean pushed = device().enter(thread);
+        try {
+            CudaDriver.check(cudart.cuStreamWaitEvent(stream, handle, 0), "cuStreamWaitEvent");
+        } finally {
+            CudaDriver.leave(thread, pushed);
+        }
     }
 
     /**
@@ -111,11 +118,17 @@ public final class CudaStream extends CudaResource {
      */
     public void writeValue32(long address, int value) {
         requireAligned(address);
-        call(
-                "cuStreamWriteValue32",
-                () ->
-                        cudart.cuStreamWriteValue32(
-                                stream, address, value, cudart.CU_STREAM_WRITE_VALUE_DEFAULT));
+        requireOpen();
+        CallingThread thread = CallingThread.get();
+        boolean pushed = device().enter(thread);
+        try {
+            CudaDriver.check(
+                    cudart.cuStreamWriteValue32(
+                            stream, address, value, cudart.CU_STREAM_WRITE_VALUE_DEFAULT),
+                    "cuStreamWriteValue32");
+        } finally {
+            CudaDriver.leave(thread, pushed);
+        }
     }
 
     /**
@@ -154,9 +167,16 @@ public final class CudaStream extends CudaResource {
         requireSize(byteSize);
         if (byteSize > 0) {
             // Not cuMemcpyAsync, which takes an unknown address for one of the host and uses it.
-            call(
-                    "cuMemcpyDtoDAsync",
-                    () -> cudart.cuMemcpyDtoDAsync(destination, source, byteSize, stream));
+            requireOpen();
+            CallingThread thread = CallingThread.get();
+            boolean pushed = device().enter(thread);
+            try {
+                CudaDriver.check(
+                        cudart.cuMemcpyDtoDAsync(destination, source, byteSize, stream),
+                        "cuMemcpyDtoDAsync");
+            } finally {
+                CudaDriver.leave(thread, pushed);
+            }
         }
     }
 
@@ -217,8 +237,15 @@ public final class CudaStream extends CudaResource {
      * @return whether the stream is being captured
      */
     public boolean isCapturing() {
+        requireOpen();
         int[] status = new int[1];
-        call("cuStreamIsCapturing", () -> cudart.cuStreamIsCapturing(stream, status));
+        CallingThread thread = CallingThread.get();
+        boolean pushed = device().enter(thread);
+        try {
+            CudaDriver.check(cudart.cuStreamIsCapturing(stream, status), "cuStreamIsCapturing");
+        } finally {
+            CudaDriver.leave(thread, pushed);
+        }
         return status[0] != cudart.CU_STREAM_CAPTURE_STATUS_NONE;
     }
 
@@ -249,7 +276,14 @@ public final class CudaStream extends CudaResource {
     }
 
     void record(CUevent_st event) {
-        call("cuEventRecord", () -> cudart.cuEventRecord(event, stream));
+        requireOpen();
+        CallingThread thread = CallingThread.get();
+        boolean pushed = device().enter(thread);
+        try {
+            CudaDriver.check(cudart.cuEventRecord(event, stream), "cuEventRecord");
+        } finally {
+            CudaDriver.leave(thread, pushed);
+        }
     }
 
     CUstream_st stream() {
