@@ -98,14 +98,13 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        Algorithm algorithm = algorithm(operation, op);
+        if (p2p.isEmpty()) {
+            return nccl.allReduce(operation, tensor, op);
+        }
+        Algorithm algorithm = p2p.get().algorithm(operation.tensor(), op);
         return algorithm == null
                 ? nccl.allReduce(operation, tensor, op)
-                : p2p.orElseThrow().allReduce(operation, tensor, op, algorithm);
-    }
-
-    private Algorithm algorithm(Operation operation, ReduceOp op) {
-        return p2p.map(peers -> peers.algorithm(operation.tensor(), op)).orElse(null);
+                : p2p.get().allReduce(operation, tensor, op, algorithm);
     }
 
     @Override

@@ -60,6 +60,7 @@ final class P2p {
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
     private final CurrentStreams currentStreams;
+    private final BooleanSupplier recorded; // whether the current stream is
 
     private P2p(
             GroupContext context,
@@ -77,6 +78,7 @@ final class P2p {
         this.signals = parts.signals;
         this.hosts = parts.hosts;
         currentStreams = new CurrentStreams(device);
+        recorded = () -> device.within(() -> currentStreams.get().isCapturing());
         buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
         queue =
                 new P2pQueue(
@@ -256,18 +258,10 @@ final class P2p {
         if (!sum || byteSize == 0 || context.worldSize() == 1) {
             return null;
         }
-        Algorithm algorithm = algorithm(byteSize);
+        Algorithm algorithm = algorithm(options, region.links(), byteSize, recorded);
         return algorithm != null && kernels.isSupported(algorithm, tensor.type())
                 ? algorithm
                 : null;
-    }
-
-    private Algorithm algorithm(long byteSize) {
-        return algorithm(
-                options,
-                region.links(),
-                byteSize,
-                () -> device.within(() -> currentStreams.get().isCapturing()));
     }
 
     /** How a sum of so many bytes is done, if there is a kernel for it; null for NCCL. */

@@ -38,16 +38,17 @@ final class CallLog {
 
     private static final int HEADER = 64;
     private static final int SLOT = 192;
-    private static final int CAPTURED = 8;
-    private static final int SIGNATURE = 16;
+    private static final int CALL = 8;
+    private static final int CALL_WORDS = 1 + Operation.SIGNATURE_WORDS;
     private static final int RECORD = HEADER + SLOTS * SLOT;
 
     private final AtomicBuffer words;
     private final int rank;
     private final int worldSize;
     private final int[] compared; // up to which call, with each rank
-    private final long[] ours = new long[Operation.SIGNATURE_WORDS];
-    private final long[] theirs = new long[Operation.SIGNATURE_WORDS];
+    private final long[] latest = new long[CALL_WORDS]; // this rank's last call
+    private final long[] ours = new long[CALL_WORDS];
+    private final long[] theirs = new long[CALL_WORDS];
     private int last; // the number of this rank's last call; the first is 1
 
     CallLog(NativeMemory memory, long offset, int rank, int worldSize) {
@@ -82,18 +83,30 @@ final class CallLog {
      * @return the number of the first call that differs from another rank's; 0 if there is none
      */
     int publish(long[] signature, boolean captured) {
-        int different = compare(); // What is about to be overwritten.
-        if (different != 0) {
-            return different;
+        if (!hasCompared(last + 1 - SLOTS)) { // What is about to be overwritten.
+            int different = compare();
+            if (different != 0) {
+                return different;
+            }
         }
         last++;
+        latest[0] = captured ? 1 : 0;
+        System.arraycopy(signature, 0, latest, 1, signature.length);
         int slot = slot(rank, last);
         words.putIntVolatile(slot, 0);
-        words.putLong(slot + CAPTURED, captured ? 1 : 0);
-        words.putLongs(slot + SIGNATURE, signature);
+        words.putLongs(slot + CALL, latest);
         words.putIntVolatile(slot, last);
         words.putIntVolatile(rank * RECORD, last);
         return compare();
+    }
+
+    private boolean hasCompared(int number) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            if (peer != rank && compared[peer] - number < 0) {
+                return false;
+            }
+        }
+        return true;
     }
 
     /**
@@ -105,11 +118,14 @@ final class CallLog {
     int compare() {
         int first = 0;
         for (int peer = 0; peer < worldSize; peer++) {
+            if (peer == rank) {
+                continue;
+            }
             int until = published(peer);
             if (until - last > 0) {
                 until = last;
             }
-            while (peer != rank && compared[peer] != until) {
+            while (compared[peer] != until) {
                 int number = compared[peer] + 1;
                 if (differs(peer, number)) {
                     first = first == 0 || number - first < 0 ? number : first;
@@ -122,17 +138,17 @@ final class CallLog {
     }
 
     private boolean differs(int peer, int number) {
-        int own = slot(rank, number);
         int other = slot(peer, number);
         if (words.getIntVolatile(other) != number) {
             return false; // It was overwritten, and that rank has compared it.
         }
-        words.getLongs(own + SIGNATURE, ours);
-        words.getLongs(other + SIGNATURE, theirs);
-        boolean same =
-                words.getLong(own + CAPTURED) == words.getLong(other + CAPTURED)
-                        && Arrays.equals(ours, theirs);
-        return !same && words.getIntVolatile(other) == number;
+        long[] own = latest;
+        if (number != last) {
+            words.getLongs(slot(rank, number) + CALL, ours);
+            own = ours;
+        }
+        words.getLongs(other + CALL, theirs);
+        return !Arrays.equals(own, theirs) && words.getIntVolatile(other) == number;
     }
 
     /** The ranks that have called least, if this one has called more. */
@@ -158,9 +174,10 @@ final class CallLog {
         for (int peer = 0; peer < worldSize; peer++) {
             int slot = slot(peer, number);
             if (words.getIntVolatile(slot) == number) {
-                long[] signature = new long[Operation.SIGNATURE_WORDS];
-                words.getLongs(slot + SIGNATURE, signature);
-                String graph = words.getLong(slot + CAPTURED) == 0 ? "" : " into a graph";
+                long[] call = new long[CALL_WORDS];
+                words.getLongs(slot + CALL, call);
+                String graph = call[0] == 0 ? "" : " into a graph";
+                long[] signature = Arrays.copyOfRange(call, 1, CALL_WORDS);
                 calls.put(peer, Operation.describe(signature) + graph);
             }
         }

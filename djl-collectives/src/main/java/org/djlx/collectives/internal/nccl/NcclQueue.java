@@ -237,7 +237,9 @@ final class NcclQueue implements Watchdog.Queue {
     synchronized void launched(List<NcclWork> unit) {
         launches++;
         if (broken.get() == null) {
-            unit.forEach(work -> work.launched(stream));
+            for (NcclWork work : unit) {
+                work.launched(stream);
+            }
         }
     }
 
