@@ -20,6 +20,7 @@ import org.djlx.nativeops.CurrentStreams;
 import org.djlx.nativeops.KernelArguments;
 import org.djlx.nativeops.KernelCompiler;
 import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.KernelStruct;
 import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
@@ -45,6 +46,7 @@ public final class Exchange implements AutoCloseable {
     private final CudaKernel gather;
     private final Map<ScalarType, CudaKernel> scatters = new EnumMap<>(ScalarType.class);
     private final KernelArguments arguments = new KernelArguments();
+    private final OneShotLaunch launch = new OneShotLaunch();
     private final int processors;
     private final int perProcessor; // blocks
 
@@ -118,11 +120,11 @@ public final class Exchange implements AutoCloseable {
             long whole,
             NDArray... used) {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
-        long[] launch = slots.launch(buffers.rank(), operation.timeout());
+        KernelStruct struct = launch.of(slots, buffers.rank(), operation.timeout());
         try (P2pStream current = buffers.currentStream(operation)) {
             for (long done = 0; done < byteSize; done += slots.slot()) {
                 long packs = Math.min(slots.slot(), byteSize - done) / PACK;
-                arguments.clear().add(shard + done).add(packs).addStruct(launch);
+                arguments.clear().add(shard + done).add(packs).add(struct);
                 arguments.add(whole + done).add(byteSize / PACK);
                 gather.launch(streams.get(), size(slots, packs), arguments);
             }
@@ -152,12 +154,12 @@ public final class Exchange implements AutoCloseable {
             boolean average,
             NDArray... used) {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
-        long[] launch = slots.launch(buffers.rank(), operation.timeout());
+        KernelStruct struct = launch.of(slots, buffers.rank(), operation.timeout());
         float divisor = average ? buffers.worldSize() : 1;
         try (P2pStream current = buffers.currentStream(operation)) {
             for (long done = 0; done < byteSize; done += slots.slot()) {
                 long part = Math.min(slots.slot(), byteSize - done);
-                arguments.clear().add(parts + done).add(part / type.itemSize()).addStruct(launch);
+                arguments.clear().add(parts + done).add(part / type.itemSize()).add(struct);
                 arguments.add(sum + done).add(byteSize / type.itemSize()).add(divisor);
                 scatters.get(type).launch(streams.get(), size(slots, part / PACK), arguments);
             }

@@ -50,6 +50,7 @@ public final class RmsNormKernels implements AutoCloseable {
     private final Map<ScalarType, CudaKernel> exchanging = new EnumMap<>(ScalarType.class);
     private final Map<ScalarType, CudaKernel> adding = new EnumMap<>(ScalarType.class);
     private final KernelArguments arguments = new KernelArguments();
+    private final OneShotLaunch launch = new OneShotLaunch();
 
     /**
      * Compiles the kernels, or takes them from the cache.
@@ -151,7 +152,7 @@ public final class RmsNormKernels implements AutoCloseable {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         int blocks = (int) Math.min(slots.blocks(), of.rows());
         arguments.clear().addStruct(of.members()).add(epsilon);
-        arguments.addStruct(slots.launch(buffers.rank(), operation.timeout()));
+        arguments.add(launch.of(slots, buffers.rank(), operation.timeout()));
         try (P2pStream current = buffers.currentStream(operation)) {
             LaunchSize size = size(blocks, of);
             exchanging

@@ -1,0 +1,35 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import java.time.Duration;
+import org.djlx.collectives.OneShotSlots;
+import org.djlx.nativeops.KernelStruct;
+
+/**
+ * What kernels are told of a group's slots, {@link OneShotSlots#launch}, kept from launch to
+ * launch: it changes with the timeout alone. For one thread at a time.
+ */
+final class OneShotLaunch {
+
+    private OneShotSlots slots; // null before the first launch
+    private Duration timeout;
+    private KernelStruct struct;
+
+    /** Returns the struct for a launch. */
+    KernelStruct of(OneShotSlots slots, int rank, Duration timeout) {
+        if (slots != this.slots || !timeout.equals(this.timeout)) {
+            long[] words = slots.launch(rank, timeout);
+            KernelStruct made = new KernelStruct(words.length * Long.BYTES);
+            for (int i = 0; i < words.length; i++) {
+                made.put(i * Long.BYTES, words[i]);
+            }
+            this.slots = slots;
+            this.timeout = timeout;
+            struct = made;
+        }
+        return struct;
+    }
+}
