@@ -70,8 +70,10 @@ public final class FusedOps {
     // The operators in a PlanKey.
     private static final int GATHER = 1;
     private static final int SCATTER = 2;
+    private static final int NORM = 3;
 
-    private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(Path.values().length);
+    private static final Path[] PATHS = Path.values();
+    private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(PATHS.length);
 
     private FusedOps() {}
 
@@ -129,30 +131,44 @@ public final class FusedOps {
             return FusedGradients.allGatherMatmul(
                     checks.recording(), aShard, bs, gatherDim, group, returnGathered);
         }
-        int option = returnGathered ? 1 : 0;
         GroupPlans plans = GroupPlans.of(group);
         AllGatherMatmulPlan.Issued issued;
         synchronized (plans) {
-            issued =
-                    plans.plan(
-                                    recorded -> {
-                                        int all = option(recorded) + option;
-                                        return new PlanKey(GATHER, gatherDim, all, arrays, infos);
-                                    },
-                                    AllGatherMatmulPlan.class,
-                                    recorded ->
-                                            new AllGatherMatmulPlan(
-                                                    group,
-                                                    aShard,
-                                                    bs,
-                                                    infos,
-                                                    gatherDim,
-                                                    returnGathered,
-                                                    recorded))
-                            .run(group, aShard, bs, infos);
+            AllGatherMatmulPlan plan =
+                    plan(plans, group, arrays, infos, gatherDim, returnGathered, false);
+            if (plans.isOther(plan)) {
+                plan = plan(plans, group, arrays, infos, gatherDim, returnGathered, true);
+            }
+            issued = plan.run(group, aShard, bs, infos);
         }
         complete(group, issued.work(), () -> issued.result().close());
         return issued.result();
+    }
+
+    /** Finds or makes the plan of an all-gather + matmul; the first array is A. */
+    private static AllGatherMatmulPlan plan(
+            GroupPlans plans,
+            ProcessGroup group,
+            List<NDArray> arrays,
+            TensorInfo[] infos,
+            int gatherDim,
+            boolean returnGathered,
+            boolean recorded) {
+        int option = option(recorded) + (returnGathered ? 1 : 0);
+        PlanKey key = new PlanKey(GATHER, gatherDim, option, arrays, infos);
+        AllGatherMatmulPlan plan = plans.find(key, AllGatherMatmulPlan.class);
+        return plan != null
+                ? plan
+                : plans.keep(
+                        key,
+                        new AllGatherMatmulPlan(
+                                group,
+                                arrays.get(0),
+                                arrays.subList(1, arrays.size()),
+                                infos,
+                                gatherDim,
+                                returnGathered,
+                                recorded));
     }
 
     /**
@@ -181,25 +197,44 @@ public final class FusedOps {
             return FusedGradients.matmulReduceScatter(
                     checks.recording(), a, b, op, scatterDim, group);
         }
-        int option = op == ReduceOp.AVG ? 1 : 0;
         List<NDArray> arrays = List.of(a, b);
         GroupPlans plans = GroupPlans.of(group);
         MatmulReduceScatterPlan.Issued issued;
         synchronized (plans) {
-            issued =
-                    plans.plan(
-                                    recorded -> {
-                                        int all = option(recorded) + option;
-                                        return new PlanKey(SCATTER, scatterDim, all, arrays, infos);
-                                    },
-                                    MatmulReduceScatterPlan.class,
-                                    recorded ->
-                                            new MatmulReduceScatterPlan(
-                                                    group, a, b, infos, op, scatterDim, recorded))
-                            .run(group, a, b, infos);
+            MatmulReduceScatterPlan plan = plan(plans, group, arrays, infos, op, scatterDim, false);
+            if (plans.isOther(plan)) {
+                plan = plan(plans, group, arrays, infos, op, scatterDim, true);
+            }
+            issued = plan.run(group, a, b, infos);
         }
         complete(group, issued.work(), () -> issued.result().close());
         return issued.result();
+    }
+
+    /** Finds or makes the plan of a matmul + reduce-scatter of A and B. */
+    private static MatmulReduceScatterPlan plan(
+            GroupPlans plans,
+            ProcessGroup group,
+            List<NDArray> arrays,
+            TensorInfo[] infos,
+            ReduceOp op,
+            int scatterDim,
+            boolean recorded) {
+        int option = option(recorded) + (op == ReduceOp.AVG ? 1 : 0);
+        PlanKey key = new PlanKey(SCATTER, scatterDim, option, arrays, infos);
+        MatmulReduceScatterPlan plan = plans.find(key, MatmulReduceScatterPlan.class);
+        return plan != null
+                ? plan
+                : plans.keep(
+                        key,
+                        new MatmulReduceScatterPlan(
+                                group,
+                                arrays.get(0),
+                                arrays.get(1),
+                                infos,
+                                op,
+                                scatterDim,
+                                recorded));
     }
 
     /**
@@ -239,7 +274,11 @@ public final class FusedOps {
      */
     public static NormedResidual allReduceRmsNorm(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
-        return new AllReduceRmsNorm(partial, residual, weight, epsilon, group).run();
+        AllReduceRmsNormPlan.Call call = checked(partial, residual, weight, epsilon, group);
+        GroupPlans plans = GroupPlans.of(group);
+        synchronized (plans) {
+            return plan(plans, call).run(call);
+        }
     }
 
     /**
@@ -263,7 +302,41 @@ public final class FusedOps {
             NDArray weight,
             float epsilon,
             ProcessGroup group) {
-        new AllReduceRmsNorm(partial, residual, weight, epsilon, group).runInto(outputs);
+        AllReduceRmsNormPlan.Call call = checked(partial, residual, weight, epsilon, group);
+        GroupPlans plans = GroupPlans.of(group);
+        synchronized (plans) {
+            plan(plans, call).runInto(call, outputs);
+        }
+    }
+
+    /** Checks what of an all-reduce + RMSNorm its plan does not. */
+    private static AllReduceRmsNormPlan.Call checked(
+            NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks(AllReduceRmsNormPlan.TYPE.toString());
+        checks.checkNotNull("the group", group);
+        TensorInfo[] infos = {
+            checks.operand("partial", partial),
+            checks.operand("residual", residual),
+            checks.operand("weight", weight)
+        };
+        if (checks.recording() != null) {
+            throw checks.wrong(
+                    "it has no gradient, which an input requires: call"
+                            + " DifferentiableCollectives.allReduce, and add and normalise behind");
+        }
+        if (!(epsilon >= 0 && epsilon < Float.POSITIVE_INFINITY)) {
+            throw checks.wrong("epsilon is %s, but must be a finite number from 0 on", epsilon);
+        }
+        NDArray[] inputs = {partial, residual, weight};
+        return new AllReduceRmsNormPlan.Call(inputs, infos, epsilon, group);
+    }
+
+    /** Finds or makes the plan of an all-reduce + RMSNorm. */
+    private static AllReduceRmsNormPlan plan(GroupPlans plans, AllReduceRmsNormPlan.Call call) {
+        List<NDArray> arrays = List.of(call.inputs());
+        PlanKey key = new PlanKey(NORM, 0, option(false), arrays, call.infos());
+        AllReduceRmsNormPlan plan = plans.find(key, AllReduceRmsNormPlan.class);
+        return plan != null ? plan : plans.keep(key, new AllReduceRmsNormPlan(call));
     }
 
     /**
@@ -278,7 +351,7 @@ public final class FusedOps {
      * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
     public static boolean isOneLaunch(ScalarType type, long rows, long hidden, ProcessGroup group) {
-        return AllReduceRmsNorm.isOneLaunch(type, rows, hidden, group);
+        return AllReduceRmsNormPlan.isOneLaunch(type, rows, hidden, group);
     }
 
     /**
@@ -313,7 +386,7 @@ public final class FusedOps {
     /** An even number for the paths that are forced, and for being recorded into a graph. */
     private static int option(boolean recorded) {
         int bits = recorded ? 2 : 0;
-        for (Path path : Path.values()) {
+        for (Path path : PATHS) {
             bits |= isForced(path) ? 4 << path.ordinal() : 0;
         }
         return bits;

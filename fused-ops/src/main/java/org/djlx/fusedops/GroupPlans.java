@@ -8,8 +8,6 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
-import java.util.function.Function;
-import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Schedule;
@@ -44,33 +42,32 @@ final class GroupPlans implements AutoCloseable {
     }
 
     /**
-     * Returns the plan of a call; to be called under this object's lock. Whether the call is
-     * recorded into a graph is asked only where that matters, as it takes the host time.
+     * Returns the plan of a call; to be called under this object's lock.
      *
-     * @param key the call, for whether it is recorded
+     * @param key the call
      * @param type the plan's class
-     * @param maker makes it, for whether it is recorded; what it throws is passed on, and nothing
-     *     kept
+     * @return the plan; null if there is none yet
      */
-    <P extends FusedPlan> P plan(
-            Function<Boolean, PlanKey> key, Class<P> type, Function<Boolean, P> maker) {
-        P plan = plan(key.apply(false), type, () -> maker.apply(false));
-        return plan.isOtherwiseRecorded() && compute().isRecorded()
-                ? plan(key.apply(true), type, () -> maker.apply(true))
-                : plan;
+    <P extends FusedPlan> P find(PlanKey key, Class<P> type) {
+        return type.cast(plans.get(key));
     }
 
-    private <P extends FusedPlan> P plan(PlanKey key, Class<P> type, Supplier<P> maker) {
-        FusedPlan plan = plans.get(key);
-        if (plan == null) {
-            plan = maker.get();
-            plans.put(key, plan);
-            if (plans.size() > MAX_PLANS) {
-                PlanKey oldest = plans.keySet().iterator().next();
-                plans.remove(oldest).close();
-            }
+    /** Keeps a plan that was not found, instead of the one that was used the longest ago. */
+    <P extends FusedPlan> P keep(PlanKey key, P plan) {
+        plans.put(key, plan);
+        if (plans.size() > MAX_PLANS) {
+            PlanKey oldest = plans.keySet().iterator().next();
+            plans.remove(oldest).close();
         }
-        return type.cast(plan);
+        return plan;
+    }
+
+    /**
+     * Tells whether a call takes another plan than this one, as it is recorded into a graph; asked
+     * only where that matters, as it takes the host time.
+     */
+    boolean isOther(FusedPlan plan) {
+        return plan.isOtherwiseRecorded() && compute().isRecorded();
     }
 
     /** Returns what an operation needs until it has ended. */

@@ -54,7 +54,8 @@ final class OperandChecks {
         } catch (IllegalArgumentException e) {
             throw wrong("%s cannot be used: %s", role, e.getMessage());
         }
-        GradientScope.recording(operator, role, array).ifPresent(scope -> recording = scope);
+        GradientScope scope = GradientScope.recording(operator, role, array).orElse(null);
+        recording = scope == null ? recording : scope;
         return info;
     }
 

@@ -15,7 +15,7 @@
  *   FusedPlan                all about a call that does not change from one to the next
  *   AllGatherMatmulPlan      that of all-gather + matmul
  *   MatmulReduceScatterPlan  that of matmul + reduce-scatter
- *   AllReduceRmsNorm         a call of all-reduce + RMSNorm
+ *   AllReduceRmsNormPlan     that of all-reduce + RMSNorm
  *   FusedGradients           the operators where gradients are recorded
  *   OperandChecks            checks of arguments
  *   OperationScope           what lives until an operation has ended

@@ -14,6 +14,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CountDownLatch;
@@ -71,6 +72,26 @@ class AllReduceRmsNormTest {
     void randomShapes() {
         List<NormCase> cases = randomCases(3, 60, 12, 300);
         LocalRanks.run(3, group -> cases.forEach(one -> one.check(group, 1)));
+    }
+
+    /** Calls of one shape take turns that differ in strides, type, epsilon or path. */
+    @Test
+    void plansAreKeptApart() {
+        Shape shape = new Shape(2, 5);
+        List<NormCase> cases = new ArrayList<>();
+        for (ScalarType type : NormCase.TYPES) {
+            for (boolean strided : new boolean[] {false, true}) {
+                cases.add(new NormCase(type, shape, strided, 1e-5f, 50));
+                cases.add(new NormCase(type, shape, strided, 10, 51));
+            }
+        }
+        LocalRanks.run(
+                2,
+                group -> {
+                    for (int round = 0; round < 3; round++) {
+                        cases.forEach(one -> one.check(group, 2));
+                    }
+                });
     }
 
     /** What is far too large for the type, and what is not a number, in one row of three. */

@@ -5,6 +5,8 @@
 package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -12,12 +14,16 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -42,6 +48,7 @@ class GroupPlansTest {
             NDArray whole = manager.ones(new Shape(4, 3));
             NDArray b = manager.ones(new Shape(3, 5));
             FusedOps.matmulReduceScatter(whole, b, ReduceOp.SUM, 0, group);
+            FusedOps.allReduceRmsNorm(a, a, manager.ones(new Shape(3)), 1e-5f, group);
             LowContention.allGather(group, whole, a).await();
             LowContention.reduceScatter(group, a, whole, ReduceOp.SUM).await();
             assertTrue(counter.pipelined() > 0);
@@ -88,5 +95,68 @@ class GroupPlansTest {
                         assertTrue(e.getMessage().contains("PT0.3S"), e::getMessage);
                     }
                 });
+    }
+
+    /** A plan that does nothing but tell whether it was closed. */
+    private static final class Empty implements FusedPlan {
+
+        private boolean closed;
+
+        @Override
+        public boolean isOtherwiseRecorded() {
+            return false;
+        }
+
+        @Override
+        public void close() {
+            closed = true;
+        }
+    }
+
+    private static PlanKey key(NDArray array, int dimension, int option) {
+        TensorInfo[] infos = {Torch.info(array)};
+        return new PlanKey(9, dimension, option, List.of(array), infos);
+    }
+
+    @Test
+    void thePlanThatWasUsedTheLongestAgoIsClosed() {
+        List<ProcessGroup> groups = groups(1);
+        GroupPlans plans = GroupPlans.of(groups.get(0));
+        List<Empty> made = new ArrayList<>();
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray array = manager.ones(new Shape(2, 3));
+            for (int i = 0; i < GroupPlans.MAX_PLANS; i++) {
+                made.add(plans.keep(key(array, i, 0), new Empty()));
+            }
+            assertSame(made.get(0), plans.find(key(array, 0, 0), Empty.class));
+            plans.keep(key(array, GroupPlans.MAX_PLANS, 0), new Empty());
+            assertNull(plans.find(key(array, 1, 0), Empty.class));
+            assertTrue(made.get(1).closed);
+            assertEquals(1, made.stream().filter(plan -> plan.closed).count());
+        }
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    @Test
+    void aPlanIsForOneKindOfCall() {
+        List<ProcessGroup> groups = groups(1);
+        GroupPlans plans = GroupPlans.of(groups.get(0));
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray array = manager.ones(new Shape(3, 3));
+            Empty plan = plans.keep(key(array, 0, 0), new Empty());
+            NDArray same = manager.ones(new Shape(3, 3));
+            assertSame(plan, plans.find(key(same, 0, 0), Empty.class)); // libtorch aligns both
+            for (NDArray other :
+                    List.of(
+                            array.transpose(),
+                            array.get("1:"),
+                            array.expandDims(0),
+                            Torch.cast(array, ScalarType.INT32))) {
+                assertNull(plans.find(key(other, 0, 0), Empty.class));
+            }
+            assertNull(plans.find(key(array, 1, 0), Empty.class));
+            assertNull(plans.find(key(array, 0, 1), Empty.class));
+        }
+        groups.forEach(ProcessGroup::destroy);
     }
 }
