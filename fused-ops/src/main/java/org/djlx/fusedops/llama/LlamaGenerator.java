@@ -10,17 +10,14 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Deque;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.RejectedExecutionException;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ObjectCollectives;
@@ -80,16 +77,9 @@ public final class LlamaGenerator implements TextGenerator {
     private volatile RankPool<LlamaStep, List<TokenChooser.Choice>> pool;
 
     // Guarded by this.
-    private final Deque<Sequence> queued = new ArrayDeque<>();
-    private final List<Sequence> running = new ArrayList<>();
-    private final CacheBlocks cache;
+    private final Scheduler scheduler;
     private String lost; // why there is no model any more
     private boolean closed;
-    private long finished;
-    private long cancelled;
-    private long failed;
-    private long promptTokens;
-    private long generatedTokens;
     private long finishedBeforeRebuild = -1;
     private int rebuilds;
 
@@ -97,7 +87,7 @@ public final class LlamaGenerator implements TextGenerator {
         directory = builder.directory;
         config = LlamaConfig.read(directory);
         settings = builder.settings(config);
-        cache = new CacheBlocks(settings.cacheBlocks(), KvCache.BLOCK_TOKENS);
+        scheduler = new Scheduler(settings);
         Path file = directory.resolve("tokenizer.json");
         tokenizer = Files.exists(file) ? HuggingFaceTokens.read(file) : null;
         thread = new Thread(this::run, "llama-" + directory.getFileName());
@@ -272,16 +262,7 @@ public final class LlamaGenerator implements TextGenerator {
             if (unavailable.isPresent()) {
                 throw new IllegalStateException(unavailable.get());
             }
-            if (queued.size() >= settings.maxQueued()) {
-                leave(queued); // Cancelled ones, which the next step would remove.
-            }
-            if (queued.size() >= settings.maxQueued()) {
-                throw new RejectedExecutionException(
-                        String.format(
-                                "%d requests wait already; try again when some are done",
-                                queued.size()));
-            }
-            queued.add(sequence);
+            scheduler.add(sequence);
             notifyAll();
         }
         return queue;
@@ -311,7 +292,11 @@ public final class LlamaGenerator implements TextGenerator {
         try {
             while (awaitWork()) {
                 if (pool.failure().isPresent()) {
-                    if (hasBegun()) {
+                    boolean hasBegun;
+                    synchronized (this) {
+                        hasBegun = scheduler.hasBegun();
+                    }
+                    if (hasBegun) {
                         endAll(FinishReason.ERROR, pool.failure().get());
                     }
                     begun = null;
@@ -337,21 +322,11 @@ public final class LlamaGenerator implements TextGenerator {
     /** Waits for requests, and lets those in for which there is room. Returns false at the end. */
     private synchronized boolean awaitWork() throws InterruptedException {
         while (true) {
-            leave(running);
-            leave(queued);
+            scheduler.removeEnded();
             if (closed || lost != null) {
                 return false;
             }
-            while (!queued.isEmpty() && running.size() < settings.maxRunning()) {
-                int[] rows = cache.take(queued.peek().capacity());
-                if (rows == null) {
-                    break;
-                }
-                Sequence next = queued.remove();
-                next.setRows(rows);
-                running.add(next);
-            }
-            if (!running.isEmpty() || isBroken()) {
+            if (scheduler.admit() || isBroken()) {
                 return true;
             }
             wait();
@@ -361,31 +336,6 @@ public final class LlamaGenerator implements TextGenerator {
     /** Tells whether a process has failed, after which there is nothing to wait for. */
     private boolean isBroken() {
         return settings.group() != null && pool.failure().isPresent();
-    }
-
-    /** Tells whether the model has read something of the requests, which is in its cache. */
-    private synchronized boolean hasBegun() {
-        return running.stream().anyMatch(Sequence::isBegun);
-    }
-
-    /** Removes sequences that have ended, and takes back their part of the cache. */
-    private void leave(Iterable<Sequence> sequences) {
-        for (var all = sequences.iterator(); all.hasNext(); ) {
-            Sequence sequence = all.next();
-            FinishReason reason = sequence.queue.finishReason().orElse(null);
-            if (reason == null) {
-                continue;
-            }
-            all.remove();
-            if (sequence.rows() != null) {
-                cache.giveBack(sequence.rows());
-            }
-            switch (reason) {
-                case CANCELLED -> cancelled++;
-                case ERROR -> failed++;
-                default -> finished++;
-            }
-        }
     }
 
     /**
@@ -410,7 +360,7 @@ public final class LlamaGenerator implements TextGenerator {
         if (step == null) {
             return; // All were cancelled meanwhile.
         }
-        Step next = step.canBeFollowed && !hasLongPrompt() ? nextStep() : null;
+        Step next = step.canBeFollowed ? nextStep(true) : null;
         CompletableFuture<List<TokenChooser.Choice>> ended =
                 pool.submit(next == null ? LlamaStep.END : next.request);
         long start = System.nanoTime();
@@ -431,30 +381,33 @@ public final class LlamaGenerator implements TextGenerator {
             tell(taking.get(i), taken.get(i));
         }
         synchronized (this) {
-            generatedTokens += taking.size();
+            scheduler.countGenerated(taking.size());
         }
     }
 
     /** Has the model begin a step, if there is something for it. */
     private Step begin() {
-        Step step = nextStep();
+        Step step = nextStep(false);
         if (step != null) {
             pool.submit(step.request);
         }
         return step;
     }
 
-    /** Tells whether a prompt waits for the model that is not decoded, and so not read ahead. */
-    private synchronized boolean hasLongPrompt() {
-        return running.stream()
-                .mapToInt(sequence -> Math.min(sequence.unread(), settings.prefillTokens()))
-                .anyMatch(tokens -> tokens > LlamaBatch.DECODED_TOKENS);
-    }
-
-    /** Returns what the model can read of all sequences; null if there is nothing. */
-    private Step nextStep() {
+    /**
+     * Returns what the model can read of all sequences; null if there is nothing.
+     *
+     * @param ahead whether the model still computes tokens of them
+     */
+    private Step nextStep(boolean ahead) {
         List<Sequence> wanting = new ArrayList<>();
-        LlamaBatch batch = nextBatch(wanting);
+        LlamaBatch batch;
+        synchronized (this) {
+            if (ahead && scheduler.hasLongPrompt()) {
+                return null;
+            }
+            batch = scheduler.next(wanting, readsAhead);
+        }
         if (batch.chunks().isEmpty()) {
             return null;
         }
@@ -486,59 +439,16 @@ public final class LlamaGenerator implements TextGenerator {
         }
     }
 
-    /**
-     * Makes the next batch: a token of each sequence that generates, known here or only to the
-     * ranks yet, and parts of prompts.
-     *
-     * @param wanting gets those for which scores come, in their order
-     */
-    private synchronized LlamaBatch nextBatch(List<Sequence> wanting) {
-        List<LlamaBatch.Chunk> singles = new ArrayList<>();
-        List<LlamaBatch.Chunk> several = new ArrayList<>();
-        List<Sequence> late = new ArrayList<>(); // those of several that want scores
-        int left = settings.prefillTokens();
-        for (Sequence sequence : running) {
-            if (sequence.isEnded() || sequence.isComplete()) {
-                continue;
-            }
-            if (sequence.isAwaiting()) {
-                if (sequence.canReadAhead()) {
-                    singles.add(sequence.readAhead());
-                    wanting.add(sequence);
-                }
-                continue;
-            }
-            boolean generates = sequence.unread() == 1;
-            // Where a prompt is cut depends on nothing else, as does what becomes of it.
-            int next = generates ? 1 : Math.min(sequence.unread(), settings.prefillTokens());
-            if (!generates && next > left) {
-                continue; // The next batches read it.
-            }
-            LlamaBatch.Chunk chunk = sequence.read(next, readsAhead);
-            int count = chunk.tokens().length;
-            left -= generates ? 0 : count;
-            (count == 1 ? singles : several).add(chunk);
-            if (chunk.wanted()) {
-                (count == 1 ? wanting : late).add(sequence);
-            }
-            int ofPrompt = Math.min(chunk.length(), sequence.promptTokens()) - chunk.start();
-            promptTokens += Math.max(0, ofPrompt);
-        }
-        wanting.addAll(late);
-        singles.addAll(several);
-        return new LlamaBatch(singles);
-    }
-
     /** Loads the model again after a rank has failed, unless that did not help before. */
     private void rebuild() {
         CollectiveException failure = pool.failure().orElseThrow();
         synchronized (this) {
             if (settings.group() != null) {
                 lost = directory + " has failed; start all ranks again: " + failure.getMessage();
-            } else if (finished == finishedBeforeRebuild) {
+            } else if (scheduler.finished() == finishedBeforeRebuild) {
                 lost = directory + " has failed again after it was loaded again: " + failure;
             } else {
-                finishedBeforeRebuild = finished;
+                finishedBeforeRebuild = scheduler.finished();
                 rebuilds++;
             }
         }
@@ -565,15 +475,13 @@ public final class LlamaGenerator implements TextGenerator {
 
     /** Ends all generations. */
     private void endAll(FinishReason reason, Throwable cause) {
-        List<Sequence> all = new ArrayList<>();
+        List<Sequence> all;
         synchronized (this) {
-            all.addAll(running);
-            all.addAll(queued);
+            all = scheduler.all();
         }
         all.forEach(sequence -> sequence.queue.end(reason, cause));
         synchronized (this) {
-            leave(running);
-            leave(queued);
+            scheduler.removeEnded();
         }
     }
 
@@ -635,21 +543,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     @Override
     public synchronized GeneratorStatistics statistics() {
-        leave(queued); // The cancelled ones do not wait.
-        return new GeneratorStatistics(
-                running.size(),
-                queued.size(),
-                cache.inUse(),
-                cache.blocks(),
-                KvCache.BLOCK_TOKENS,
-                KvCache.byteSize(
-                        config, settings.ranks(), (long) cache.blocks() * KvCache.BLOCK_TOKENS),
-                finished,
-                cancelled,
-                failed,
-                promptTokens,
-                generatedTokens,
-                rebuilds);
+        return scheduler.statistics(config, rebuilds);
     }
 
     @Override

@@ -19,6 +19,7 @@
  * + LlamaConfig          the sizes of a model
  *   GeneratorSettings    what a generator was built with
  *   LlamaService         serves DJL's requests by a generator
+ *   Scheduler            which requests run, and what the model reads of them
  *   Sequence             a request that is being served
  *   PieceQueue           what its caller sees
  *   Scores               the scores of the next tokens of several sequences

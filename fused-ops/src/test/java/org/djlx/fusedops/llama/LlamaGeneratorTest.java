@@ -336,14 +336,12 @@ class LlamaGeneratorTest {
             GenerationRequest longOne = request(1).optMaxNewTokens(63).build();
             List<Generation> accepted = new ArrayList<>();
             CountDownLatch held = hold(generator);
+            accepted.add(generator.submit(longOne));
+            awaitStep(generator, 59); // It waits no longer.
+            accepted.add(generator.submit(longOne));
+            accepted.add(generator.submit(longOne));
             RejectedExecutionException full =
-                    assertThrows(
-                            RejectedExecutionException.class,
-                            () -> {
-                                for (int i = 0; i < 4; i++) {
-                                    accepted.add(generator.submit(longOne));
-                                }
-                            });
+                    assertThrows(RejectedExecutionException.class, () -> generator.submit(longOne));
             assertTrue(full.getMessage().contains("2 requests wait"), full.getMessage());
             // Those that wait count, while the ranks are still at a step; cancelled ones do not.
             Generation last = accepted.remove(accepted.size() - 1);
