@@ -225,7 +225,7 @@ struct Attention {
   const Bits* qkv;       // (rows, heads of queries, of keys, of values, HEAD)
   Bits* keys;            // (rows of the cache, heads of keys, HEAD)
   Bits* values;
-  const int* positions;  // of the new tokens; -1: none
+  const int* positions;  // of the new tokens; -1: none; written before the first kernel of a step begins, as the table is
   const int* table;      // (rows, table_stride): where in the cache each BLOCK of tokens begins
   const float* cosines;  // (positions, HEAD / 2)
   const float* sines;
@@ -254,6 +254,7 @@ __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const 
 // PLACED: decode_rotate has rotated queries, and written keys and values to the cache, as several rows are of one sequence.
 template <bool LATE, bool PLACED>
 __device__ __forceinline__ void attend(const Attention& of, float scale) {
+  static_assert(LATE || !PLACED, "values that are loaded early leave the newest to who has it");
   __shared__ __align__(16) Bits queries[SHARING][HEAD];
   __shared__ __align__(16) Bits own_key[HEAD];
   __shared__ __align__(16) float merged[ATTENTION_WARPS][SHARING][PADDED];
@@ -263,9 +264,13 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 upper = lane / 4, within = lane % 4;
-  await_others();
+  // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate writes some of them.
+  if (PLACED) await_others();
   int position = of.positions[row];
-  if (position < (int)(chunk * CHUNK)) return;
+  if (position < (int)(chunk * CHUNK)) {
+    await_others();  // who awaits this kernel relies on those before, too
+    return;
+  }
   u32 count = position / CHUNK + 1;
   const Bits* qkv = of.qkv + (u64)row * of.heads * (SHARING + 2) * HEAD;
   const int* table = of.table + (u64)row * of.table_stride;
@@ -287,11 +292,11 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
       keys[half][step] = there && e < HEAD ? *(const uint4*)(key + e) : zeros();
     }
   }
-  auto load_values = [&] {
+  auto load_values = [&](int end) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       int token = first + i / 2 * 8 + within * 2 + i % 2;
-      bool there = token <= position;
+      bool there = token < end;
       const Bits* value = !PLACED && token == position ? new_value : of.values + (there ? place(token) : 0);
 #pragma unroll
       for (int step = 0; step < VALUE_STEPS; step++) {
@@ -300,7 +305,8 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
       }
     }
   };
-  if (!LATE) load_values();
+  if (!LATE) load_values(position);
+  if (!PLACED) await_others();
   const float* cosines = of.cosines + (u64)position * (HEAD / 2);
   const float* sines = of.sines + (u64)position * (HEAD / 2);
   for (u32 i = threadIdx.x; i < SHARING * HEAD / 2; i += ATTENTION_WARPS * WARP) {
@@ -331,6 +337,15 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
         if (first + half * 8 + (int)upper == position && e < HEAD) keys[half][step] = *(const uint4*)&own_key[e];
       }
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * PACK;
+        bool own = !LATE && first + i / 2 * 8 + (int)within * 2 + i % 2 == position;
+        if (own && e < HEAD) values[i][step] = *(const uint4*)(new_value + e);
+      }
+    }
   }
 
   float scores[2][4] = {};
@@ -344,7 +359,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
       multiply(scores[half], query.z, 0, query.w, 0, keys[half][step].z, keys[half][step].w);
     }
   }
-  if (LATE) load_values();
+  if (LATE) load_values(position + 1);
   // A lane has the scores of the query `upper` for 4 tokens: the same whose values it has.
   float most = LEAST, sum = 0, share[4];
 #pragma unroll
