@@ -4,7 +4,9 @@
  */
 package org.djlx.fusedops.internal;
 
-import java.util.HashMap;
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
 import java.util.Map;
 import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
@@ -55,11 +57,21 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int PRODUCT_THREADS = 256;
     private static final int PROMPT_THREADS = 256;
     private static final int ATTENTION_THREADS = 256;
-    private static final int STRIPE = 16; // rows of weights that a block of a product has
-    private static final int GATED_STRIPES = 2; // such of a block of gated products of 32 rows
+    private static final int STRIPE = 16; // rows of weights that a tensor core's product has
+    private static final int MIN_STAGES = 2;
+
+    /** The most rows of a product, the stripes that a block has, the most stages: llama.cu's. */
+    private static final int[][] PRODUCTS = {
+        {8, 7, 3}, {8, 2, 10}, {8, 1, 10},
+        {16, 7, 3}, {16, 2, 6}, {16, 1, 6},
+        {32, 7, 3}, {32, 2, 5}, {32, 1, 5},
+        {64, 4, 3}, {64, 2, 4}, {64, 1, 4},
+    };
+
     private static final int MAX_HEAD = 128;
     private static final int MAX_SHARING = 8;
     private static final int PACK = 8; // elements of 16 bytes
+    private static final int PACK_BYTES = 16;
     private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
     private static final double LOG2_E = 1 / Math.log(2);
     private static final Map<ScalarType, String> TYPES =
@@ -69,8 +81,7 @@ public final class LlamaKernels implements AutoCloseable {
     private final int headSize;
     private final CudaModule module;
     private final CudaKernel embed;
-    private final Map<Integer, CudaKernel> products = new HashMap<>(); // by the most rows
-    private final Map<Integer, CudaKernel> gated = new HashMap<>();
+    private final List<Product> products = new ArrayList<>();
     private final CudaKernel attention;
     private final CudaKernel attentionLate;
     private final CudaKernel attentionPlaced;
@@ -100,6 +111,7 @@ public final class LlamaKernels implements AutoCloseable {
             int blockTokens) {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
+        int room = device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
         module =
                 compiler.load(
                         device,
@@ -107,11 +119,11 @@ public final class LlamaKernels implements AutoCloseable {
                         "-DTYPE=" + TYPES.get(type),
                         "-DHEAD=" + headSize,
                         "-DSHARING=" + sharing,
-                        "-DBLOCK=" + blockTokens);
+                        "-DBLOCK=" + blockTokens,
+                        "-DROOM=" + room);
         embed = module.kernel("decode_embed");
-        for (int rows = PACK; rows <= MAX_ROWS; rows *= 2) {
-            products.put(rows, module.kernel("decode_product_" + rows));
-            gated.put(rows, module.kernel("decode_gated_" + rows));
+        for (int[] product : PRODUCTS) {
+            addProduct(product[0], product[1], product[2], room);
         }
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
@@ -121,6 +133,36 @@ public final class LlamaKernels implements AutoCloseable {
         choose = module.kernel("decode_choose");
         rotate = module.kernel("prompt_rotate");
         activate = module.kernel("prompt_activate");
+    }
+
+    /** A kernel for products of up to so many rows, whose blocks have so many stripes. */
+    private record Product(CudaKernel kernel, int rows, int stripes, int sharedBytes) {
+
+        int blocks(long all) {
+            return Math.toIntExact(ceilDiv(all, stripes));
+        }
+
+        /**
+         * What a multiprocessor reads, in rows: weights and, for each block, x from the second
+         * cache, which is about twice as fast. It has a block at a time.
+         */
+        long cost(long all, int multiprocessors) {
+            return ceilDiv(blocks(all), multiprocessors) * (STRIPE * stripes + rows / 2);
+        }
+    }
+
+    private void addProduct(int rows, int stripes, int mostStages, int room) {
+        int stage = PRODUCT_THREADS * PACK_BYTES * (2 * stripes + rows / PACK);
+        int stages = Math.min(mostStages, room / stage);
+        if (stages >= MIN_STAGES) {
+            CudaKernel kernel = module.kernel("decode_product_" + rows + "_" + stripes);
+            kernel.allowSharedMemory(stages * stage);
+            products.add(new Product(kernel, rows, stripes, stages * stage));
+        }
+    }
+
+    private static long ceilDiv(long a, long b) {
+        return (a + b - 1) / b;
     }
 
     /**
@@ -203,15 +245,17 @@ public final class LlamaKernels implements AutoCloseable {
             long width,
             long depth,
             long stride) {
-        int tile = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
-        int columns = gated ? STRIPE / 2 : STRIPE;
-        if (gated && tile == 32) {
-            columns *= GATED_STRIPES;
-        }
-        int blocks = Math.toIntExact((width + columns - 1) / columns);
-        CudaKernel kernel = (gated ? this.gated : products).get(tile);
-        arguments.clear().addStruct(output, x, weight, rows, width, depth, stride);
-        kernel.launch(stream, LaunchSize.of(blocks, PRODUCT_THREADS).asDependent(), arguments);
+        int most = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
+        long stripes = ceilDiv(width, gated ? STRIPE / 2 : STRIPE);
+        Product product =
+                products.stream()
+                        .filter(p -> p.rows == most)
+                        .min(Comparator.comparingLong(p -> p.cost(stripes, multiprocessors)))
+                        .orElseThrow();
+        LaunchSize size = LaunchSize.of(product.blocks(stripes), PRODUCT_THREADS);
+        arguments.clear().addStruct(output, x, weight, rows, width, depth, stride, gated ? 1 : 0);
+        product.kernel.launch(
+                stream, size.withShared(product.sharedBytes).asDependent(), arguments);
     }
 
     /**
@@ -221,7 +265,9 @@ public final class LlamaKernels implements AutoCloseable {
      * @param qkv of shape (rows, heads of queries, of keys, of values, head size)
      * @param keys the cache's, of shape (its rows, heads of keys, head size)
      * @param values likewise
-     * @param positions of the new tokens, an int each; -1 for none
+     * @param positions of the new tokens, an int each; -1 for none; written, as the table is,
+     *     before a kernel or copy that all later ones on the stream wait for: they are read while
+     *     the product before still runs
      * @param table for each row, where in the cache its blocks of tokens begin; ints
      * @param cosines of shape (positions, half of the head size), in float32
      * @param sines likewise

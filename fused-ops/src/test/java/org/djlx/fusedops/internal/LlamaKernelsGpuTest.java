@@ -1,0 +1,171 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.fail;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
+import java.util.Random;
+import org.djlx.collectives.GpuTests;
+import org.djlx.nativeops.CudaAttribute;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.KernelCache;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Products of few rows: against loops in float64, and the same bits whatever their number. */
+@Tag("gpu")
+@Timeout(120)
+class LlamaKernelsGpuTest {
+
+    private static final int GAP = 3; // elements between rows of the output, which stay as they are
+    private static final float UNTOUCHED = 77;
+
+    private CudaDevice device;
+    private CurrentStreams streams;
+    private NDManager manager;
+
+    @BeforeEach
+    void open() {
+        GpuTests.require(1, NativeLibrary.NVRTC);
+        device = CudaDevice.open(Device.gpu(0));
+        streams = new CurrentStreams(device);
+        manager = NDManager.newBaseManager(Device.gpu(0));
+    }
+
+    @AfterEach
+    void close() {
+        if (manager != null) {
+            manager.close();
+            streams.close();
+            device.close();
+        }
+    }
+
+    /** Widths for each number of stripes that a block may have, and depths of part of a turn. */
+    @ParameterizedTest(name = "{0}, gated: {1}")
+    @CsvSource({"FLOAT16, false", "FLOAT16, true", "BFLOAT16, false", "BFLOAT16, true"})
+    void productsAreRightAndTheSameWhateverTheNumberOfRows(ScalarType type, boolean gated) {
+        int wave = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) * (gated ? 8 : 16);
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        try (LlamaKernels kernels = new LlamaKernels(device, compiler, type, 128, 4, 16)) {
+            check(kernels, type, gated, 40, 2056);
+            check(kernels, type, gated, 2 * wave - 5, 520);
+            check(kernels, type, gated, 4 * wave - 5, 72);
+            check(kernels, type, gated, 7 * wave - 5, 72);
+        }
+    }
+
+    private void check(LlamaKernels kernels, ScalarType type, boolean gated, int width, int depth) {
+        int most = LlamaKernels.MAX_ROWS;
+        Random random = new Random(width);
+        try (NDArray x = random(random, most, depth, type);
+                NDArray weight = random(random, gated ? 2 * width : width, depth, type)) {
+            float[] all = multiply(kernels, gated, most, x, weight, width);
+            requireNear(floats(x), floats(weight), all, gated, width, depth, type);
+            for (int rows : new int[] {1, 8, 13, 16, 29, 32, 50}) {
+                float[] expected = all.clone();
+                Arrays.fill(expected, rows * (width + GAP), expected.length, UNTOUCHED);
+                float[] few = multiply(kernels, gated, rows, x, weight, width);
+                assertArrayEquals(expected, few, rows + " rows, width " + width);
+            }
+        }
+    }
+
+    private NDArray random(Random random, int rows, int columns, ScalarType type) {
+        float[] values = new float[rows * columns];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = (float) random.nextGaussian();
+        }
+        try (NDArray floats = manager.create(values, new Shape(rows, columns))) {
+            return Torch.cast(floats, type);
+        }
+    }
+
+    private static float[] floats(NDArray array) {
+        try (NDArray floats = Torch.cast(array, ScalarType.FLOAT32)) {
+            return floats.toFloatArray();
+        }
+    }
+
+    private float[] multiply(
+            LlamaKernels kernels, boolean gated, int rows, NDArray x, NDArray weight, int width) {
+        Shape shape = new Shape(LlamaKernels.MAX_ROWS, width + GAP);
+        try (NDArray floats = manager.full(shape, UNTOUCHED);
+                NDArray output = Torch.cast(floats, Torch.scalarType(x))) {
+            kernels.product(
+                    streams.get(),
+                    gated,
+                    rows,
+                    Torch.dataPointer(output),
+                    Torch.dataPointer(x),
+                    Torch.dataPointer(weight),
+                    width,
+                    x.getShape().get(1),
+                    width + GAP);
+            return floats(output);
+        }
+    }
+
+    private static void requireNear(
+            float[] x,
+            float[] weight,
+            float[] actual,
+            boolean gated,
+            int width,
+            int depth,
+            ScalarType type) {
+        double rounding = type == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
+        for (int row = 0; row < LlamaKernels.MAX_ROWS; row++) {
+            for (int n = 0; n < width; n++) {
+                double[] sum = dot(x, row * depth, weight, n * depth, depth);
+                double expected = sum[0];
+                double most = sum[1];
+                if (gated) {
+                    double[] value = dot(x, row * depth, weight, (width + n) * depth, depth);
+                    double sigmoid = 1 / (1 + Math.exp(-expected));
+                    // The derivative of silu is at most 1.1.
+                    most = 1.1 * most * Math.abs(value[0]) + Math.abs(expected) * value[1];
+                    expected *= sigmoid * value[0];
+                }
+                double bound = rounding * Math.abs(expected) + 1e-5 * most + 1e-6;
+                double error = Math.abs(actual[row * (width + GAP) + n] - expected);
+                if (!(error <= bound)) {
+                    fail(error + " at " + row + ", " + n + ", width " + width);
+                }
+            }
+            for (int n = width; n < width + GAP; n++) {
+                assertEquals(UNTOUCHED, actual[row * (width + GAP) + n]);
+            }
+        }
+    }
+
+    /** The sum of products, and that of their absolute values. */
+    private static double[] dot(float[] a, int beginA, float[] b, int beginB, int count) {
+        double sum = 0;
+        double most = 0;
+        for (int i = 0; i < count; i++) {
+            double product = (double) a[beginA + i] * b[beginB + i];
+            sum += product;
+            most += Math.abs(product);
+        }
+        return new double[] {sum, most};
+    }
+}
