@@ -176,6 +176,15 @@ final class FusedUpdates implements AutoCloseable {
         optimizer.update(id, standIn, gradient);
     }
 
+    /**
+     * Tells autograd that an array was written, as it counts what operators write alone: so a
+     * backward pass through what was computed before the update fails, as with DJL's. Copying an
+     * array to itself counts, and does nothing.
+     */
+    static void written(NDArray array) {
+        Torch.copy(array, array);
+    }
+
     private boolean update(NDArray parameter, Method called, Object[] values) {
         if (called.equals(SGD)) {
             return sgd(parameter, values);
@@ -283,6 +292,7 @@ final class FusedUpdates implements AutoCloseable {
         int blocks = (int) Math.min(mostBlocks, (packs + THREADS - 1) / THREADS);
         if (blocks > 0) {
             kernel.launch(streams.get(), LaunchSize.of(blocks, THREADS), arguments);
+            written(parameter);
         }
     }
 

@@ -6,9 +6,11 @@ package org.djlx.collectives.engine;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -113,6 +115,22 @@ class FusedUpdatesGpuTest {
             assertArrayEquals(expected.toFloatArray(), whole.toFloatArray());
             assertEquals(0, gradients.get("1:1001").abs().sum().getFloat());
             assertTrue(gradients.getFloat(0) != 0 && gradients.getFloat(1001) != 0);
+        }
+    }
+
+    /** As with DJL's own updates, a backward pass cannot go through what was computed before. */
+    @Test
+    void autogradHearsOfUpdates() {
+        try (NDManager manager = NDManager.newBaseManager(GPU, "PyTorch");
+                FusedUpdates updates = FusedUpdates.open(GPU).orElseThrow();
+                GradientScope scope = GradientScope.open()) {
+            NDArray parameter = manager.ones(new Shape(3));
+            parameter.setRequiresGradient(true);
+            NDArray loss = parameter.square().sum();
+            NDArray gradient = manager.ones(new Shape(3));
+            Optimizer optimizer = FusedUpdatesTest.optimizer("sgd");
+            NoGradient.run(() -> updates.update(optimizer, "p", parameter, gradient));
+            assertThrows(EngineException.class, () -> scope.backward(loss));
         }
     }
 

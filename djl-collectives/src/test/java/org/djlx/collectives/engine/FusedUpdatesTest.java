@@ -11,6 +11,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -21,6 +22,8 @@ import java.util.Collections;
 import java.util.HashSet;
 import java.util.Random;
 import java.util.Set;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -101,6 +104,21 @@ class FusedUpdatesTest {
         }
         Method replaced = name.startsWith("adam") ? FusedUpdates.ADAM : FusedUpdates.SGD;
         assertEquals(Collections.singleton(replaced), calls);
+    }
+
+    /** A graph that has saved a parameter does not survive an update of it. */
+    @Test
+    void autogradHearsOfWrites() {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray parameter = manager.ones(new Shape(3, 5));
+            parameter.setRequiresGradient(true);
+            scope.backward(parameter.square().sum());
+            NDArray loss = parameter.square().sum();
+            NoGradient.run(() -> FusedUpdates.written(parameter));
+            EngineException e = assertThrows(EngineException.class, () -> scope.backward(loss));
+            assertTrue(e.getMessage().contains("inplace"), e::getMessage);
+        }
     }
 
     /** What fails below fails as it does without. */
