@@ -29,6 +29,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
@@ -95,10 +96,10 @@ class LlamaGeneratorTest {
         assertEquals(0, statistics.cacheBlocksInUse());
     }
 
-    /** Keeps the ranks from going on until the latch is counted down. */
+    /** Keeps the ranks from going on until the latch is counted down; not forever, if it fails. */
     static CountDownLatch hold(LlamaGenerator generator) {
         CountDownLatch latch = new CountDownLatch(1);
-        submit(generator, group -> latch.await());
+        submit(generator, group -> latch.await(LONG.toSeconds(), TimeUnit.SECONDS));
         return latch;
     }
 
