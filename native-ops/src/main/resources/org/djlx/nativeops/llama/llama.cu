@@ -757,7 +757,6 @@ struct Row {
 
   __device__ void find_tops() const {
     for (u32 top = threadIdx.x; top * packs_of_top < packs; top += CHOICE_THREADS) {
-      shared.tops[top] = 0xffff;
       u32 highest_of = 0;
       u64 first = (u64)top * packs_of_top;
       visit(0, first, min(first + packs_of_top, packs), 1, [&](u64, Bits, u32 at) { highest_of = max(highest_of, at); });
@@ -808,14 +807,13 @@ struct Row {
       });
 #pragma unroll
       for (int t = 0; t < TRIED; t++) {
-        u64 all = sum(sums[t]);
         u32 tried = from + (t + 1) * step;
-        if (tried >= to) continue;
-        if (all >= wanted) {
-          low = tried;
-        } else {
-          high = min(high, tried);
+        if (tried >= to) break;
+        if (sum(sums[t]) < wanted) {
+          high = tried;
+          break;
         }
+        low = tried;
       }
     }
     return low;
@@ -830,12 +828,12 @@ extern "C" __global__ void __launch_bounds__(CHOICE_THREADS) decode_choose(const
   for (u64 rank = 1; rank < of.ranks; rank++) best = joined(best, of.parts[rank * of.rows + index]);
   int place = of.places[index];
   const Draw& draw = of.draws[index];
-  if (threadIdx.x == 0) {  // Also where none can be drawn, as not all scores are numbers.
+  if (threadIdx.x == 0) {
     best.score = best.highest;
     of.best[index] = best;
     if (place >= 0) of.chosen[place] = (int)best.token;
   }
-  if (draw.scale == 0 || place < 0) return;
+  if (draw.scale == 0 || place < 0 || !(best.sum > 0)) return;  // The sum is none if not all scores are numbers.
   u64 packs = (of.width + PACK - 1) / PACK;
   u32 packs_of_top = (packs + TOPS - 1) / TOPS;
   Row row = {of.scores + index * of.stride, of.width, packs, packs_of_top, best.highest, (float)draw.scale, shared};
