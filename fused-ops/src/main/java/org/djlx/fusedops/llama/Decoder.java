@@ -385,8 +385,9 @@ final class Decoder implements AutoCloseable {
     }
 
     private void write(Draw draw) {
-        // A float is to hold it.
-        double scale = Math.min(Float.MAX_VALUE, LOG2_E / draw.temperature());
+        // As a float neither 0 nor infinite, which would make weights that are no numbers.
+        double asked = LOG2_E / draw.temperature();
+        double scale = Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, asked));
         nextInputs.putDouble(draw.isBest() ? 0 : scale);
         nextInputs.putDouble(draw.topP());
         nextInputs.putLong(draw.random());
