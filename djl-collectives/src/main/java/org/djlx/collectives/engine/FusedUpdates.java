@@ -296,8 +296,10 @@ final class FusedUpdates implements AutoCloseable {
         }
     }
 
+    /** Waits for the updates, and frees the kernels. */
     @Override
     public void close() {
+        device.synchronize(); // Nobody may have waited for the last step.
         module.close();
         streams.close();
         device.close();
