@@ -265,10 +265,11 @@ final class Replica implements AutoCloseable {
     }
 
     private void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
-        if (updates == null) {
+        boolean known = FusedUpdates.knows(optimizer);
+        if (known && updates == null) {
             updates = FusedUpdates.open(device);
         }
-        if (updates.isPresent() && FusedUpdates.knows(optimizer)) {
+        if (known && updates.isPresent()) {
             updates.get().update(optimizer, id, array, gradient);
         } else {
             optimizer.update(id, array, gradient);
