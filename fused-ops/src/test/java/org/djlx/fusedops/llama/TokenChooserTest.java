@@ -7,6 +7,8 @@ package org.djlx.fusedops.llama;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.HashSet;
+import java.util.Set;
 import java.util.function.UnaryOperator;
 import org.junit.jupiter.api.Test;
 
@@ -136,5 +138,33 @@ class TokenChooserTest {
                 assertEquals(a.choose(scores(), 0), b.choose(scores(), 0));
             }
         }
+    }
+
+    /** So a sequence goes on as it would have, whoever drew its tokens before. */
+    @Test
+    void drawsOfTheRanksStandForItsOwn() {
+        TokenChooser own = chooser(new int[] {0}, x -> x.optTemperature(1).optSeed(3));
+        TokenChooser shared = chooser(new int[] {0}, x -> x.optTemperature(1).optSeed(3));
+        Set<Long> numbers = new HashSet<>();
+        for (int i = 0; i < 50; i++) {
+            TokenChooser.Choice choice = own.choose(scores(), 0);
+            if (i % 3 == 0) {
+                assertEquals(choice, shared.choose(scores(), 0));
+            } else {
+                numbers.add(shared.draw().random());
+            }
+        }
+        assertEquals(33, numbers.size());
+    }
+
+    @Test
+    void ranksDrawUnlessWhatCameBeforeMatters() {
+        Draw draw =
+                chooser(new int[] {0}, x -> x.optTemperature(0.5).optTopK(3).optTopP(0.9)).draw();
+        assertEquals(new Draw(0.5, 3, 0.9, draw.random()), draw);
+        assertEquals(Draw.BEST, chooser(new int[] {0}, x -> x.optTopK(3)).draw());
+        TokenChooser penalized =
+                chooser(new int[] {0}, x -> x.optTemperature(0.5).optRepetitionPenalty(1.1));
+        assertEquals(Draw.BEST, penalized.draw());
     }
 }
