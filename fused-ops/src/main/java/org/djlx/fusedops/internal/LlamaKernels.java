@@ -376,10 +376,11 @@ public final class LlamaKernels implements AutoCloseable {
      *     other's
      * @param chosen where tokens go, an int each
      * @param places an int for each row: where among them; -1 for none
-     * @param draws {@value #DRAW_BYTES} bytes for each row: two doubles, by what differences of
-     *     scores are multiplied, whose powers of two are weights then, 0 if the highest score wins,
-     *     and the share of all weights that the fewest tokens have which are kept; and two longs, a
-     *     random one, and how many tokens of the highest scores are kept, 0 for all
+     * @param draws {@value #DRAW_BYTES} bytes for each row: a double {@code scale}, so that the
+     *     weight of a token is {@code 2^(scale · (its score - the highest))}, or 0 if the highest
+     *     score wins; a double, the share of all weights that the fewest tokens which are kept
+     *     have, 1 for all; a random long; and a long, how many tokens of the highest scores are
+     *     kept before, 0 for all
      * @param scores of all ranks, where a token is drawn: rows of {@code width} at a distance of
      *     {@code stride}
      * @param width the elements of a row

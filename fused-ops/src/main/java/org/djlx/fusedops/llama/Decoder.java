@@ -269,8 +269,8 @@ final class Decoder implements AutoCloseable {
      * @param sequences few tokens each, whose rows come in blocks of {@link KvCache#BLOCK_TOKENS}
      * @param all whether all scores are to be had, and not only the best
      * @param to the manager of what is copied for the result
-     * @return the scores of what follows those that want them; all of a sequence until the next
-     *     call
+     * @return the scores of what follows those that want them; {@link Scores#all} can be called
+     *     until the next call of this method
      */
     Scores decode(List<LlamaBatch.Chunk> sequences, boolean all, NDManager to) {
         List<Scores> parts = new ArrayList<>();

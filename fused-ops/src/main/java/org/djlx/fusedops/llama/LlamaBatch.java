@@ -30,8 +30,8 @@ record LlamaBatch(List<Chunk> chunks) {
      * @param start the position of the first, and how many are in the cache already
      * @param rows where in the cache the sequence's tokens are, from its first on, these included
      * @param wanted whether the scores of what follows the last token are
-     * @param draw how the token that follows is chosen by the ranks, if they do that; the caller
-     *     may take another one of the most probable one's place, if all scores are to be had
+     * @param draw how ranks that have kernels choose the token that follows; if it is {@link
+     *     Draw#BEST}, the caller may choose another one from all scores
      */
     record Chunk(int[] tokens, int start, int[] rows, boolean wanted, Draw draw) {
 

@@ -94,7 +94,7 @@ final class Scheduler {
         return running.stream().anyMatch(Sequence::isBegun);
     }
 
-    /** Tells whether the next of a prompt is more than the model decodes. */
+    /** Tells whether a prompt waits that is so long that no step with it can be followed. */
     boolean hasLongPrompt() {
         return running.stream()
                 .mapToInt(sequence -> Math.min(sequence.unread(), settings.prefillTokens()))

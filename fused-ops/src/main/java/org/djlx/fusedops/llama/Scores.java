@@ -16,11 +16,11 @@ import java.util.List;
 interface Scores {
 
     /**
-     * The highest score of a sequence, or another's that was drawn.
+     * What is chosen for a sequence.
      *
-     * @param token the first token that has it
-     * @param score the score
-     * @param drawn whether the ranks have drawn the token
+     * @param token the first token of the highest score, or the one that the ranks have drawn
+     * @param score its score
+     * @param drawn whether the ranks have drawn it
      * @param logSum the logarithm of the sum of the exponentials of all scores; not finite if they
      *     are not all numbers
      */

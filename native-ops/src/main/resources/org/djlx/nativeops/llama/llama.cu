@@ -688,8 +688,8 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
 
 // How a row's token is chosen.
 struct Draw {
-  double scale;  // of differences of scores, whose powers of two are weights; 0: the highest score wins
-  double top_p;  // the share of the weights that the fewest tokens have which are kept; 1: all
+  double scale;  // the weight of a token is 2^(scale * (its score - the highest)); 0: the highest score wins
+  double top_p;  // kept are the fewest tokens that have this share of all weights; 1: all
   u64 random;
   u64 top_k;     // how many tokens of the highest scores are kept, and those with an equal one; 0: all
 };
@@ -792,7 +792,8 @@ struct Row {
     return all;
   }
 
-  // The highest key so that those from it on measure as much as is wanted. Those from `low` on do.
+  // The highest key such that the elements of this key and higher ones measure `wanted` or more; those from `low` on do. Each
+  // pass over the scores tries three keys.
   template <typename Measure>
   __device__ u32 highest_key(u32 low, u64 wanted, Measure measure) const {
     u32 high = 1 << 16;  // those from here on do not
