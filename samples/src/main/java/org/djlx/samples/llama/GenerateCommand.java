@@ -132,11 +132,19 @@ public final class GenerateCommand implements Callable<Integer> {
         if (seed != null) {
             builder.optSeed(seed);
         }
+        GenerationRequest request;
         try {
-            return builder.build();
+            request = builder.build();
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
+        if (temperature == 0 && (topK != 0 || topP != 1 || seed != null)) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--top-k, --top-p and --seed take a --temperature above 0, as tokens are not"
+                            + " drawn without one");
+        }
+        return request;
     }
 
     private void write(Generation generation, long start)

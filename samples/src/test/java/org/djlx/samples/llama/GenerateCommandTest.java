@@ -130,6 +130,11 @@ class GenerateCommandTest {
         assertTrue(run(2, "generate", model, "--prompt", "").contains("the prompt is empty"));
         assertTrue(
                 run(2, "generate", model, "--prompt", "x", "--top-p", 0).contains("topP must be"));
+        for (Object[] option : new Object[][] {{"--top-k", 5}, {"--top-p", 0.9}, {"--seed", 7}}) {
+            assertTrue(
+                    run(2, "generate", model, "--prompt", "x", option[0], option[1])
+                            .contains("take a --temperature above 0"));
+        }
         assertTrue(
                 run(2, "generate", model, "--prompt", "x", "--ranks", 3)
                         .contains("cannot be divided among 3 ranks"));
