@@ -27,6 +27,7 @@ import io.netty.util.concurrent.DefaultThreadFactory;
 import io.netty.util.concurrent.GlobalEventExecutor;
 import java.io.IOException;
 import java.net.InetSocketAddress;
+import java.nio.channels.UnresolvedAddressException;
 import java.time.Instant;
 import java.util.Optional;
 import java.util.concurrent.ArrayBlockingQueue;
@@ -98,10 +99,14 @@ public final class GenerationServer implements AutoCloseable {
         var bound = bootstrap.bind(options.host(), options.port()).awaitUninterruptibly();
         if (!bound.isSuccess()) {
             stopThreads();
+            String reason =
+                    bound.cause() instanceof UnresolvedAddressException
+                            ? "no address is known for this name"
+                            : bound.cause().getMessage();
             throw new IOException(
                     String.format(
                             "cannot listen on %s port %d: %s",
-                            options.host(), options.port(), bound.cause().getMessage()),
+                            options.host(), options.port(), reason),
                     bound.cause());
         }
         listener = bound.channel();

@@ -609,4 +609,20 @@ class GenerationServerTest {
                                                 "127.0.0.1", port, null, 1, 1, LONG, LONG, SHORT)));
         assertTrue(e.getMessage().contains("cannot listen on 127.0.0.1 port " + port), "" + e);
     }
+
+    @Test
+    void aHostThatIsNotKnownIsNamed() {
+        IOException e =
+                assertThrows(
+                        IOException.class,
+                        () ->
+                                new GenerationServer(
+                                        server.api(),
+                                        generator,
+                                        new ServerOptions(
+                                                "host.invalid", 0, null, 1, 1, LONG, LONG, SHORT)));
+        assertEquals(
+                "cannot listen on host.invalid port 0: no address is known for this name",
+                e.getMessage());
+    }
 }
