@@ -44,7 +44,8 @@ public record ServerOptions(
     public ServerOptions {
         if (token != null && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127))) {
             throw new IllegalArgumentException(
-                    "the token must be of visible ASCII characters, one or more");
+                    "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one or"
+                            + " more");
         }
         if (port < 0 || port > 65_535) {
             throw new IllegalArgumentException("the port must be from 0 to 65535, not " + port);
