@@ -5,6 +5,7 @@
 package org.djlx.samples;
 
 import java.io.PrintWriter;
+import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.FileSystemException;
 import java.nio.file.NoSuchFileException;
 import org.djlx.samples.bench.BenchChartCommand;
@@ -150,10 +151,12 @@ public final class Main {
 
     private static String text(Exception e) {
         if (e instanceof FileSystemException file && file.getReason() == null) {
-            String reason =
-                    e instanceof NoSuchFileException
-                            ? "no such file or folder"
-                            : e.getClass().getSimpleName();
+            String reason = e.getClass().getSimpleName();
+            if (e instanceof NoSuchFileException) {
+                reason = "no such file or folder";
+            } else if (e instanceof FileAlreadyExistsException) {
+                reason = "a file is there already, and is no folder";
+            }
             return file.getFile() + ": " + reason;
         }
         return e.getMessage() == null ? e.toString() : e.getMessage();

@@ -164,6 +164,6 @@ class ServeModelCommandTest {
         }
         Path file = folder.resolve("file");
         Files.createFile(file);
-        assertTrue(run(1, file).contains(file.toString()));
+        assertTrue(run(1, file).contains(file + ": a file is there already, and is no folder"));
     }
 }
