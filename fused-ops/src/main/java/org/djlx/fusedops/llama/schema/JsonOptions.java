@@ -194,7 +194,7 @@ final class JsonOptions {
         JsonArray array = get(name).getAsJsonArray();
         int[] numbers = new int[array.size()];
         for (int i = 0; i < numbers.length; i++) {
-            numbers[i] = (int) integer(name, array.get(i), 0, Integer.MAX_VALUE);
+            numbers[i] = (int) integer(name + "[" + i + "]", array.get(i), 0, Integer.MAX_VALUE);
         }
         return numbers;
     }
