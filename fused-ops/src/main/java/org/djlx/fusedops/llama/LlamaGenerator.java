@@ -230,6 +230,7 @@ public final class LlamaGenerator implements TextGenerator {
     @Override
     public Generation submit(GenerationRequest request) {
         check(request != null, "it is null");
+        checkAvailable(); // Before the tokenizer is used, which is closed with the generator.
         int[] prompt = request.promptTokens().orElseGet(() -> encode(request));
         check(prompt.length > 0, "the prompt has no tokens");
         for (int token : prompt) {
@@ -258,14 +259,18 @@ public final class LlamaGenerator implements TextGenerator {
         PieceQueue queue = new PieceQueue(prompt.length, this::wake);
         Sequence sequence = new Sequence(request, prompt, tokenizer, stops, queue);
         synchronized (this) {
-            Optional<String> unavailable = unavailabilityCause();
-            if (unavailable.isPresent()) {
-                throw new IllegalStateException(unavailable.get());
-            }
+            checkAvailable();
             scheduler.add(sequence);
             notifyAll();
         }
         return queue;
+    }
+
+    private void checkAvailable() {
+        Optional<String> unavailable = unavailabilityCause();
+        if (unavailable.isPresent()) {
+            throw new IllegalStateException(unavailable.get());
+        }
     }
 
     private int[] encode(GenerationRequest request) {

@@ -88,6 +88,15 @@ class LlamaLoaderTest {
         }
     }
 
+    @Test
+    void aClosedGeneratorSaysSo() throws Exception {
+        TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build();
+        generator.close();
+        GenerationRequest request = GenerationRequest.builder().setPrompt(PROMPT).build();
+        Exception e = assertThrows(IllegalStateException.class, () -> generator.submit(request));
+        assertEquals(generator.unavailabilityCause().orElseThrow(), e.getMessage());
+    }
+
     private static JsonObject json(String text) {
         return JsonParser.parseString(text).getAsJsonObject();
     }
