@@ -17,6 +17,7 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Collectors;
+import java.util.stream.LongStream;
 import java.util.stream.Stream;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
@@ -35,10 +36,16 @@ class GenerateCommandTest {
     private static Path model;
 
     @BeforeAll
-    static void writeModel() {
+    static void writeModel() throws Exception {
         model = folder.resolve("tiny");
-        Path readme = Path.of("..", "README.md");
-        run(0, "serve-model", model, "--text", readme, "--vocabulary", 400);
+        // Not the README: on GPUs tests are run in any folder.
+        Path text = folder.resolve("text");
+        Files.writeString(
+                text,
+                LongStream.range(0, 2000)
+                        .mapToObj(i -> Long.toString(i * i * i, 36))
+                        .collect(Collectors.joining(" ")));
+        run(0, "serve-model", model, "--text", text, "--vocabulary", 400);
     }
 
     private static String run(int code, Object... args) {
