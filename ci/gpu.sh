@@ -4,7 +4,7 @@
 #   ci/gpu.sh [--classes REGEX] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
 #     --classes     only test classes whose whole names match, for example '.*CudaP2p.*'
 #     --ranks       where there is one GPU, how many ranks share it; 2 unless told
-#     --json        where the summary goes; ci/results/gpu-tests.json unless told
+#     --json        where the summary goes, unless all were skipped; ci/results/gpu-tests.json unless told
 #     --commit      what is tested; git tells unless told
 #     --class-path  classes, test classes and all they need, where they were built elsewhere: then neither Maven nor git
 #                   is used. Otherwise they are built here, and CLASSPATH names DJL's libtorch for GPUs and the CUDA presets
@@ -58,8 +58,10 @@ fi
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 status=0
+before=$(stat -c %y "$json" 2>/dev/null) || true
 java -Xmx4g "-Dtest.report=$json" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
   org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --select-package org.djlx --include-tag gpu --exclude-tag soak \
   --include-classname "$classes" --fail-if-no-tests || status=$?
-[[ -r $json ]] && say "The summary is in $json"
+after=$(stat -c %y "$json" 2>/dev/null) || true
+[[ $after == "$before" ]] || say "The summary is in $json"
 exit "$status"

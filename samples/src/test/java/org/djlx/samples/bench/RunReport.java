@@ -22,8 +22,8 @@ import org.junit.platform.launcher.TestPlan;
 
 /**
  * Writes what a run of tests came to, class by class, into the file that the system property {@code
- * test.report} names; does nothing without. {@code test.commit} says which state of the code ran.
- * JUnit finds it by {@code META-INF/services}; {@code ci/gpu.sh} uses it.
+ * test.report} names; does nothing without, or if all were skipped. {@code test.commit} says which
+ * state of the code ran. JUnit finds it by {@code META-INF/services}; {@code ci/gpu.sh} uses it.
  */
 public final class RunReport implements TestExecutionListener {
 
@@ -136,6 +136,10 @@ public final class RunReport implements TestExecutionListener {
     @Override
     public void testPlanExecutionFinished(TestPlan testPlan) {
         if (file == null) {
+            return;
+        }
+        if (classes.values().stream().allMatch(c -> c.found == c.skipped)) {
+            System.out.printf("No test has run: %s is left as it is.%n", file);
             return;
         }
         try {

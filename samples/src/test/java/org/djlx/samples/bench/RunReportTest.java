@@ -121,4 +121,10 @@ class RunReportTest {
         assertCounts(classes.getAsJsonObject(NoGpus.class.getName()), 0, 2, 0);
         assertCounts(classes.getAsJsonObject(Broken.class.getName()), 0, 0, 1);
     }
+
+    @Test
+    void whatHasNotRunReplacesNothing() throws Exception {
+        JsonObject report = run(Mixed.class);
+        assertEquals(report, run(NoGpus.class));
+    }
 }
