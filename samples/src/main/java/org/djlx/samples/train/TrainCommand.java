@@ -126,7 +126,8 @@ public final class TrainCommand implements Callable<Integer> {
             paramLabel = "FOLDER",
             description =
                     "Where checkpoints are: goes on from the newest, if there is one, with the"
-                            + " losses that it would have had.")
+                            + " losses that it would have had, if text, seed and batch are the"
+                            + " same.")
     private Path checkpoints;
 
     @Option(
