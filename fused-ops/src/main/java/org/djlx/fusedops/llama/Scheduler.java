@@ -39,7 +39,9 @@ final class Scheduler {
      */
     void add(Sequence sequence) {
         if (queued.size() >= settings.maxQueued()) {
-            remove(queued); // Cancelled ones, which the next step would remove.
+            // What the next step would do, which may be a while away.
+            remove(queued);
+            admit();
         }
         if (queued.size() >= settings.maxQueued()) {
             throw new RejectedExecutionException(

@@ -71,7 +71,6 @@ class SchedulerTest {
         Sequence other = sequence(BLOCK, BLOCK);
         Sequence small = sequence(1, 1);
         List.of(large, other, small).forEach(scheduler::add);
-        assertThrows(RejectedExecutionException.class, () -> scheduler.add(sequence(1, 1)));
         assertTrue(scheduler.admit());
         assertEquals(3 * BLOCK, large.rows().length);
         // There would be room for the last one, but it is not its turn.
@@ -87,6 +86,19 @@ class SchedulerTest {
         GeneratorStatistics statistics = scheduler.statistics(config, 0);
         assertEquals(1, statistics.cancelled());
         assertEquals(3, statistics.cacheBlocksInUse());
+    }
+
+    /** Those that could run at once do not wait, though no step has begun since they came. */
+    @Test
+    void asManyAreTakenAsRunAndWait() {
+        Scheduler scheduler = scheduler(4, 2, 100);
+        for (int i = 0; i < 6; i++) {
+            scheduler.add(sequence(1, 1));
+        }
+        RejectedExecutionException e =
+                assertThrows(RejectedExecutionException.class, () -> scheduler.add(sequence(1, 1)));
+        assertTrue(e.getMessage().contains("2 requests wait"), e.getMessage());
+        assertEquals(6, scheduler.all().size());
     }
 
     @Test
