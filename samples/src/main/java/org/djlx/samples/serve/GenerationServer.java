@@ -27,6 +27,7 @@ import io.netty.util.concurrent.DefaultThreadFactory;
 import io.netty.util.concurrent.GlobalEventExecutor;
 import java.io.IOException;
 import java.net.InetSocketAddress;
+import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.UnresolvedAddressException;
 import java.time.Instant;
 import java.util.Optional;
@@ -99,17 +100,34 @@ public final class GenerationServer implements AutoCloseable {
         var bound = bootstrap.bind(options.host(), options.port()).awaitUninterruptibly();
         if (!bound.isSuccess()) {
             stopThreads();
-            String reason =
-                    bound.cause() instanceof UnresolvedAddressException
-                            ? "no address is known for this name"
-                            : bound.cause().getMessage();
-            throw new IOException(
-                    String.format(
-                            "cannot listen on %s port %d: %s",
-                            options.host(), options.port(), reason),
-                    bound.cause());
+            throw cannotListen(options, bound.cause());
         }
         listener = bound.channel();
+    }
+
+    /**
+     * Finds out whether a server could listen, without one.
+     *
+     * @param options name the host and the port, which is free afterwards as it was before
+     * @throws IOException if it cannot
+     */
+    static void checkAddress(ServerOptions options) throws IOException {
+        try (ServerSocketChannel channel = ServerSocketChannel.open()) {
+            channel.bind(new InetSocketAddress(options.host(), options.port()));
+        } catch (IOException | UnresolvedAddressException e) {
+            throw cannotListen(options, e);
+        }
+    }
+
+    private static IOException cannotListen(ServerOptions options, Throwable cause) {
+        String reason =
+                cause instanceof UnresolvedAddressException
+                        ? "no address is known for this name"
+                        : cause.getMessage();
+        return new IOException(
+                String.format(
+                        "cannot listen on %s port %d: %s", options.host(), options.port(), reason),
+                cause);
     }
 
     private void connect(Channel channel) {

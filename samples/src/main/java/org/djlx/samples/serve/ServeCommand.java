@@ -107,6 +107,9 @@ public final class ServeCommand implements Callable<Integer> {
     public Integer call() throws IOException, InterruptedException {
         ServerOptions options = options();
         ChatTemplate template = ChatTemplate.of(directory);
+        if (model.ranks().here().contains(0)) {
+            GenerationServer.checkAddress(options); // Loading may take a while.
+        }
         try (LlamaGenerator generator = model.load(directory)) {
             if (generator.isFollower()) {
                 // SIGTERM comes to all ranks: rank 0 needs this one until it has ended in order.

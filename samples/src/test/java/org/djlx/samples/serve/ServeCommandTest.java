@@ -5,6 +5,7 @@
 package org.djlx.samples.serve;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.BufferedReader;
@@ -116,7 +117,9 @@ class ServeCommandTest {
         start(launch.isEmpty() ? new String[0] : launch.split(" "));
         assertTrue(address.startsWith("http://127.0.0.1:"), address);
         String port = address.replaceAll(".*:([0-9]+)/", "$1");
-        assertTrue(run(1, "serve", model, "--port", port).contains("cannot listen on 127.0.0.1"));
+        String taken = run(1, "serve", model, "--port", port);
+        assertTrue(taken.contains("cannot listen on 127.0.0.1"), taken);
+        assertFalse(taken.contains("Loading"), taken); // It is found before.
         HttpRequest chat =
                 post(
                         "v1/chat/completions",
