@@ -76,6 +76,23 @@ class KernelArchitectureTest {
         assertEquals(
                 Set.of("sgd", "momentum", "adam"),
                 kernels(compiler, architecture, "optimizer/optimizer.cu"));
+        assertEquals(
+                bfloat16 ? llamaKernels() : Set.of(),
+                kernels(compiler, architecture, "llama/llama.cu"));
+    }
+
+    private static Set<String> llamaKernels() {
+        Set<String> names = new TreeSet<>();
+        for (String rows : List.of("8", "16", "32", "64")) {
+            for (String stripes : List.of(rows.equals("64") ? "4" : "7", "2", "1")) {
+                names.add("decode_product_" + rows + "_" + stripes);
+            }
+        }
+        names.addAll(List.of("decode_embed", "decode_rotate", "decode_best", "decode_choose"));
+        names.addAll(
+                List.of("decode_attention", "decode_attention_late", "decode_attention_placed"));
+        names.addAll(List.of("prompt_rotate", "prompt_activate"));
+        return names;
     }
 
     private static Set<String> names(List<String> kernels, List<String> types) {
@@ -103,13 +120,17 @@ class KernelArchitectureTest {
         Path log = folder.resolve("log");
         Files.writeString(folder.resolve(source.name()), source.text());
         for (Map.Entry<String, String> header : source.headers().entrySet()) {
-            Files.writeString(folder.resolve(header.getKey()), header.getValue());
+            Path file = folder.resolve(header.getKey());
+            Files.createDirectories(file.getParent());
+            Files.writeString(file, header.getValue());
         }
         Process nvcc =
                 new ProcessBuilder(
                                 findNvcc(),
                                 "-arch=" + architecture,
                                 "-std=c++17",
+                                "-I",
+                                folder.toString(),
                                 "-Werror",
                                 "all-warnings",
                                 "-cubin",

@@ -60,7 +60,9 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int STRIPE = 16; // rows of weights that a tensor core's product has
     private static final int MIN_STAGES = 2;
 
-    /** The most rows of a product, the stripes that a block has, the most stages: llama.cu's. */
+    /**
+     * The most rows of a product, the stripes that a block has, the most stages: products.cuh's.
+     */
     private static final int[][] PRODUCTS = {
         {8, 7, 3}, {8, 2, 10}, {8, 1, 10},
         {16, 7, 3}, {16, 2, 6}, {16, 1, 6},

@@ -1,0 +1,302 @@
+// Attention of new tokens to all before them and themselves, whose key is rotated and written to the cache with its value.
+//
+// A block has CHUNK tokens of a sequence and one head of keys and values (flash decoding: Dao and others, 2023); the last to
+// end for a sequence and head puts the chunks together, in their order. A warp has 16 tokens. Its first product's left operand
+// is the queries of all heads that share the keys, its second one's their shares: the tensor core's layout of what it returns is
+// that of a left operand (FlashAttention-2: Dao, 2023). Right operands are loaded 16 bytes at a time; as in products, which
+// element the tensor core takes them for is up to who loads both alike.
+#pragma once
+#include "llama/common.cuh"
+
+#ifdef HAS_BFLOAT16
+
+const int TOKENS = 16;  // of a warp
+const int ATTENTION_WARPS = 8;
+const int CHUNK = ATTENTION_WARPS * TOKENS;
+const int KEY_STEPS = (HEAD + STEP - 1) / STEP;              // loads of a key by 4 lanes
+const int VALUE_STEPS = (HEAD + 8 * PACK - 1) / (8 * PACK);  // loads of a value by 8 lanes
+const int PADDED = HEAD + 4;                                 // so that lanes meet on few banks
+
+struct Attention {
+  Bits* output;          // (rows, heads of keys * SHARING, HEAD)
+  const Bits* qkv;       // (rows, heads of queries, of keys, of values, HEAD)
+  Bits* keys;            // (rows of the cache, heads of keys, HEAD)
+  Bits* values;
+  const int* positions;  // of the new tokens; -1: none; written before the first kernel of a step begins, as the table is
+  const int* table;      // (rows, table_stride): where in the cache each BLOCK of tokens begins
+  const float* cosines;  // (positions, HEAD / 2)
+  const float* sines;
+  const int* first_chunks;  // of each row, how many chunks the rows before have
+  float* chunks;         // (all chunks, heads of keys, SHARING, HEAD + 2), but a row's heads one after the other
+  u32* ended;            // (rows, heads of keys): how many chunks have; 0 before and after
+  u64 table_stride;
+  u64 heads;             // of keys
+};
+
+__device__ __forceinline__ u32 pair(Bits first, Bits second) { return first | (u32)second << 16; }
+
+// Turns a pair of elements of a head by an angle: one of its first half and one of its second.
+__device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const float* cosines, const float* sines) {
+  float first = T::load(head[i]), second = T::load(head[i + HEAD / 2]), cosine = cosines[i], sine = sines[i];
+  to[i] = T::store(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)));
+  to[i + HEAD / 2] = T::store(__fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+}
+
+// LATE: values are loaded behind the scores, which takes fewer registers, so that a multiprocessor has more blocks.
+// PLACED: decode_rotate has rotated queries, and written keys and values to the cache, as several rows are of one sequence.
+template <bool LATE, bool PLACED>
+__device__ __forceinline__ void attend(const Attention& of, float scale) {
+  static_assert(LATE || !PLACED, "values that are loaded early leave the newest to who has it");
+  __shared__ __align__(16) Bits queries[SHARING][HEAD];
+  __shared__ __align__(16) Bits own_key[HEAD];
+  __shared__ __align__(16) float merged[ATTENTION_WARPS][SHARING][PADDED];
+  __shared__ float most_of[ATTENTION_WARPS][8], sum_of[ATTENTION_WARPS][8];
+  __shared__ bool is_last;
+  let_others_begin();
+  u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  u32 upper = lane / 4, within = lane % 4;
+  // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate writes some of them.
+  if (PLACED) await_others();
+  int position = of.positions[row];
+  if (position < (int)(chunk * CHUNK)) {
+    await_others();  // who awaits this kernel relies on those before, too
+    return;
+  }
+  u32 count = position / CHUNK + 1;
+  const Bits* qkv = of.qkv + (u64)row * of.heads * (SHARING + 2) * HEAD;
+  const int* table = of.table + (u64)row * of.table_stride;
+  auto place = [&](int token) { return ((u64)(table[token / BLOCK] + token % BLOCK) * of.heads + head) * HEAD; };
+  const Bits* new_key = qkv + (of.heads * SHARING + head) * HEAD;
+  const Bits* new_value = qkv + (of.heads * (SHARING + 1) + head) * HEAD;
+
+  // What is not there reads as zeros.
+  uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
+  int first = chunk * CHUNK + warp * TOKENS;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int token = first + half * 8 + upper;
+    bool there = token < position || (PLACED && token == position);
+    const Bits* key = of.keys + (there ? place(token) : 0);
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+      u32 e = step * STEP + within * PACK;
+      keys[half][step] = there && e < HEAD ? *(const uint4*)(key + e) : zeros();
+    }
+  }
+  auto load_values = [&](int end) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int token = first + i / 2 * 8 + within * 2 + i % 2;
+      bool there = token < end;
+      const Bits* value = !PLACED && token == position ? new_value : of.values + (there ? place(token) : 0);
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * PACK;
+        values[i][step] = there && e < HEAD ? *(const uint4*)(value + e) : zeros();
+      }
+    }
+  };
+  if (!LATE) load_values(position);
+  if (!PLACED) await_others();
+  const float* cosines = of.cosines + (u64)position * (HEAD / 2);
+  const float* sines = of.sines + (u64)position * (HEAD / 2);
+  for (u32 i = threadIdx.x; i < SHARING * HEAD / 2; i += ATTENTION_WARPS * WARP) {
+    u32 q = i / (HEAD / 2);
+    const Bits* query = qkv + (head * SHARING + q) * HEAD;
+    u32 e = i % (HEAD / 2);
+    if (PLACED) {
+      queries[q][e] = query[e];
+      queries[q][e + HEAD / 2] = query[e + HEAD / 2];
+    } else {
+      rotate(queries[q], query, e, cosines, sines);
+    }
+  }
+  bool newest = !PLACED && chunk == count - 1;
+  for (u32 i = threadIdx.x; newest && i < HEAD / 2; i += ATTENTION_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
+  __syncthreads();
+  if (newest) {
+    u64 at = place(position);
+    for (u32 i = threadIdx.x; i < HEAD; i += ATTENTION_WARPS * WARP) {
+      of.keys[at + i] = own_key[i];
+      of.values[at + i] = new_value[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+      for (int step = 0; step < KEY_STEPS; step++) {
+        u32 e = step * STEP + within * PACK;
+        if (first + half * 8 + (int)upper == position && e < HEAD) keys[half][step] = *(const uint4*)&own_key[e];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * PACK;
+        bool own = !LATE && first + i / 2 * 8 + (int)within * 2 + i % 2 == position;
+        if (own && e < HEAD) values[i][step] = *(const uint4*)(new_value + e);
+      }
+    }
+  }
+
+  float scores[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < KEY_STEPS; step++) {
+    u32 e = step * STEP + within * PACK;
+    uint4 query = upper < SHARING && e < HEAD ? *(const uint4*)&queries[upper < SHARING ? upper : 0][e] : zeros();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      multiply(scores[half], query.x, 0, query.y, 0, keys[half][step].x, keys[half][step].y);
+      multiply(scores[half], query.z, 0, query.w, 0, keys[half][step].z, keys[half][step].w);
+    }
+  }
+  if (LATE) load_values(position + 1);
+  // A lane has the scores of the query `upper` for 4 tokens: the same whose values it has.
+  float most = LEAST, sum = 0, share[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    bool there = first + i / 2 * 8 + (int)within * 2 + i % 2 <= position;
+    share[i] = there ? scores[i / 2][i % 2] * scale : 2 * LEAST;
+    most = fmaxf(most, share[i]);
+  }
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+  most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+  // A share is the sum of two elements, as one has too few bits; the second one is in the rows of the left operand that no query
+  // has.
+  Bits large[4], small[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    share[i] = exp2f(share[i] - most);
+    sum += share[i];
+    large[i] = T::store(share[i]);
+    small[i] = T::store(share[i] - T::load(large[i]));
+  }
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if (within == 0) {
+    most_of[warp][upper] = most;
+    sum_of[warp][upper] = sum;
+  }
+#pragma unroll
+  for (int step = 0; step < VALUE_STEPS; step++) {
+    // Column c of product i is element i of the packs that lanes with `upper` = c have.
+    float weighted[2][PACK];
+    Elements parts[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) parts[i].all = values[i][step];
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      float both[4] = {};
+      multiply(both, pair(large[0], large[1]), pair(small[0], small[1]), pair(large[2], large[3]), pair(small[2], small[3]),
+               pair(parts[0].bits[i], parts[1].bits[i]), pair(parts[2].bits[i], parts[3].bits[i]));
+      weighted[0][i] = both[0] + both[2];
+      weighted[1][i] = both[1] + both[3];
+    }
+    if (upper < SHARING) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        int k = j ^ within;  // lanes meet on few banks
+        u32 e = (step * 8 + within * 2) * PACK + k * 4;
+        float4 four = k == 0   ? make_float4(weighted[0][0], weighted[0][1], weighted[0][2], weighted[0][3])
+                      : k == 1 ? make_float4(weighted[0][4], weighted[0][5], weighted[0][6], weighted[0][7])
+                      : k == 2 ? make_float4(weighted[1][0], weighted[1][1], weighted[1][2], weighted[1][3])
+                               : make_float4(weighted[1][4], weighted[1][5], weighted[1][6], weighted[1][7]);
+        if (e < HEAD) *(float4*)&merged[warp][upper][e] = four;
+      }
+    }
+  }
+  __syncthreads();
+  u64 first_chunk = (u64)of.first_chunks[row] * of.heads + (u64)head * count;
+  const int ENTRY = HEAD + 2;
+  Bits* output = of.output + ((u64)row * of.heads + head) * SHARING * HEAD;
+  for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
+    u32 q = i / HEAD, e = i % HEAD;
+    float highest = LEAST;
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; w++) highest = fmaxf(highest, most_of[w][q]);
+    float total = 0, value = 0;
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; w++) {
+      float factor = exp2f(most_of[w][q] - highest);
+      total += sum_of[w][q] * factor;
+      value += merged[w][q][e] * factor;
+    }
+    if (count == 1) {
+      output[i] = T::store(value / total);
+    } else {
+      float* entry = of.chunks + ((first_chunk + chunk) * SHARING + q) * ENTRY;
+      entry[e] = value;
+      if (e == 0) {
+        entry[HEAD] = highest;
+        entry[HEAD + 1] = total;
+      }
+    }
+  }
+  if (count == 1) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32* ended = &of.ended[row * of.heads + head];
+    is_last = atomicAdd(ended, 1) == count - 1;
+    if (is_last) *ended = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!is_last) return;
+  for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
+    u32 q = i / HEAD, e = i % HEAD;
+    const float* entries = of.chunks + (first_chunk * SHARING + q) * ENTRY;
+    float highest = LEAST, total = 0, value = 0;
+#pragma unroll 4
+    for (u32 c = 0; c < count; c++) {
+      const float* entry = entries + (u64)c * SHARING * ENTRY;
+      float its = __ldcg(entry + HEAD), its_sum = __ldcg(entry + HEAD + 1), its_value = __ldcg(entry + e);
+      float next = fmaxf(highest, its);
+      float old = exp2f(highest - next), factor = exp2f(its - next);
+      highest = next;
+      total = total * old + its_sum * factor;
+      value = value * old + its_value * factor;
+    }
+    output[i] = T::store(value / total);
+  }
+}
+
+#define ATTENTION(name, late, placed, blocks)                                                                      \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, blocks)                                      \
+      name(const __grid_constant__ Attention of, float scale) {                                                    \
+    attend<late, placed>(of, scale);                                                                               \
+  }
+
+ATTENTION(decode_attention, false, false, 2)
+ATTENTION(decode_attention_late, true, false, 4)
+ATTENTION(decode_attention_placed, true, true, 4)
+
+// Rotates queries and keys of a row in place, and writes its keys and values to the cache.
+__device__ __forceinline__ void place_row(Bits* qkv, u64 heads, Bits* keys, Bits* values, u64 place, const float* cosines,
+                                          const float* sines) {
+  for (u32 i = threadIdx.x; i < heads * (SHARING + 1) * (HEAD / 2); i += blockDim.x) {
+    Bits* head = qkv + i / (HEAD / 2) * HEAD;
+    rotate(head, head, i % (HEAD / 2), cosines, sines);
+  }
+  __syncthreads();
+  u64 size = heads * HEAD;
+  for (u32 i = threadIdx.x; i < size / PACK; i += blockDim.x) {
+    ((uint4*)(keys + place * size))[i] = ((const uint4*)(qkv + SHARING * size))[i];
+    ((uint4*)(values + place * size))[i] = ((const uint4*)(qkv + (SHARING + 1) * size))[i];
+  }
+}
+
+// A block has a row. The queries that it writes are const in the struct, for decode_attention's sake.
+extern "C" __global__ void decode_rotate(const __grid_constant__ Attention of) {
+  let_others_begin();
+  await_others();
+  u64 row = blockIdx.x;
+  int position = of.positions[row];
+  if (position < 0) return;
+  u64 place = of.table[row * of.table_stride + position / BLOCK] + position % BLOCK;
+  place_row((Bits*)of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads, of.keys, of.values, place,
+            of.cosines + (u64)position * (HEAD / 2), of.sines + (u64)position * (HEAD / 2));
+}
+
+#endif
