@@ -10,9 +10,12 @@ import java.io.PrintWriter;
 import java.io.Writer;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
+import java.util.zip.CRC32C;
+import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.samples.Main;
 import org.djlx.samples.Ranks;
@@ -126,7 +129,7 @@ public final class TrainCommand implements Callable<Integer> {
             paramLabel = "FOLDER",
             description =
                     "Where checkpoints are: goes on from the newest, if there is one, with the"
-                            + " losses that it would have had, if text, seed and batch are the"
+                            + " losses that it would have had; text, seed and batch must be the"
                             + " same.")
     private Path checkpoints;
 
@@ -179,6 +182,9 @@ public final class TrainCommand implements Callable<Integer> {
             }
         }
         byte[] bytes = readText();
+        if (checkpoints != null) {
+            checkJob(bytes);
+        }
         if (processes) {
             return launch();
         }
@@ -228,6 +234,36 @@ public final class TrainCommand implements Callable<Integer> {
                             text, bytes.length, TrainJob.shortest()));
         }
         return bytes;
+    }
+
+    /** Refuses to go on from checkpoints of another job, whose losses would be those of neither. */
+    private void checkJob(byte[] bytes) throws IOException {
+        Path file = checkpoints.toAbsolutePath().resolve("job.txt");
+        String job =
+                String.format(
+                        "--batch %d --seed %d, text of %d bytes, CRC-32C %08x",
+                        batch, seed, bytes.length, checksum(bytes));
+        if (Files.exists(file)) {
+            String begun = Files.readString(file);
+            if (!begun.equals(job)) {
+                throw new ParameterException(
+                        spec.commandLine(),
+                        String.format(
+                                "--resume %s was begun with %s; here it is %s: give the same, or"
+                                        + " another folder",
+                                checkpoints, begun, job));
+            }
+            return;
+        }
+        Path part = Files.createTempFile(file.getParent(), "job", ".part");
+        Files.writeString(part, job);
+        Files.move(part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may do the same.
+    }
+
+    private static long checksum(byte[] bytes) {
+        Checksum checksum = new CRC32C();
+        checksum.update(bytes, 0, bytes.length);
+        return checksum.getValue();
     }
 
     private int launch() throws IOException, InterruptedException {

@@ -16,6 +16,7 @@ import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
 import java.util.List;
 import java.util.stream.Stream;
 import javax.imageio.ImageIO;
@@ -137,6 +138,7 @@ class TrainCommandTest {
                         "checkpoint-25.safetensors",
                         "checkpoint-50.safetensors",
                         "checkpoint-60.safetensors",
+                        "job.txt",
                         "losses.csv"),
                 names(whole));
         String actual =
@@ -155,6 +157,11 @@ class TrainCommandTest {
         assertEquals(List.of(), losses(again));
         assertEquals(written(expected), written(again));
         assertTrue(run(1, with(args, 59, "--resume", parts)).contains("of step 60"));
+        String other = run(2, with(args, 60, "--resume", parts, "--seed", 2));
+        assertTrue(other.contains("was begun with --batch 4 --seed 1, text of"), other);
+        run(2, with(args, 60, "--resume", parts, "--batch", 8));
+        Files.writeString(text, "x", StandardOpenOption.APPEND);
+        run(2, with(args, 60, "--resume", parts));
     }
 
     /** Each part of a model has checkpoints of its own, and all parts go on from the same. */
