@@ -126,7 +126,6 @@ final class FusedUpdates implements AutoCloseable {
         boolean done = false;
         try {
             mostBlocks = BLOCKS * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            streams = new CurrentStreams(device);
             module =
                     new KernelCompiler(KernelCache.user())
                             .load(
@@ -136,6 +135,7 @@ final class FusedUpdates implements AutoCloseable {
             sgd = module.kernel("sgd");
             momentum = module.kernel("momentum");
             adam = module.kernel("adam");
+            streams = new CurrentStreams(device);
             done = true;
         } finally {
             if (!done) {

@@ -19,7 +19,6 @@ import java.util.Arrays;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
@@ -60,7 +59,8 @@ final class Replica implements AutoCloseable {
     private final Store store;
     private final List<Own> parameters = new ArrayList<>();
     private final GradientBuckets buckets;
-    private Optional<FusedUpdates> updates; // null before the first
+    private FusedUpdates updates; // null if there are none, or none has been asked for
+    private boolean hasAskedForUpdates;
     private int passes; // begun, and not gone back to their beginning
 
     Replica(
@@ -266,11 +266,12 @@ final class Replica implements AutoCloseable {
 
     private void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
         boolean known = FusedUpdates.knows(optimizer);
-        if (known && updates == null) {
-            updates = FusedUpdates.open(device);
+        if (known && !hasAskedForUpdates) {
+            hasAskedForUpdates = true;
+            updates = FusedUpdates.open(device).orElse(null);
         }
-        if (known && updates.isPresent()) {
-            updates.get().update(optimizer, id, array, gradient);
+        if (known && updates != null) {
+            updates.update(optimizer, id, array, gradient);
         } else {
             optimizer.update(id, array, gradient);
             // Most of DJL's optimizers have done so.
@@ -308,7 +309,7 @@ final class Replica implements AutoCloseable {
     public void close() {
         manager.close();
         if (updates != null) {
-            updates.ifPresent(FusedUpdates::close);
+            updates.close();
         }
     }
 }
