@@ -595,34 +595,32 @@ class GenerationServerTest {
         }
     }
 
-    @Test
-    void aPortThatIsTakenIsNamed() {
-        int port = server.port();
-        IOException e =
+    private String whyItCannotListen(String host, int port) {
+        ServerOptions options = new ServerOptions(host, port, null, 1, 1, LONG, LONG, SHORT);
+        IOException ofServer =
                 assertThrows(
                         IOException.class,
-                        () ->
-                                new GenerationServer(
-                                        server.api(),
-                                        generator,
-                                        new ServerOptions(
-                                                "127.0.0.1", port, null, 1, 1, LONG, LONG, SHORT)));
-        assertTrue(e.getMessage().contains("cannot listen on 127.0.0.1 port " + port), "" + e);
+                        () -> new GenerationServer(server.api(), generator, options));
+        assertTrue(
+                ofServer.getMessage()
+                        .startsWith("cannot listen on " + host + " port " + port + ": "),
+                ofServer.getMessage());
+        IOException before =
+                assertThrows(IOException.class, () -> GenerationServer.checkAddress(options));
+        assertTrue(
+                before.getMessage().startsWith("cannot listen on " + host + " port " + port),
+                before.getMessage());
+        return ofServer.getMessage();
+    }
+
+    @Test
+    void aPortThatIsTakenIsNamed() {
+        assertTrue(whyItCannotListen("127.0.0.1", server.port()).contains("in use"));
     }
 
     @Test
     void aHostThatIsNotKnownIsNamed() {
-        IOException e =
-                assertThrows(
-                        IOException.class,
-                        () ->
-                                new GenerationServer(
-                                        server.api(),
-                                        generator,
-                                        new ServerOptions(
-                                                "host.invalid", 0, null, 1, 1, LONG, LONG, SHORT)));
-        assertEquals(
-                "cannot listen on host.invalid port 0: no address is known for this name",
-                e.getMessage());
+        assertTrue(
+                whyItCannotListen("host.invalid", 0).endsWith("no address is known for this name"));
     }
 }
