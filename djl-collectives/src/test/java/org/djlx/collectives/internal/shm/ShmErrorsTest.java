@@ -14,6 +14,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
@@ -160,6 +161,8 @@ class ShmErrorsTest {
     /** Nobody waits for the message: the thread that drives them frees its tensor. */
     @Test
     void anErrorInWhatFreesATensorEndsOneMessage() {
+        // A message that has arrived by then would leave the freeing to whoever closes the memory.
+        CountDownLatch closed = new CountDownLatch(1);
         onAll(
                 2,
                 group -> {
@@ -167,6 +170,7 @@ class ShmErrorsTest {
                         NDArray owner = manager.ones(new Shape(4));
                         NDArray tensor = manager.ones(new Shape(4));
                         if (group.rank() == 1) {
+                            assertTrue(closed.await(30, TimeUnit.SECONDS));
                             group.send(tensor, 0, 0).await();
                             group.send(tensor, 0, 1).await();
                             return;
@@ -184,6 +188,7 @@ class ShmErrorsTest {
                         Work failing = group.recv(view, 1, 0);
                         view.close();
                         memory.close();
+                        closed.countDown();
                         Throwable end = endOf(failing);
                         assertTrue(end.getMessage().contains("on purpose"), end::toString);
                         group.recv(tensor, 1, 1).await();
