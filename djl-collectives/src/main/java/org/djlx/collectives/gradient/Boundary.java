@@ -10,6 +10,7 @@ import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -27,16 +28,29 @@ final class Boundary implements AutoCloseable {
     private final List<NDArray> kept;
     private final List<NDArray> outputs;
     private final List<NDArray> results; // the callers' arrays of the outputs
+    private final NDArray[] received; // gradients of the outputs from other boundaries, or null
+    private final List<Source> sources; // of the inputs, or null
 
+    /** Where an input comes from that is a result of another boundary. */
+    private record Source(Boundary boundary, int output) {}
+
+    /**
+     * Ends one graph and begins the next.
+     *
+     * @param makers of results, the boundaries that are still to be gone through
+     */
     Boundary(
             String operator,
             List<NDArray> inputs,
             List<NDArray> kept,
             List<NDArray> results,
-            GradientRule rule) {
+            GradientRule rule,
+            Map<NDArray, Boundary> makers) {
         this.operator = operator;
         this.rule = rule;
         this.results = List.copyOf(results);
+        received = new NDArray[results.size()];
+        sources = inputs.stream().map(input -> source(input, makers.get(input))).toList();
         manager = NDManager.newBaseManager(results.get(0).getDevice(), "PyTorch");
         boolean done = false;
         try {
@@ -58,11 +72,27 @@ final class Boundary implements AutoCloseable {
         return arrays.stream().map(array -> Torch.alias(manager, array)).toList();
     }
 
+    private static Source source(NDArray input, Boundary maker) {
+        int output = 0;
+        while (maker != null && maker.results.get(output) != input) {
+            output++;
+        }
+        return new Source(maker, output);
+    }
+
     String operator() {
         return operator;
     }
 
-    /** Takes the outputs' gradients, and goes on with those of the inputs in the graph behind. */
+    List<NDArray> results() {
+        return results;
+    }
+
+    /**
+     * Takes the outputs' gradients, and goes on with those of the inputs: to the boundary that an
+     * input comes from, or in the graph behind it. Autograd would copy those of results, which are
+     * leaves of the graph.
+     */
     void goBack() {
         List<NDArray> gradients = NoGradient.get(this::inputGradients);
         if (gradients.size() != inputs.size()) {
@@ -84,18 +114,38 @@ final class Boundary implements AutoCloseable {
                                         + " shape %s",
                                 operator, gradient.getShape(), i, input.getShape()));
             }
-            // What lies behind may be reached from elsewhere too: it stays.
-            JniUtils.backward((PtNDArray) input, (PtNDArray) gradient, true, false);
+            Source source = sources.get(i);
+            if (source.boundary != null && Torch.scalarType(gradient) == Torch.scalarType(input)) {
+                source.boundary.receive(source.output, gradient);
+            } else {
+                // What lies behind may be reached from elsewhere too: it stays.
+                JniUtils.backward((PtNDArray) input, (PtNDArray) gradient, true, false);
+            }
         }
-        // Whether one arrives after this is found out by isReachedAgain.
-        outputs.forEach(output -> JniUtils.zeroGrad((PtNDArray) output));
+    }
+
+    private void receive(int output, NDArray gradient) {
+        NDArray before = received[output];
+        if (before == null) {
+            received[output] = Torch.alias(manager, gradient);
+            return;
+        }
+        NDArray sum = NoGradient.get(() -> before.add(gradient));
+        before.close();
+        received[output] = sum;
     }
 
     private List<NDArray> inputGradients() {
         List<NDArray> gradients = new ArrayList<>();
-        for (NDArray output : outputs) {
+        for (int i = 0; i < outputs.size(); i++) {
+            NDArray output = outputs.get(i);
             NDArray gradient = JniUtils.getGradient((PtNDArray) output);
-            gradients.add(gradient == null ? zeros(output) : gradient);
+            if (gradient == null) {
+                gradient = received[i] == null ? zeros(output) : received[i];
+            } else if (received[i] != null) {
+                gradient = gradient.add(received[i]);
+            }
+            gradients.add(gradient);
         }
         return rule.differentiate(inputs, kept, gradients);
     }
@@ -104,6 +154,22 @@ final class Boundary implements AutoCloseable {
         ScalarType type = Torch.scalarType(like);
         NDArray zeros = manager.zeros(like.getShape());
         return type == ScalarType.FLOAT32 ? zeros : Torch.cast(zeros, type);
+    }
+
+    /**
+     * Sets what autograd has left at the results to 0, when all boundaries have been gone through:
+     * rules may have passed it on. Whether more arrives later {@link #isReachedAgain} finds out.
+     */
+    void forgetGradients() {
+        for (NDArray result : results) {
+            if (!result.isReleased()) {
+                try (NDArray gradient = JniUtils.getGradient((PtNDArray) result)) {
+                    if (gradient != null) {
+                        JniUtils.zeroGrad((PtNDArray) result);
+                    }
+                }
+            }
+        }
     }
 
     /** Tells whether a gradient has arrived since {@link #goBack}, at an array not yet closed. */

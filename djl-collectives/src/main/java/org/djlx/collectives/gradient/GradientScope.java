@@ -12,7 +12,9 @@ import ai.djl.training.GradientCollector;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
+import java.util.IdentityHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.function.Supplier;
 import org.djlx.nativeops.NoGradient;
@@ -70,6 +72,7 @@ public final class GradientScope implements GradientCollector {
 
     private final Runnable zero; // null if it is not known what
     private final Deque<Boundary> boundaries = new ArrayDeque<>(); // the last one first
+    private final Map<NDArray, Boundary> makers = new IdentityHashMap<>(); // of results, likewise
     private final List<Boundary> passed = new ArrayList<>();
     private boolean regather;
     private Thread opener; // null if it runs only within run
@@ -231,7 +234,9 @@ public final class GradientScope implements GradientCollector {
         if (outputs.isEmpty()) {
             throw new IllegalArgumentException(operator + ": there is no output to differentiate");
         }
-        boundaries.push(new Boundary(operator, inputs, kept, outputs, rule));
+        Boundary boundary = new Boundary(operator, inputs, kept, outputs, rule, makers);
+        boundaries.push(boundary);
+        outputs.forEach(output -> makers.put(output, boundary));
     }
 
     /**
@@ -267,6 +272,7 @@ public final class GradientScope implements GradientCollector {
         }
         boolean keep = !boundaries.isEmpty() || targets.size() > 1;
         List<Boundary> earlier = List.copyOf(passed);
+        List<Boundary> gone = new ArrayList<>();
         try {
             for (int i = 0; i < targets.size(); i++) {
                 JniUtils.backward(
@@ -274,13 +280,16 @@ public final class GradientScope implements GradientCollector {
             }
             while (!boundaries.isEmpty()) {
                 try (Boundary boundary = boundaries.pop()) {
+                    boundary.results().forEach(makers::remove);
                     boundary.goBack();
-                    passed.add(boundary);
+                    gone.add(boundary);
                 }
             }
         } finally {
             discard();
         }
+        gone.forEach(Boundary::forgetGradients);
+        passed.addAll(gone);
         passed.removeIf(Boundary::isForgotten);
         for (Boundary boundary : earlier) {
             if (boundary.isReachedAgain()) {
@@ -327,6 +336,7 @@ public final class GradientScope implements GradientCollector {
     private void discard() {
         boundaries.forEach(Boundary::close);
         boundaries.clear();
+        makers.clear();
     }
 
     /** Closes the scope, and gives the thread its mode back. Idempotent. */

@@ -84,6 +84,47 @@ class GradientScopeTest {
         }
     }
 
+    /** A result that other operators and the graph read adds up what comes from all of them. */
+    @Test
+    void gradientsOfOneResultAddUp() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            NDArray y = twice(scope, x);
+            NDArray product = NoGradient.get(() -> y.mul(y));
+            scope.record(
+                    "product",
+                    List.of(y, y),
+                    List.of(),
+                    List.of(product),
+                    (inputs, kept, gradients) ->
+                            List.of(
+                                    gradients.get(0).mul(inputs.get(1)),
+                                    gradients.get(0).mul(inputs.get(0))));
+            NDArray z = twice(scope, y);
+            // (2 x)² + (4 x)² + (2 x)³, so 8 x + 32 x + 24 x²
+            scope.backward(product.add(z.square()).add(y.pow(3)));
+            assertEquals(40 * 3 + 24 * 9f, gradient(x));
+            NDArray last = y.square();
+            assertThrows(IllegalStateException.class, () -> scope.backward(last));
+        }
+    }
+
+    /** A rule may pass on what it got, be it from the graph or from another operator. */
+    @Test
+    void gradientsArePassedOnUnchanged() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            NDArray y = DifferentiableCollectives.cut(twice(scope, x));
+            NDArray z = DifferentiableCollectives.cut(y);
+            scope.backward(z.square().add(y)); // (2 x)² + 2 x
+            assertEquals(26f, gradient(x));
+        }
+    }
+
     /** A result that the target does not depend on has a gradient of zeros. */
     @Test
     void unusedResultsAreGoneThrough() {
