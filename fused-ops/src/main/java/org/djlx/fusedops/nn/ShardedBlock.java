@@ -13,12 +13,15 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Parameter;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
 import java.io.DataInputStream;
 import java.io.DataOutputStream;
 import java.io.IOException;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -427,7 +430,34 @@ public abstract class ShardedBlock extends AbstractBlock {
             value = with(x, enterSharing(value, layout));
         }
         ScalarType type = Torch.scalarType(x);
-        return Torch.scalarType(value) == type ? value : with(x, Torch.cast(value, type));
+        return Torch.scalarType(value) == type ? value : with(x, converted(value, type));
+    }
+
+    /**
+     * Converts a parameter, and its gradient back. Where the parameter has a gradient already, that
+     * is one pass, for which autograd takes two.
+     */
+    private static NDArray converted(NDArray value, ScalarType type) {
+        GradientScope scope = GradientScope.current().orElse(null);
+        if (scope == null || !NoGradient.isRecorded(value)) {
+            return Torch.cast(value, type);
+        }
+        NDArray result = NoGradient.get(() -> Torch.cast(value, type));
+        scope.record(
+                "convert",
+                List.of(value),
+                List.of(),
+                List.of(result),
+                (inputs, kept, gradients) -> {
+                    try (NDArray own = JniUtils.getGradient((PtNDArray) inputs.get(0))) {
+                        if (own != null) {
+                            Torch.addInPlace(own, gradients.get(0));
+                            return Collections.singletonList(null);
+                        }
+                    }
+                    return List.of(Torch.cast(gradients.get(0), Torch.scalarType(inputs.get(0))));
+                });
+        return result;
     }
 
     /**
