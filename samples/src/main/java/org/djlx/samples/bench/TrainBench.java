@@ -37,11 +37,21 @@ final class TrainBench implements AutoCloseable {
     /** Who trains. */
     enum Contender {
         /** DJL's engine on one device: nothing is synchronised. */
-        ALONE,
+        DJL_ALONE,
         /** DJL's engine on all devices, which synchronises by way of the first. */
         DJL,
+        /** The engine PyTorch-P2P on one device. */
+        P2P_ALONE,
         /** The engine PyTorch-P2P on all devices. */
-        P2P
+        P2P;
+
+        private boolean isAlone() {
+            return this == DJL_ALONE || this == P2P_ALONE;
+        }
+
+        private boolean isOurs() {
+            return this == P2P_ALONE || this == P2P;
+        }
     }
 
     /** The mean of the squares; DJL's multiplies by a number, which autograd may lose. */
@@ -77,10 +87,10 @@ final class TrainBench implements AutoCloseable {
      */
     TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
         this.size = size;
-        boolean one = contender == Contender.ALONE;
+        boolean one = contender.isAlone();
         rows = (long) size.rows * (one ? 1 : ranks);
         Device[] own = one ? Arrays.copyOf(devices, 1) : devices;
-        String engine = contender == Contender.P2P ? "PyTorch-P2P" : "PyTorch";
+        String engine = contender.isOurs() ? "PyTorch-P2P" : "PyTorch";
         model = Model.newInstance("train-bench", devices[0], engine);
         Trainer started = null;
         try {

@@ -110,7 +110,8 @@ public final class TrainBenchCommand implements Callable<Integer> {
                         ? new Device[] {Device.cpu()}
                         : IntStream.range(0, count).mapToObj(Device::gpu).toArray(Device[]::new);
         PrintWriter out = spec.commandLine().getOut();
-        TextTable table = new TextTable("rows a rank", "who", "ms a step", "of " + TORCH);
+        TextTable table =
+                new TextTable("rows a rank", "who", "ms a step", "of " + TORCH, "ms over alone");
         List<Map<String, Object>> figures = new ArrayList<>();
         try (TorchPeer peer = torch == null ? null : startPeer(count)) {
             Map<String, Object> errors = new LinkedHashMap<>();
@@ -128,10 +129,17 @@ public final class TrainBenchCommand implements Callable<Integer> {
                             if (theirs != null) {
                                 figure.put("ofTorchDdp", time / theirs);
                             }
+                            Double alone = medians.get(who.replaceFirst("_DDP.*", "") + "_ALONE");
+                            if (alone != null) {
+                                figure.put("millisecondsOverAlone", time - alone);
+                            }
                             figures.add(figure);
-                            String ratio =
-                                    theirs == null ? "-" : String.format("%.2f", time / theirs);
-                            table.add(size, who, String.format("%.2f", time), ratio);
+                            table.add(
+                                    size,
+                                    who,
+                                    String.format("%.2f", time),
+                                    theirs == null ? "-" : String.format("%.2f", time / theirs),
+                                    alone == null ? "-" : String.format("%.2f", time - alone));
                         });
                 store(count, gpus, figures, errors, peer);
             }

@@ -85,5 +85,11 @@ class TrainBenchTest {
                 ours.get("milliseconds").getAsDouble() / 5,
                 ours.get("ofTorchDdp").getAsDouble(),
                 1e-9);
+        assertEquals(
+                ours.get("milliseconds").getAsDouble()
+                        - figures.get("P2P_ALONE").get("milliseconds").getAsDouble(),
+                ours.get("millisecondsOverAlone").getAsDouble(),
+                1e-9);
+        assertEquals(0, figures.get("TORCH_DDP").get("millisecondsOverAlone").getAsDouble(), 1e-9);
     }
 }
