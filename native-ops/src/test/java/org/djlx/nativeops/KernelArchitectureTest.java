@@ -77,6 +77,17 @@ class KernelArchitectureTest {
                 Set.of("sgd", "momentum", "adam"),
                 kernels(compiler, architecture, "optimizer/optimizer.cu"));
         assertEquals(
+                names(
+                        List.of(
+                                "rms_norm",
+                                "rms_norm_gradient",
+                                "rms_norm_weight_gradient",
+                                "rotate",
+                                "gate",
+                                "gate_gradient"),
+                        types),
+                kernels(compiler, architecture, "transformer_block/transformer_block.cu"));
+        assertEquals(
                 bfloat16 ? llamaKernels() : Set.of(),
                 kernels(compiler, architecture, "llama/llama.cu"));
     }

@@ -6,6 +6,9 @@
  *   Schedule          who sends what to whom, when, and computes meanwhile; on any backend's streams
  *   PersistentMatmul  whole operators as one launch each, on Hopper GPUs
  *   RmsNormKernels    all-reduce, residual and RMSNorm as one launch
+ *   Exchange          all-gather and reduce-scatter by kernels, before or behind one matmul
+ *   BlockKernels      what a transformer block computes between its matmuls, with gradients
+ *   LlamaKernels      decoding: products of few rows, attention, the choice of tokens
  *   OneShotLaunch     what such kernels are told of where ranks exchange data
  *   Slots             where in the P2P buffers that goes
  *   Compute           prepares products and reductions for a group's device

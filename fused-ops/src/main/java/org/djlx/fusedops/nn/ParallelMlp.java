@@ -9,7 +9,6 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import java.util.List;
-import org.djlx.nativeops.Torch;
 
 /**
  * The MLP of a transformer with SwiGLU (Shazeer, 2020, <a
@@ -59,7 +58,7 @@ public final class ParallelMlp extends ShardedBlock {
         NDArray gateWeight = value(store, gate, x, training);
         NDArray upWeight = value(store, up, x, training);
         List<NDArray> in = intoRegion(x, List.of(gateWeight, upWeight));
-        NDArray gated = Torch.silu(in.get(0)).mul(in.get(1));
+        NDArray gated = BlockOperators.of(group()).gated(in.get(0), in.get(1));
         return outOfRegion(gated, value(store, down, x, training));
     }
 

@@ -128,7 +128,7 @@ public final class ParallelSelfAttention extends ShardedBlock {
         if (rotary == null || !turned) {
             return heads;
         }
-        return rotary.rotate(heads, table(x, (int) sequence));
+        return BlockOperators.of(group()).rotated(rotary, heads, table(x, (int) sequence));
     }
 
     private Table table(NDArray x, int positions) {

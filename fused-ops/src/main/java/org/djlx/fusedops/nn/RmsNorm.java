@@ -8,8 +8,6 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
 
 /**
  * Divides by the root mean square over the last dimension and multiplies by a weight (Zhang and
@@ -44,13 +42,8 @@ public final class RmsNorm extends ShardedBlock {
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
-        ScalarType type = Torch.scalarType(x);
-        NDArray wide = type.itemSize() == 2 ? Torch.cast(x, ScalarType.FLOAT32) : x;
-        int last = x.getShape().dimension() - 1;
-        NDArray mean = wide.square().mean(new int[] {last}, true);
-        NDArray normed = wide.div(mean.add(epsilon).sqrt());
-        NDArray narrow = wide == x ? normed : Torch.cast(normed, type);
-        return narrow.mul(value(store, weight, x, training));
+        NDArray factors = value(store, weight, x, training);
+        return BlockOperators.of(group()).normalized(x, factors, epsilon);
     }
 
     @Override

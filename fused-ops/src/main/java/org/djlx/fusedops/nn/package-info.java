@@ -18,6 +18,7 @@
  * + VocabularyParallelCrossEntropy   the loss of a language model, of divided scores
  * + ShardedBlock                     what they have in common: how parameters are divided, saved
  *                                    and loaded
+ *   BlockOperators                   what is computed between matmuls, by kernels
  *   VocabularyPart                   which tokens are a rank's
  * </pre>
  */

@@ -1,0 +1,374 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.EnumMap;
+import java.util.List;
+import java.util.Map;
+import org.djlx.nativeops.CudaAttribute;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaKernel;
+import org.djlx.nativeops.CudaModule;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.KernelArguments;
+import org.djlx.nativeops.KernelCache;
+import org.djlx.nativeops.KernelCompiler;
+import org.djlx.nativeops.KernelSource;
+import org.djlx.nativeops.LaunchSize;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The kernels of {@code transformer_block.cu} on one GPU: what a transformer block computes between
+ * its matmuls, and the gradients of that. All arrays of a call are of one supported type and on the
+ * GPU; results are new arrays in the manager of the first one, and computed on the calling thread's
+ * current stream. Autograd sees none of it. For one thread at a time.
+ */
+public final class BlockKernels implements AutoCloseable {
+
+    private static final int WARP = 32;
+    private static final int PACK = 16; // bytes
+    private static final int NORM_THREADS = 512; // at most
+    private static final int NORM_BLOCKS = 2; // of a multiprocessor, for gradients
+    private static final int ROTATION_THREADS = 256; // at most
+    private static final int SUM_THREADS = 8 * WARP;
+    private static final int GATE_THREADS = 256;
+    private static final int GATE_BLOCKS = 8; // of a multiprocessor
+    private static final int MAX_SHARED = 47 << 10; // a block has 48 KiB on any GPU
+
+    /** Those of one type. */
+    private record Kernels(
+            CudaKernel norm,
+            CudaKernel normGradient,
+            CudaKernel weightGradient,
+            CudaKernel rotate,
+            CudaKernel gate,
+            CudaKernel gateGradient) {}
+
+    private final CudaDevice device;
+    private final CurrentStreams streams;
+    private final CudaModule module;
+    private final int multiprocessors;
+    private final Map<ScalarType, Kernels> kernels = new EnumMap<>(ScalarType.class);
+    private final KernelArguments arguments = new KernelArguments();
+
+    /**
+     * Compiles the kernels, or takes them from the cache.
+     *
+     * @param gpu the GPU
+     * @throws org.djlx.nativeops.CudaException if they cannot be compiled
+     */
+    public BlockKernels(Device gpu) {
+        device = CudaDevice.open(gpu);
+        boolean done = false;
+        try {
+            multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+            module =
+                    new KernelCompiler(KernelCache.user())
+                            .load(
+                                    device,
+                                    KernelSource.ofResource(
+                                            NativeLibrary.class,
+                                            "transformer_block/transformer_block.cu"));
+            streams = new CurrentStreams(device);
+            done = true;
+        } finally {
+            if (!done) {
+                device.close();
+            }
+        }
+        addKernels(ScalarType.FLOAT32, "float32");
+        addKernels(ScalarType.FLOAT16, "float16");
+        addKernels(ScalarType.BFLOAT16, "bfloat16");
+    }
+
+    /** A GPU from before bfloat16 has no kernels for that. */
+    private void addKernels(ScalarType type, String name) {
+        if (module.findKernel("gate_" + name).isPresent()) {
+            kernels.put(
+                    type,
+                    new Kernels(
+                            module.kernel("rms_norm_" + name),
+                            module.kernel("rms_norm_gradient_" + name),
+                            module.kernel("rms_norm_weight_gradient_" + name),
+                            module.kernel("rotate_" + name),
+                            module.kernel("gate_" + name),
+                            module.kernel("gate_gradient_" + name)));
+        }
+    }
+
+    /**
+     * Tells whether an array is on this GPU and of a type for which there are kernels.
+     *
+     * @param array the array
+     * @return whether it is
+     */
+    public boolean isSupported(NDArray array) {
+        return kernels.containsKey(Torch.scalarType(array))
+                && Torch.device(array).equals(device.device());
+    }
+
+    /**
+     * Tells whether rows are not too long to be normalised.
+     *
+     * @param size the elements of a row
+     * @return whether they are not
+     */
+    public boolean isNormalizable(long size) {
+        return size <= MAX_SHARED / Float.BYTES - PACK; // the longest pack that is not full
+    }
+
+    /** One call: its arrays by address, and those that were made for it. */
+    private final class Call implements AutoCloseable {
+
+        private final CudaStream stream = streams.get();
+        private final List<NDArray> used = new ArrayList<>();
+        private final List<NDArray> temporary = new ArrayList<>();
+
+        /** Returns the address of an array's elements, one after the other. */
+        long operand(NDArray array) {
+            TensorInfo info = Torch.info(array);
+            if (info.isContiguous()) {
+                used.add(array);
+                return info.address();
+            }
+            return Torch.dataPointer(temporary(Torch.cast(array, info.type())));
+        }
+
+        NDArray temporary(NDArray array) {
+            temporary.add(array);
+            used.add(array);
+            return array;
+        }
+
+        NDArray like(NDArray array) {
+            NDArray result =
+                    Torch.empty(array.getManager(), array.getShape(), Torch.scalarType(array));
+            used.add(result);
+            return result;
+        }
+
+        void launch(CudaKernel kernel, LaunchSize size) {
+            kernel.launch(stream, size, arguments);
+        }
+
+        /** Keeps what a graph needs that is being recorded. */
+        @Override
+        public void close() {
+            if (stream.isCapturing()) {
+                stream.keepAlive(used.toArray(new NDArray[0]));
+            }
+            temporary.forEach(NDArray::close);
+        }
+    }
+
+    private static long packs(NDArray array, long elements) {
+        long count = PACK / Torch.scalarType(array).itemSize();
+        return (elements + count - 1) / count;
+    }
+
+    /** Returns so many threads, in whole warps. */
+    private static int threads(long wanted, int most) {
+        return (int) Math.min(most, (wanted + WARP - 1) / WARP * WARP);
+    }
+
+    private Kernels of(NDArray array) {
+        return kernels.get(Torch.scalarType(array));
+    }
+
+    /**
+     * Computes RMSNorm.
+     *
+     * @param x rows, of shape (…, size), {@linkplain #isNormalizable not too long}
+     * @param weight of shape (size)
+     * @param epsilon what is added to the mean square
+     * @return the norm, of the shape of {@code x}
+     */
+    public NDArray normalized(NDArray x, NDArray weight, float epsilon) {
+        long size = weight.size();
+        try (Call call = new Call()) {
+            NDArray y = call.like(x);
+            if (x.size() > 0) {
+                long rows = x.size() / size;
+                arguments
+                        .clear()
+                        .addStruct(
+                                Torch.dataPointer(y),
+                                call.operand(x),
+                                call.operand(weight),
+                                rows,
+                                size)
+                        .add(epsilon);
+                call.launch(of(x).norm, LaunchSize.of(blocks(rows), normThreads(x, size)));
+            }
+            return y;
+        }
+    }
+
+    private static int blocks(long wanted) {
+        return (int) Math.min(Integer.MAX_VALUE, wanted);
+    }
+
+    private static int normThreads(NDArray x, long size) {
+        return threads(packs(x, size), NORM_THREADS);
+    }
+
+    /**
+     * Computes the gradients of RMSNorm.
+     *
+     * @param x the rows, at least one
+     * @param weight the weight
+     * @param gradient that of the norm
+     * @param epsilon what was added to the mean square
+     * @return those of the rows and of the weight
+     */
+    public List<NDArray> normalizedGradients(
+            NDArray x, NDArray weight, NDArray gradient, float epsilon) {
+        long size = weight.size();
+        long rows = x.size() / size;
+        try (Call call = new Call()) {
+            NDArray ofX = call.like(x);
+            NDArray ofWeight = call.like(weight);
+            int blocks = (int) Math.min(rows, (long) NORM_BLOCKS * multiprocessors);
+            NDArray parts =
+                    call.temporary(
+                            Torch.empty(
+                                    x.getManager(), new Shape(blocks, size), ScalarType.FLOAT32));
+            arguments
+                    .clear()
+                    .addStruct(
+                            Torch.dataPointer(ofX),
+                            Torch.dataPointer(parts),
+                            call.operand(gradient),
+                            call.operand(x),
+                            call.operand(weight),
+                            rows,
+                            size)
+                    .add(epsilon);
+            long whole = packs(x, size) * PACK / Torch.scalarType(x).itemSize();
+            call.launch(
+                    of(x).normGradient,
+                    LaunchSize.of(blocks, normThreads(x, size))
+                            .withShared((int) whole * Float.BYTES));
+            arguments
+                    .clear()
+                    .addStruct(Torch.dataPointer(ofWeight), Torch.dataPointer(parts), blocks, size);
+            call.launch(
+                    of(x).weightGradient,
+                    LaunchSize.of((int) ((size + WARP - 1) / WARP), SUM_THREADS));
+            return List.of(ofX, ofWeight);
+        }
+    }
+
+    /**
+     * Turns heads, or back.
+     *
+     * @param x of shape (…, positions, heads, head size)
+     * @param cosines of shape (positions, 1, half of the head size)
+     * @param sines of the same shape
+     * @param back whether they are turned back, as gradients are
+     * @return the turned heads, of the shape of {@code x}
+     */
+    public NDArray rotated(NDArray x, NDArray cosines, NDArray sines, boolean back) {
+        Shape shape = x.getShape();
+        int last = shape.dimension() - 1;
+        long heads = shape.get(last - 1);
+        long half = shape.get(last) / 2;
+        try (Call call = new Call()) {
+            NDArray y = call.like(x);
+            if (x.size() > 0) {
+                // The last two members have 32 bits each.
+                arguments
+                        .clear()
+                        .addStruct(
+                                Torch.dataPointer(y),
+                                call.operand(x),
+                                call.operand(cosines),
+                                call.operand(sines),
+                                shape.get(last - 2),
+                                half << Integer.SIZE | heads)
+                        .add(back ? -1f : 1f);
+                call.launch(
+                        of(x).rotate,
+                        LaunchSize.of(
+                                Math.toIntExact(x.size() / (heads * 2 * half)),
+                                threads(heads * packs(x, half), ROTATION_THREADS)));
+            }
+            return y;
+        }
+    }
+
+    /**
+     * Computes {@code silu(gate) · value}.
+     *
+     * @param gate the gate, of any shape
+     * @param value of the same shape
+     * @return the product, likewise
+     */
+    public NDArray gated(NDArray gate, NDArray value) {
+        try (Call call = new Call()) {
+            NDArray y = call.like(gate);
+            if (gate.size() > 0) {
+                arguments
+                        .clear()
+                        .addStruct(
+                                Torch.dataPointer(y),
+                                call.operand(gate),
+                                call.operand(value),
+                                gate.size());
+                call.launch(of(gate).gate, gateSize(gate));
+            }
+            return y;
+        }
+    }
+
+    private LaunchSize gateSize(NDArray gate) {
+        long wanted = (packs(gate, gate.size()) + GATE_THREADS - 1) / GATE_THREADS;
+        return LaunchSize.of(
+                (int) Math.min(wanted, (long) GATE_BLOCKS * multiprocessors), GATE_THREADS);
+    }
+
+    /**
+     * Computes the gradients of {@link #gated}.
+     *
+     * @param gate the gate, not empty
+     * @param value the value
+     * @param gradient that of the product
+     * @return those of the gate and of the value
+     */
+    public List<NDArray> gatedGradients(NDArray gate, NDArray value, NDArray gradient) {
+        try (Call call = new Call()) {
+            NDArray ofGate = call.like(gate);
+            NDArray ofValue = call.like(gate);
+            arguments
+                    .clear()
+                    .addStruct(
+                            Torch.dataPointer(ofGate),
+                            Torch.dataPointer(ofValue),
+                            call.operand(gradient),
+                            call.operand(gate),
+                            call.operand(value),
+                            gate.size());
+            call.launch(of(gate).gateGradient, gateSize(gate));
+            return List.of(ofGate, ofValue);
+        }
+    }
+
+    /** Waits for what is queued, and frees the kernels. */
+    @Override
+    public void close() {
+        device.synchronize();
+        module.close();
+        streams.close();
+        device.close();
+    }
+}

@@ -1,0 +1,158 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.nn;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import java.util.function.Supplier;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.gradient.GradientRule;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.fusedops.internal.BlockKernels;
+import org.djlx.nativeops.CudaException;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * What blocks compute between their matmuls. On a GPU that is one kernel each, and one for its
+ * gradient, of which the {@link GradientScope} knows; without a scope, if autograd is to record, on
+ * CPUs, and for types and sizes without kernels, it is libtorch's operators. Kernels compute 16-bit
+ * types in float32 and round once; libtorch rounds the result of each operator.
+ */
+final class BlockOperators implements AutoCloseable {
+
+    private static final Logger logger = LoggerFactory.getLogger(BlockOperators.class);
+
+    private static final BlockOperators BY_LIBTORCH = new BlockOperators(null);
+
+    private final BlockKernels kernels; // null for libtorch's operators
+
+    private BlockOperators(BlockKernels kernels) {
+        this.kernels = kernels;
+    }
+
+    /** Returns those of a rank, which end with its group. */
+    static BlockOperators of(ProcessGroup group) {
+        return group.device().isGpu()
+                ? group.attachment(BlockOperators.class, () -> open(group.device()))
+                : BY_LIBTORCH;
+    }
+
+    private static BlockOperators open(Device gpu) {
+        if (!NativeLibrary.CUDA_PRESETS.isAvailable() || !NativeLibrary.NVRTC.isAvailable()) {
+            return BY_LIBTORCH;
+        }
+        try {
+            return new BlockOperators(new BlockKernels(gpu));
+        } catch (CudaException e) {
+            logger.warn("{}: blocks take several operators between their matmuls", gpu, e);
+            return BY_LIBTORCH;
+        }
+    }
+
+    /** Tells whether a kernel is to compute with such arrays. */
+    private boolean isFused(NDArray... arrays) {
+        if (kernels == null || arrays[0].size() == 0) {
+            return false;
+        }
+        ScalarType type = Torch.scalarType(arrays[0]);
+        boolean recorded = false;
+        for (NDArray array : arrays) {
+            if (Torch.scalarType(array) != type || !kernels.isSupported(array)) {
+                return false;
+            }
+            recorded |= NoGradient.isRecorded(array);
+        }
+        return !recorded || GradientScope.current().isPresent();
+    }
+
+    /** Runs a kernel, and tells the scope, if an input requires a gradient. */
+    private static NDArray recorded(
+            String operator,
+            List<NDArray> inputs,
+            List<NDArray> kept,
+            Supplier<NDArray> kernel,
+            GradientRule rule) {
+        boolean differentiable = inputs.stream().anyMatch(NoGradient::isRecorded);
+        NDArray result = NoGradient.get(kernel);
+        if (differentiable) {
+            GradientScope.current()
+                    .orElseThrow()
+                    .record(operator, inputs, kept, List.of(result), rule);
+        }
+        return result;
+    }
+
+    /**
+     * Divides rows by their root mean square, and multiplies them by a weight.
+     *
+     * @param x of shape (…, size)
+     * @param weight of shape (size)
+     * @param epsilon what is added to the mean square
+     */
+    NDArray normalized(NDArray x, NDArray weight, float epsilon) {
+        if (isFused(x, weight) && kernels.isNormalizable(weight.size())) {
+            return recorded(
+                    "RmsNorm",
+                    List.of(x, weight),
+                    List.of(),
+                    () -> kernels.normalized(x, weight, epsilon),
+                    (inputs, kept, gradients) ->
+                            kernels.normalizedGradients(
+                                    inputs.get(0), inputs.get(1), gradients.get(0), epsilon));
+        }
+        ScalarType type = Torch.scalarType(x);
+        NDArray wide = type.itemSize() == 2 ? Torch.cast(x, ScalarType.FLOAT32) : x;
+        int last = x.getShape().dimension() - 1;
+        NDArray mean = wide.square().mean(new int[] {last}, true);
+        NDArray normed = wide.div(mean.add(epsilon).sqrt());
+        NDArray narrow = wide == x ? normed : Torch.cast(normed, type);
+        return narrow.mul(weight);
+    }
+
+    /**
+     * Turns heads, as {@link RotaryEmbedding#rotate}.
+     *
+     * @param x of shape (…, positions, heads, head size)
+     */
+    NDArray rotated(RotaryEmbedding rotary, NDArray x, RotaryEmbedding.Table table) {
+        if (!isFused(x, table.cosines(), table.sines())) {
+            return rotary.rotate(x, table);
+        }
+        return recorded(
+                "rotate",
+                List.of(x),
+                List.of(table.cosines(), table.sines()),
+                () -> kernels.rotated(x, table.cosines(), table.sines(), false),
+                (inputs, kept, gradients) ->
+                        List.of(kernels.rotated(gradients.get(0), kept.get(0), kept.get(1), true)));
+    }
+
+    /** Computes {@code silu(gate) · value} of two arrays of the same shape. */
+    NDArray gated(NDArray gate, NDArray value) {
+        if (!isFused(gate, value)) {
+            return Torch.silu(gate).mul(value);
+        }
+        return recorded(
+                "gate",
+                List.of(gate, value),
+                List.of(),
+                () -> kernels.gated(gate, value),
+                (inputs, kept, gradients) ->
+                        kernels.gatedGradients(inputs.get(0), inputs.get(1), gradients.get(0)));
+    }
+
+    @Override
+    public void close() {
+        if (kernels != null) {
+            kernels.close();
+        }
+    }
+}

@@ -1,0 +1,237 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import java.util.Random;
+import org.djlx.collectives.GpuTests;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** Each kernel against loops in float64, and the same bits each time. */
+@Tag("gpu")
+@Timeout(120)
+class BlockKernelsGpuTest {
+
+    private static final float EPSILON = 1e-5f;
+
+    private final Random random = new Random(5);
+    private NDManager manager;
+    private BlockKernels kernels;
+
+    @BeforeEach
+    void open() {
+        GpuTests.require(1, NativeLibrary.NVRTC);
+        manager = NDManager.newBaseManager(Device.gpu(0));
+        kernels = new BlockKernels(Device.gpu(0));
+    }
+
+    @AfterEach
+    void close() {
+        if (kernels != null) {
+            kernels.close();
+        }
+        if (manager != null) {
+            manager.close();
+        }
+    }
+
+    private NDArray random(ScalarType type, long... shape) {
+        float[] values = new float[(int) new Shape(shape).size()];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = (float) random.nextGaussian();
+        }
+        try (NDArray floats = manager.create(values, new Shape(shape))) {
+            return Torch.cast(floats, type);
+        }
+    }
+
+    private static float[] floats(NDArray array) {
+        try (NDArray floats = Torch.cast(array, ScalarType.FLOAT32)) {
+            return floats.toFloatArray();
+        }
+    }
+
+    /**
+     * Compares with what was computed in float64.
+     *
+     * @param scale the size of what sums are made of, of which float32 keeps 23 bits
+     */
+    private static void requireNear(
+            double[] expected, NDArray actual, ScalarType type, double scale) {
+        double unit =
+                switch (type) {
+                    case BFLOAT16 -> 0x1p-8;
+                    case FLOAT16 -> 0x1p-11;
+                    default -> 0x1p-22;
+                };
+        float[] values = floats(actual);
+        for (int i = 0; i < expected.length; i++) {
+            double most = unit * Math.abs(expected[i]) + 0x1p-20 * scale + 0x1p-24;
+            assertTrue(
+                    Math.abs(expected[i] - values[i]) <= most,
+                    type + ", element " + i + ": " + expected[i] + " became " + values[i]);
+        }
+    }
+
+    /** Rows that are whole packs and that are not, fewer and more than there are blocks. */
+    @ParameterizedTest(name = "{0}, {1} x {2}")
+    @CsvSource({
+        "FLOAT32, 3, 100",
+        "FLOAT32, 700, 1030",
+        "FLOAT32, 40, 11000",
+        "FLOAT16, 1, 7",
+        "FLOAT16, 700, 1030",
+        "FLOAT16, 40, 4096",
+        "BFLOAT16, 1, 1",
+        "BFLOAT16, 700, 1030",
+        "BFLOAT16, 1000, 4096",
+        "BFLOAT16, 40, 11000"
+    })
+    void normalises(ScalarType type, int rows, int size) {
+        NDArray x = random(type, rows, size);
+        NDArray weight = random(type, size);
+        NDArray gradient = random(type, rows, size);
+        assertTrue(kernels.isNormalizable(size));
+        float[] xs = floats(x);
+        float[] ws = floats(weight);
+        float[] gs = floats(gradient);
+        double[] norm = new double[rows * size];
+        double[] ofX = new double[rows * size];
+        double[] ofWeight = new double[size];
+        for (int row = 0; row < rows; row++) {
+            double squares = 0;
+            double products = 0;
+            for (int i = 0; i < size; i++) {
+                int at = row * size + i;
+                squares += (double) xs[at] * xs[at];
+                products += (double) gs[at] * ws[i] * xs[at];
+            }
+            double scale = 1 / Math.sqrt(squares / size + EPSILON);
+            for (int i = 0; i < size; i++) {
+                int at = row * size + i;
+                norm[at] = xs[at] * scale * ws[i];
+                ofX[at] =
+                        scale
+                                * ((double) gs[at] * ws[i]
+                                        - xs[at] * scale * scale * products / size);
+                ofWeight[i] += gs[at] * xs[at] * scale;
+            }
+        }
+        requireNear(norm, kernels.normalized(x, weight, EPSILON), type, 1);
+        List<NDArray> gradients = kernels.normalizedGradients(x, weight, gradient, EPSILON);
+        requireNear(ofX, gradients.get(0), type, 2);
+        requireNear(ofWeight, gradients.get(1), type, Math.sqrt(rows) * 2);
+        List<NDArray> again = kernels.normalizedGradients(x, weight, gradient, EPSILON);
+        for (int i = 0; i < 2; i++) {
+            assertArrayEquals(floats(gradients.get(i)), floats(again.get(i)));
+        }
+    }
+
+    /** Two sequences of some positions; heads whose halves are whole packs, and are not. */
+    @ParameterizedTest(name = "{0}, {1} heads of {2}")
+    @CsvSource({"FLOAT32, 3, 10", "FLOAT16, 2, 6", "BFLOAT16, 16, 128", "BFLOAT16, 40, 128"})
+    void turnsHeadsAndBack(ScalarType type, int heads, int headSize) {
+        int positions = 37;
+        int half = headSize / 2;
+        NDArray x = random(type, 2, positions, heads, headSize);
+        NDArray cosines = random(type, positions, 1, half);
+        NDArray sines = random(type, positions, 1, half);
+        float[] xs = floats(x);
+        float[] cs = floats(cosines);
+        float[] ss = floats(sines);
+        double[][] expected = new double[2][xs.length];
+        for (int vector = 0; vector < 2 * positions * heads; vector++) {
+            int position = vector / heads % positions;
+            for (int i = 0; i < half; i++) {
+                int at = vector * headSize + i;
+                double cosine = cs[position * half + i];
+                for (int back = 0; back < 2; back++) {
+                    double sine = (back == 0 ? 1 : -1) * (double) ss[position * half + i];
+                    expected[back][at] = xs[at] * cosine - xs[at + half] * sine;
+                    expected[back][at + half] = xs[at + half] * cosine + xs[at] * sine;
+                }
+            }
+        }
+        for (int back = 0; back < 2; back++) {
+            NDArray turned = kernels.rotated(x, cosines, sines, back == 1);
+            requireNear(expected[back], turned, type, 2);
+        }
+    }
+
+    @ParameterizedTest
+    @EnumSource(names = {"FLOAT32", "FLOAT16", "BFLOAT16"})
+    void gates(ScalarType type) {
+        for (int count : new int[] {1, 13, 4096, 3_000_001}) {
+            NDArray gate = random(type, count);
+            NDArray value = random(type, count);
+            NDArray gradient = random(type, count);
+            float[] xs = floats(gate);
+            float[] vs = floats(value);
+            float[] gs = floats(gradient);
+            double[][] expected = new double[3][count];
+            for (int i = 0; i < count; i++) {
+                double sigmoid = 1 / (1 + Math.exp(-xs[i]));
+                expected[0][i] = xs[i] * sigmoid * vs[i];
+                expected[1][i] = (double) gs[i] * vs[i] * sigmoid * (1 + xs[i] * (1 - sigmoid));
+                expected[2][i] = gs[i] * (xs[i] * sigmoid);
+            }
+            requireNear(expected[0], kernels.gated(gate, value), type, 1);
+            List<NDArray> gradients = kernels.gatedGradients(gate, value, gradient);
+            requireNear(expected[1], gradients.get(0), type, 1);
+            requireNear(expected[2], gradients.get(1), type, 1);
+        }
+    }
+
+    /** Gates so far from 0 that their exponentials are infinite, or nothing. */
+    @ParameterizedTest
+    @EnumSource(names = {"FLOAT32", "BFLOAT16"})
+    void gatesFarFromZeroStayFinite(ScalarType type) {
+        float[] far = {-1e4f, -100, 100, 1e4f};
+        try (NDArray floats = manager.create(far)) {
+            NDArray gate = Torch.cast(floats, type);
+            NDArray ones = Torch.cast(manager.ones(new Shape(4)), type);
+            List<NDArray> gradients = kernels.gatedGradients(gate, ones, ones);
+            float[] xs = floats(gate);
+            double[] expected = {0, 0, xs[2], xs[3]};
+            requireNear(expected, kernels.gated(gate, ones), type, 1);
+            requireNear(new double[] {0, 0, 1, 1}, gradients.get(0), type, 1);
+            requireNear(expected, gradients.get(1), type, 1);
+        }
+    }
+
+    /** Arrays that are views with other strides, or begin at any element. */
+    @ParameterizedTest
+    @EnumSource(names = {"FLOAT32", "BFLOAT16"})
+    void readsViews(ScalarType type) {
+        NDArray turned = random(type, 64, 33);
+        NDArray view = turned.transpose();
+        NDArray copy = Torch.cast(view, type);
+        NDArray all = random(type, 33 * 64 + 1);
+        NDArray odd = all.get("1:").reshape(33, 64);
+        NDArray weight = random(type, 64);
+        assertArrayEquals(
+                floats(kernels.normalized(copy, weight, EPSILON)),
+                floats(kernels.normalized(view, weight, EPSILON)));
+        assertArrayEquals(
+                floats(kernels.gated(copy, Torch.cast(odd, type))),
+                floats(kernels.gated(view, odd)));
+    }
+}

@@ -1,0 +1,293 @@
+// What a transformer block computes between its matmuls, and the gradients of that, each in one pass: RMSNorm, the rotation of
+// queries and keys, and the gate of an MLP. libtorch takes an operator, and so a pass, for each step of these. Computed in
+// float32 and rounded once. Results depend on the sizes and the number of blocks alone, not on their order. No synchronisation
+// with anybody.
+#include "element.cuh"
+
+const int WARP = 32;
+const int MAX_THREADS = 512;
+const int MAX_WARPS = MAX_THREADS / WARP;
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// RMSNorm: y = x / sqrt(mean(x^2) + epsilon) * weight, for `rows` rows of `size` elements. With r = 1 / sqrt(...),
+//   dx      = r (dy weight - x r^2 mean(dy weight x))
+//   dweight = sum of dy x r over the rows
+// A block has a row at a time; what it reads twice is in its cache.
+
+template <typename T>
+struct Norm {
+  typename T::Bits* y;
+  const typename T::Bits* x;
+  const typename T::Bits* weight;
+  u64 rows;
+  u64 size;
+};
+
+template <typename T>
+struct NormGradient {
+  typename T::Bits* dx;
+  float* parts;  // of the weight's gradient, a row of `size` for each block
+  const typename T::Bits* dy;
+  const typename T::Bits* x;
+  const typename T::Bits* weight;
+  u64 rows;
+  u64 size;
+};
+
+template <typename T>
+struct WeightGradient {
+  typename T::Bits* dweight;
+  const float* parts;
+  u64 count;  // of parts
+  u64 size;
+};
+
+// The sums over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
+// barrier but one.
+__device__ __forceinline__ float2 sums_of_block(float2 value, float2* sums) {
+#pragma unroll
+  for (int distance = WARP / 2; distance > 0; distance /= 2) {
+    value.x += __shfl_xor_sync(~0u, value.x, distance);
+    value.y += __shfl_xor_sync(~0u, value.y, distance);
+  }
+  u32 lane = threadIdx.x % WARP;
+  if (lane == 0) sums[threadIdx.x / WARP] = value;
+  __syncthreads();
+  value = lane < blockDim.x / WARP ? sums[lane] : make_float2(0, 0);
+#pragma unroll
+  for (int distance = WARP / 2; distance > 0; distance /= 2) {
+    value.x += __shfl_xor_sync(~0u, value.x, distance);
+    value.y += __shfl_xor_sync(~0u, value.y, distance);
+  }
+  return value;
+}
+
+template <typename T>
+__device__ __forceinline__ void load(Sum<T>& values, const typename T::Bits* row, u64 size, u32 pack) {
+  values.set(load_pack<T>(row, size, pack));
+}
+
+template <typename T>
+__device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
+  __shared__ float2 sums[2][MAX_WARPS];
+  u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u32 turn = 0;
+  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
+    const typename T::Bits* x = of.x + row * of.size;
+    float2 squares = make_float2(0, 0);
+    for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+      Sum<T> values;
+      load(values, x, of.size, i);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) squares.x += values.values[k] * values.values[k];
+    }
+    float scale = 1 / sqrtf(sums_of_block(squares, sums[turn]).x / of.size + epsilon);
+    for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+      Sum<T> values, factors;
+      load(values, x, of.size, i);
+      load(factors, of.weight, of.size, i);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
+      store_pack<T>(of.y + row * of.size, of.size, i, values.result(1));
+    }
+  }
+}
+
+// Each thread adds up the weight's gradient of its own elements, in shared memory of `size` floats, in whole packs: element k
+// of pack i is number i of part k, so that a warp's lie side by side.
+template <typename T>
+__device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, float epsilon) {
+  extern __shared__ float of_weight[];
+  __shared__ float2 sums[2][MAX_WARPS];
+  u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) of_weight[k * packs + i] = 0;
+  }
+  u32 turn = 0;
+  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
+    const typename T::Bits* x = of.x + row * of.size;
+    const typename T::Bits* dy = of.dy + row * of.size;
+    Sum<T> values, gradients, factors;
+    float2 products = make_float2(0, 0);
+    for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+      load(values, x, of.size, i);
+      load(gradients, dy, of.size, i);
+      load(factors, of.weight, of.size, i);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) {
+        products.x += values.values[k] * values.values[k];
+        products.y += gradients.values[k] * factors.values[k] * values.values[k];
+      }
+    }
+    products = sums_of_block(products, sums[turn]);
+    float scale = 1 / sqrtf(products.x / of.size + epsilon);
+    float slope = scale * scale * (products.y / of.size);
+    for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+      load(values, x, of.size, i);
+      load(gradients, dy, of.size, i);
+      load(factors, of.weight, of.size, i);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) {
+        float value = values.values[k];
+        float gradient = gradients.values[k];
+        of_weight[k * packs + i] += gradient * (value * scale);
+        gradients.values[k] = scale * (gradient * factors.values[k] - value * slope);
+      }
+      store_pack<T>(of.dx + row * of.size, of.size, i, gradients.result(1));
+    }
+  }
+  for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) {
+      u64 element = (u64)i * Pack<T>::COUNT + k;
+      if (element < of.size) of.parts[blockIdx.x * of.size + element] = of_weight[k * packs + i];
+    }
+  }
+}
+
+// A warp's lanes have neighbouring elements, and its warps some of the parts each. Launched with WARP times SUMMING threads.
+const int SUMMING = 8;
+
+template <typename T>
+__device__ __forceinline__ void rms_norm_weight_gradient(const WeightGradient<T>& of) {
+  __shared__ float sums[SUMMING][WARP];
+  u32 lane = threadIdx.x % WARP;
+  u32 warp = threadIdx.x / WARP;
+  u64 element = (u64)blockIdx.x * WARP + lane;
+  float sum = 0;
+  if (element < of.size) {
+#pragma unroll 8
+    for (u64 part = warp; part < of.count; part += SUMMING) sum += of.parts[part * of.size + element];
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && element < of.size) {
+    for (int i = 1; i < SUMMING; i++) sum += sums[i][lane];
+    of.dweight[element] = T::store(sum);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// The rotation of heads, by pairs of an element of the first half and the one at the same place of the second (RotaryEmbedding
+// in Java). The gradient is the rotation back. A block has a token.
+
+template <typename T>
+struct Rotation {
+  typename T::Bits* y;
+  const typename T::Bits* x;        // tokens, heads, two halves; sequences of tokens, one after the other
+  const typename T::Bits* cosines;  // positions, half of a head
+  const typename T::Bits* sines;
+  u64 positions;  // of a sequence
+  u32 heads;
+  u32 half;
+};
+
+// `direction` is 1, or -1 to rotate back.
+template <typename T>
+__device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
+  u32 packs = (of.half + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 of_position = blockIdx.x % of.positions * of.half;
+  for (u32 i = threadIdx.x; i < of.heads * packs; i += blockDim.x) {
+    u32 pack = i % packs;
+    u64 begin = ((u64)blockIdx.x * of.heads + i / packs) * 2 * of.half;
+    Sum<T> first, second, cosines, sines;
+    load(first, of.x + begin, of.half, pack);
+    load(second, of.x + begin + of.half, of.half, pack);
+    load(cosines, of.cosines + of_position, of.half, pack);
+    load(sines, of.sines + of_position, of.half, pack);
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) {
+      float a = first.values[k];
+      float b = second.values[k];
+      float sine = direction * sines.values[k];
+      first.values[k] = a * cosines.values[k] - b * sine;
+      second.values[k] = b * cosines.values[k] + a * sine;
+    }
+    store_pack<T>(of.y + begin, of.half, pack, first.result(1));
+    store_pack<T>(of.y + begin + of.half, of.half, pack, second.result(1));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// The gate of SwiGLU: y = silu(gate) value, with silu(gate) = gate s and s = 1 / (1 + exp(-gate)). So
+//   dvalue = dy silu(gate)
+//   dgate  = dy value s (1 + gate (1 - s))
+
+template <typename T>
+struct Gate {
+  typename T::Bits* y;
+  const typename T::Bits* gate;
+  const typename T::Bits* value;
+  u64 count;
+};
+
+template <typename T>
+struct GateGradient {
+  typename T::Bits* dgate;
+  typename T::Bits* dvalue;
+  const typename T::Bits* dy;
+  const typename T::Bits* gate;
+  const typename T::Bits* value;
+  u64 count;
+};
+
+__device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+template <typename T>
+__device__ __forceinline__ void gate(const Gate<T>& of) {
+  u64 packs = (of.count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
+    Sum<T> gates, values;
+    gates.set(load_pack<T>(of.gate, of.count, i));
+    values.set(load_pack<T>(of.value, of.count, i));
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] *= gates.values[k] * sigmoid(gates.values[k]);
+    store_pack<T>(of.y, of.count, i, values.result(1));
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
+  u64 packs = (of.count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
+    Sum<T> gates, values, gradients;
+    gates.set(load_pack<T>(of.gate, of.count, i));
+    values.set(load_pack<T>(of.value, of.count, i));
+    gradients.set(load_pack<T>(of.dy, of.count, i));
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) {
+      float x = gates.values[k];
+      float s = sigmoid(x);
+      float gradient = gradients.values[k];
+      gates.values[k] = gradient * values.values[k] * (s * (1 + x * (1 - s)));
+      values.values[k] = gradient * (x * s);
+    }
+    store_pack<T>(of.dgate, of.count, i, gates.result(1));
+    store_pack<T>(of.dvalue, of.count, i, values.result(1));
+  }
+}
+
+#define KERNELS(name, T)                                                                                            \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                         \
+      rms_norm_##name(const __grid_constant__ Norm<T> of, float epsilon) {                                          \
+    rms_norm<T>(of, epsilon);                                                                                       \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                         \
+      rms_norm_gradient_##name(const __grid_constant__ NormGradient<T> of, float epsilon) {                         \
+    rms_norm_gradient<T>(of, epsilon);                                                                              \
+  }                                                                                                                 \
+  extern "C" __global__ void rms_norm_weight_gradient_##name(const __grid_constant__ WeightGradient<T> of) {        \
+    rms_norm_weight_gradient<T>(of);                                                                                \
+  }                                                                                                                 \
+  extern "C" __global__ void rotate_##name(const __grid_constant__ Rotation<T> of, float direction) {               \
+    rotate<T>(of, direction);                                                                                       \
+  }                                                                                                                 \
+  extern "C" __global__ void gate_##name(const __grid_constant__ Gate<T> of) { gate<T>(of); }                       \
+  extern "C" __global__ void gate_gradient_##name(const __grid_constant__ GateGradient<T> of) { gate_gradient<T>(of); }
+
+KERNELS(float32, Float32)
+KERNELS(float16, Float16)
+#ifdef HAS_BFLOAT16
+KERNELS(bfloat16, Bfloat16)
+#endif
