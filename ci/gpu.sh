@@ -52,8 +52,9 @@ else
 fi
 
 # Where ranks share a GPU, their streams must not share hardware queues, of which there are 8 otherwise: one rank would wait in another's.
+# And a kernel must be there when it is launched first: to load it may wait for kernels of other ranks, which wait for this one.
 if [[ $(nvidia-smi -L 2>/dev/null | grep -c '^GPU') == 1 ]]; then
-  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
+  export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"

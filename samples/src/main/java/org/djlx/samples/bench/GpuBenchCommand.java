@@ -7,6 +7,7 @@ package org.djlx.samples.bench;
 import java.io.IOException;
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.Callable;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
@@ -38,6 +39,10 @@ public final class GpuBenchCommand implements Callable<Integer> {
 
     private static final int MAX_RANKS = 8;
     private static final Duration TORCH_PATIENCE = Duration.ofSeconds(120);
+
+    // CudaP2pOptions.Builder.optSharedGpus says why.
+    private static final Map<String, String> SHARING =
+            Map.of("CUDA_MODULE_LOADING", "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
     @Spec private CommandSpec spec;
 
@@ -106,6 +111,9 @@ public final class GpuBenchCommand implements Callable<Integer> {
         int worldSize = here.worldSize();
         int threads = here.here().size();
         int gpus = Math.min(worldSize, CudaDevice.count());
+        if (gpus < worldSize) {
+            warnOfWaits(worldSize, gpus);
+        }
         List<GpuBenchCase> cases = cases(worldSize);
         GpuBenchJob job = new GpuBenchJob(cases, rounds, threads, gpus);
         List<Boolean> correct =
@@ -123,6 +131,21 @@ public final class GpuBenchCommand implements Callable<Integer> {
                             }
                         });
         return correct.contains(false) ? 1 : 0;
+    }
+
+    private void warnOfWaits(int worldSize, int gpus) {
+        SHARING.forEach(
+                (name, value) -> {
+                    if (!value.equals(System.getenv(name))) {
+                        spec.commandLine()
+                                .getErr()
+                                .printf(
+                                        "%d ranks share %d GPUs: without %s=%s in the environment"
+                                                + " they may wait for each other until they time"
+                                                + " out%n",
+                                        worldSize, gpus, name, value);
+                    }
+                });
     }
 
     private GpuBenchResults results(int worldSize, int threads, int gpus) throws IOException {
