@@ -1,7 +1,7 @@
 """Sums up a file of ci/profile/trace.cpp: what the time of one GPU went to.
 
 With --begin and --end only what starts within so many milliseconds of the first record counts, or, if negative, of the last:
---begin -50 is the last 50 ms.
+--begin -50 is the last 50 ms. With --around only what starts between the first and the last record whose name has that text.
 """
 import argparse
 import csv
@@ -24,6 +24,7 @@ def main():
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--begin", type=float, default=0, metavar="MS")
     parser.add_argument("--end", type=float, default=float("inf"), metavar="MS")
+    parser.add_argument("--around", metavar="TEXT")
     parser.add_argument("--rows", type=int, default=40)
     options = parser.parse_args()
     with open(options.file, newline="") as lines:
@@ -37,6 +38,9 @@ def main():
     begin = (first if options.begin >= 0 else last) + options.begin * 1e6
     end = (first if options.end >= 0 else last) + options.end * 1e6
     records = [record for record in records if begin <= record[0] < end]
+    if options.around and records:
+        marks = [start for start, _, name in records if options.around in name]
+        records = [record for record in records if marks and marks[0] <= record[0] <= marks[-1]]
     if not records:
         raise SystemExit("nothing starts within that time")
 
