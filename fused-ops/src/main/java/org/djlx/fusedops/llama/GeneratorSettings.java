@@ -44,6 +44,11 @@ record GeneratorSettings(
         return group != null ? group.worldSize() : devices.isEmpty() ? cpuRanks : devices.size();
     }
 
+    /** Returns the tokens that the cache has room for. */
+    int cacheRows() {
+        return cacheBlocks * KvCache.BLOCK_TOKENS;
+    }
+
     boolean isFollower() {
         return group != null && group.rank() > 0;
     }

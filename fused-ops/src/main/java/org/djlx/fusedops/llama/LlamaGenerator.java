@@ -20,11 +20,8 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankPool;
-import org.djlx.collectives.RankWorker;
-import org.djlx.collectives.safetensors.Safetensors;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -69,12 +66,8 @@ public final class LlamaGenerator implements TextGenerator {
     // The thread's own: what the model computes; null if what it computed last has been taken.
     private Step begun;
 
-    // Whether ranks choose tokens by themselves, so that a step can begin before the host knows
-    // them.
-    private volatile boolean readsAhead;
-
     // The thread's own, but for tests; set before it starts.
-    private volatile RankPool<LlamaStep, List<TokenChooser.Choice>> pool;
+    private volatile LlamaRanks ranks;
 
     // Guarded by this.
     private final Scheduler scheduler;
@@ -95,11 +88,11 @@ public final class LlamaGenerator implements TextGenerator {
         boolean done = false;
         try {
             if (settings.group() != null) {
-                checkAgreement();
+                LlamaRanks.checkAgreement(config, settings);
             }
-            pool = load();
+            ranks = load();
             if (settings.group() != null) {
-                pool.whenFailed().thenRun(this::wake);
+                pool().whenFailed().thenRun(this::wake);
             }
             if (!isFollower()) {
                 thread.start();
@@ -121,110 +114,8 @@ public final class LlamaGenerator implements TextGenerator {
         return new Builder();
     }
 
-    /** What ranks are set up with is not the same if users start them differently. */
-    private void checkAgreement() {
-        String own =
-                String.format(
-                        "%s with maxLength %d and %d blocks of cache",
-                        config, settings.maxLength(), settings.cacheBlocks());
-        List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
-        for (int rank = 1; rank < all.size(); rank++) {
-            if (!all.get(rank).equals(all.get(0))) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "all ranks must have the same model and options: rank 0 has %s,"
-                                        + " rank %d has %s",
-                                all.get(0), rank, all.get(rank)));
-            }
-        }
-    }
-
-    private RankPool<LlamaStep, List<TokenChooser.Choice>> load() throws IOException {
-        int ranks = settings.ranks();
-        int rows = settings.cacheBlocks() * KvCache.BLOCK_TOKENS;
-        try (Safetensors files = Safetensors.open(directory)) {
-            try {
-                LlamaWeights.check(config, files);
-            } catch (IllegalArgumentException e) {
-                throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
-            }
-            long weightBytes = LlamaWeights.byteSize(config, ranks);
-            if (!isFollower()) {
-                LOG.info(
-                        "{}: each of {} ranks takes {} MiB for weights and {} MiB for a cache of"
-                                + " {} tokens.",
-                        directory,
-                        ranks,
-                        weightBytes >> 20,
-                        KvCache.byteSize(config, ranks, rows) >> 20,
-                        rows);
-            }
-            Progress progress = isFollower() ? null : settings.progress();
-            if (progress != null) {
-                progress.reset("Loading " + directory.getFileName(), weightBytes);
-            }
-            RankPool<LlamaStep, List<TokenChooser.Choice>> loaded =
-                    settings.group() == null
-                            ? RankPool.start(
-                                    thread.getName(),
-                                    settings.groups(),
-                                    group -> rank(group, files, rows))
-                            : RankPool.join(
-                                    thread.getName(),
-                                    settings.group(),
-                                    LlamaStep.CODEC,
-                                    group -> rank(group, files, rows));
-            boolean done = false;
-            try {
-                if (progress != null) {
-                    progress.end();
-                }
-                done = true;
-                return loaded;
-            } finally {
-                if (!done) {
-                    loaded.close();
-                }
-            }
-        }
-    }
-
-    /** Loads a rank's part of the model. */
-    private RankWorker<LlamaStep, List<TokenChooser.Choice>> rank(
-            ProcessGroup group, Safetensors files, int rows) {
-        LlamaModel model = model(group, files, rows);
-        if (group.rank() == 0) {
-            readsAhead = model.hasDecoder();
-        }
-        return new LlamaRank(group, model);
-    }
-
-    private LlamaModel model(ProcessGroup group, Safetensors files, int rows) {
-        int ranks = group.worldSize();
-        Progress progress = group.rank() == 0 ? settings.progress() : null;
-        LlamaWeights weights =
-                LlamaWeights.read(
-                        config,
-                        group.rank(),
-                        ranks,
-                        group.device(),
-                        files,
-                        bytes -> {
-                            if (progress != null) {
-                                progress.increment(bytes);
-                            }
-                        });
-        KvCache keysAndValues = null;
-        try {
-            keysAndValues = new KvCache(config, ranks, rows, group.device());
-            return new LlamaModel(config, group, weights, keysAndValues, maxLength());
-        } catch (RuntimeException | Error e) { // There may be too little memory.
-            if (keysAndValues != null) {
-                keysAndValues.close();
-            }
-            weights.close();
-            throw e;
-        }
+    private LlamaRanks load() throws IOException {
+        return LlamaRanks.load(thread.getName(), directory, config, settings);
     }
 
     @Override
@@ -296,13 +187,13 @@ public final class LlamaGenerator implements TextGenerator {
     private void run() {
         try {
             while (awaitWork()) {
-                if (pool.failure().isPresent()) {
+                if (pool().failure().isPresent()) {
                     boolean hasBegun;
                     synchronized (this) {
                         hasBegun = scheduler.hasBegun();
                     }
                     if (hasBegun) {
-                        endAll(FinishReason.ERROR, pool.failure().get());
+                        endAll(FinishReason.ERROR, pool().failure().get());
                     }
                     begun = null;
                     rebuild();
@@ -340,7 +231,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     /** Tells whether a process has failed, after which there is nothing to wait for. */
     private boolean isBroken() {
-        return settings.group() != null && pool.failure().isPresent();
+        return settings.group() != null && pool().failure().isPresent();
     }
 
     /**
@@ -367,7 +258,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
         Step next = step.canBeFollowed ? nextStep(true) : null;
         CompletableFuture<List<TokenChooser.Choice>> ended =
-                pool.submit(next == null ? LlamaStep.END : next.request);
+                pool().submit(next == null ? LlamaStep.END : next.request);
         long start = System.nanoTime();
         while (settings.isGpu() && !ended.isDone() && System.nanoTime() - start < SPIN_NANOS) {
             Thread.onSpinWait(); // GPUs would wait for this thread to wake up.
@@ -394,7 +285,7 @@ public final class LlamaGenerator implements TextGenerator {
     private Step begin() {
         Step step = nextStep(false);
         if (step != null) {
-            pool.submit(step.request);
+            pool().submit(step.request);
         }
         return step;
     }
@@ -411,7 +302,7 @@ public final class LlamaGenerator implements TextGenerator {
             if (ahead && scheduler.hasLongPrompt()) {
                 return null;
             }
-            batch = scheduler.next(wanting, readsAhead);
+            batch = scheduler.next(wanting, ranks.readsAhead());
         }
         if (batch.chunks().isEmpty()) {
             return null;
@@ -419,7 +310,7 @@ public final class LlamaGenerator implements TextGenerator {
         List<TokenChooser> choosers = wanting.stream().map(each -> each.chooser).toList();
         LlamaStep request = new LlamaStep(batch, choosers);
         boolean decoded = batch.chunks().stream().allMatch(LlamaBatch.Chunk::isDecoded);
-        return new Step(request, wanting, readsAhead && decoded && !request.needsAll());
+        return new Step(request, wanting, ranks.readsAhead() && decoded && !request.needsAll());
     }
 
     private static boolean take(Sequence sequence, TokenChooser.Choice choice) {
@@ -446,7 +337,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     /** Loads the model again after a rank has failed, unless that did not help before. */
     private void rebuild() {
-        CollectiveException failure = pool.failure().orElseThrow();
+        CollectiveException failure = pool().failure().orElseThrow();
         synchronized (this) {
             if (settings.group() != null) {
                 lost = directory + " has failed; start all ranks again: " + failure.getMessage();
@@ -463,9 +354,9 @@ public final class LlamaGenerator implements TextGenerator {
             return;
         }
         LOG.warn("{} is loaded again, as it has failed", directory, failure);
-        pool.close();
+        pool().close();
         try {
-            pool = load();
+            ranks = load();
         } catch (IOException | RuntimeException e) {
             lose(directory + " could not be loaded again after it had failed: " + e, e);
         }
@@ -491,8 +382,8 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     private void closeModel() {
-        if (pool != null) {
-            pool.close();
+        if (ranks != null) {
+            pool().close();
         }
         if (tokenizer != null) {
             tokenizer.close();
@@ -538,12 +429,12 @@ public final class LlamaGenerator implements TextGenerator {
         if (!isFollower()) {
             throw new IllegalStateException("this generator follows none: it ends when closed");
         }
-        pool.awaitEnd();
+        pool().awaitEnd();
     }
 
-    /** Returns the ranks, for tests. */
+    /** Returns the ranks, also for tests. */
     RankPool<LlamaStep, List<TokenChooser.Choice>> pool() {
-        return pool;
+        return ranks.pool();
     }
 
     @Override

@@ -28,6 +28,7 @@
  *   Draw                 how ranks do that by themselves
  *   TextStream           turns tokens into text as they come
  *   HuggingFaceTokens    the tokenizer of a model directory
+ *   LlamaRanks           the ranks of a generator, and how a model is loaded onto them
  *   LlamaStep            what all ranks do at a time, and how it gets to other processes
  *   LlamaRank            what one of them has, and the step that it has begun
  *   LlamaModel           one rank's part of a model, and its forward pass

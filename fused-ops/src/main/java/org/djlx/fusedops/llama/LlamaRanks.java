@@ -1,0 +1,143 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llama;
+
+import ai.djl.util.Progress;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.ObjectCollectives;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankPool;
+import org.djlx.collectives.RankWorker;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The ranks of a generator, each with its part of a model.
+ *
+ * @param pool the ranks
+ * @param readsAhead whether they choose tokens by themselves, so that a step can begin before the
+ *     host knows them; if they are processes, known on rank 0
+ */
+record LlamaRanks(RankPool<LlamaStep, List<TokenChooser.Choice>> pool, boolean readsAhead) {
+
+    private static final Logger LOG = LoggerFactory.getLogger(LlamaRanks.class);
+
+    /**
+     * Loads a model. What is wrong with its files is found before anything is allocated.
+     *
+     * @param name of the ranks' threads
+     * @param directory where its files are
+     * @return the ranks, whose pool is the caller's to close
+     */
+    static LlamaRanks load(
+            String name, Path directory, LlamaConfig config, GeneratorSettings settings)
+            throws IOException {
+        int ranks = settings.ranks();
+        try (Safetensors files = Safetensors.open(directory)) {
+            try {
+                LlamaWeights.check(config, files);
+            } catch (IllegalArgumentException e) {
+                throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
+            }
+            long weightBytes = LlamaWeights.byteSize(config, ranks);
+            if (!settings.isFollower()) {
+                LOG.info(
+                        "{}: each of {} ranks takes {} MiB for weights and {} MiB for a cache of"
+                                + " {} tokens.",
+                        directory,
+                        ranks,
+                        weightBytes >> 20,
+                        KvCache.byteSize(config, ranks, settings.cacheRows()) >> 20,
+                        settings.cacheRows());
+            }
+            Progress progress = settings.isFollower() ? null : settings.progress();
+            if (progress != null) {
+                progress.reset("Loading " + directory.getFileName(), weightBytes);
+            }
+            AtomicBoolean readsAhead = new AtomicBoolean();
+            ProcessGroups.RankBody<RankWorker<LlamaStep, List<TokenChooser.Choice>>> maker =
+                    group -> {
+                        LlamaModel model = model(config, settings, group, files);
+                        if (group.rank() == 0) {
+                            readsAhead.set(model.hasDecoder());
+                        }
+                        return new LlamaRank(group, model);
+                    };
+            RankPool<LlamaStep, List<TokenChooser.Choice>> pool =
+                    settings.group() == null
+                            ? RankPool.start(name, settings.groups(), maker)
+                            : RankPool.join(name, settings.group(), LlamaStep.CODEC, maker);
+            boolean done = false;
+            try {
+                if (progress != null) {
+                    progress.end();
+                }
+                done = true;
+                return new LlamaRanks(pool, readsAhead.get());
+            } finally {
+                if (!done) {
+                    pool.close();
+                }
+            }
+        }
+    }
+
+    /** Loads a rank's part. */
+    private static LlamaModel model(
+            LlamaConfig config, GeneratorSettings settings, ProcessGroup group, Safetensors files) {
+        int ranks = group.worldSize();
+        Progress progress = group.rank() == 0 ? settings.progress() : null;
+        LlamaWeights weights =
+                LlamaWeights.read(
+                        config,
+                        group.rank(),
+                        ranks,
+                        group.device(),
+                        files,
+                        bytes -> {
+                            if (progress != null) {
+                                progress.increment(bytes);
+                            }
+                        });
+        KvCache cache = null;
+        try {
+            cache = new KvCache(config, ranks, settings.cacheRows(), group.device());
+            return new LlamaModel(config, group, weights, cache, settings.maxLength());
+        } catch (RuntimeException | Error e) { // There may be too little memory.
+            if (cache != null) {
+                cache.close();
+            }
+            weights.close();
+            throw e;
+        }
+    }
+
+    /**
+     * Compares what ranks are set up with that are processes, which users may start differently.
+     *
+     * @throws IllegalArgumentException on all ranks if it is not the same
+     */
+    static void checkAgreement(LlamaConfig config, GeneratorSettings settings) {
+        String own =
+                String.format(
+                        "%s with maxLength %d and %d blocks of cache",
+                        config, settings.maxLength(), settings.cacheBlocks());
+        List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
+        for (int rank = 1; rank < all.size(); rank++) {
+            if (!all.get(rank).equals(all.get(0))) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "all ranks must have the same model and options: rank 0 has %s,"
+                                        + " rank %d has %s",
+                                all.get(0), rank, all.get(rank)));
+            }
+        }
+    }
+}
