@@ -461,11 +461,38 @@ public final class Torch {
         long keys = TorchChecks.tensor(key, "the key");
         long values = TorchChecks.tensor(value, "the value");
         Tensors.requireAttention(queries, keys, values);
-        boolean grouped = Tensors.sizes(queries)[1] != Tensors.sizes(keys)[1];
+        long heads = Tensors.sizes(queries)[1];
+        boolean grouped = heads != Tensors.sizes(keys)[1];
+        if (grouped && !sharesHeads(queries)) {
+            try (NDArray ownKeys = repeated(key, heads);
+                    NDArray ownValues = repeated(value, heads)) {
+                return attention(query, ownKeys, ownValues, causal);
+            }
+        }
         long result =
                 TorchDispatcher.attention(
                         "Torch.attention", queries, keys, values, causal, grouped);
         return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
+    }
+
+    /**
+     * Tells whether libtorch's kernels let heads share keys. Where they do not, it would put the
+     * scores of all pairs into memory.
+     */
+    private static boolean sharesHeads(long query) {
+        return Tensors.device(query).isGpu() && Tensors.scalarType(query).itemSize() == 2;
+    }
+
+    /** Copies each head as often as queries share it. */
+    private static NDArray repeated(NDArray x, long heads) {
+        Shape shape = x.getShape();
+        long times = heads / shape.get(1);
+        try (NDArray expanded = x.expandDims(2);
+                NDArray all =
+                        expanded.broadcast(
+                                shape.get(0), shape.get(1), times, shape.get(2), shape.get(3))) {
+            return all.reshape(shape.get(0), heads, shape.get(2), shape.get(3));
+        }
     }
 
     /**

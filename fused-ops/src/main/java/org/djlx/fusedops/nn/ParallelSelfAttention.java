@@ -92,9 +92,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
                                 value(store, key, x, training),
                                 value(store, value, x, training)));
         NDArray queries = heads(in.get(0), sequence, true);
-        long own = queries.getShape().get(2);
-        NDArray keys = repeated(heads(in.get(1), sequence, true), own);
-        NDArray values = repeated(heads(in.get(2), sequence, false), own);
+        NDArray keys = heads(in.get(1), sequence, true);
+        NDArray values = heads(in.get(2), sequence, false);
         NDArray attended = Torch.attention(inFront(queries), inFront(keys), inFront(values), true);
         NDArray joined = inFront(attended).reshape(in.get(0).getShape());
         return outOfRegion(joined, value(store, output, x, training));
@@ -146,18 +145,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
             tableType = type;
         }
         return table;
-    }
-
-    /** Gives each query head a key or value head of its own. */
-    private static NDArray repeated(NDArray x, long heads) {
-        Shape shape = x.getShape();
-        if (shape.get(2) == heads) {
-            return x;
-        }
-        long times = heads / shape.get(2);
-        return x.expandDims(3)
-                .broadcast(shape.get(0), shape.get(1), shape.get(2), times, shape.get(3))
-                .reshape(shape.get(0), shape.get(1), heads, shape.get(3));
     }
 
     /** Changes (batch, sequence, heads, …) to (batch, heads, sequence, …), and back. */
