@@ -130,7 +130,7 @@ final class FusedGradients {
 
     private static List<NDArray> matmulReduceScatterGradients(
             List<NDArray> inputs,
-            NDArray gradient,
+            NDArray ofResult,
             ReduceOp op,
             int scatterDim,
             ProcessGroup group) {
@@ -138,7 +138,9 @@ final class FusedGradients {
         NDArray b = inputs.get(1);
         boolean ofA = Torch.requiresGradient(a);
         boolean ofB = Torch.requiresGradient(b);
+        NDArray gradient = ofResult;
         if (op == ReduceOp.AVG) {
+            gradient = Torch.cast(ofResult, Torch.scalarType(ofResult));
             Torch.divInPlace(gradient, group.worldSize());
         }
         List<NDArray> results = new ArrayList<>();

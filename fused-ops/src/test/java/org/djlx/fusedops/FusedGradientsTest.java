@@ -333,6 +333,33 @@ class FusedGradientsTest {
                 });
     }
 
+    /** libtorch gives two results whose views are added one memory for the gradients of both. */
+    @Test
+    void averagesMayShareTheirGradient() {
+        run(
+                2,
+                group -> {
+                    try (NDManager manager = newManager();
+                            GradientScope scope = GradientScope.open()) {
+                        NDArray a = random(manager, new Shape(4, 4), group.rank());
+                        NDArray weights = random(manager, new Shape(2, 4), 8);
+                        List<double[]> gradients = new ArrayList<>();
+                        for (boolean viewed : new boolean[] {false, true}) {
+                            NDArray b = leaf(manager, new Shape(4, 4), 7);
+                            NDArray sum = weights.zerosLike();
+                            for (int i = 0; i < 2; i++) {
+                                NDArray y =
+                                        FusedOps.matmulReduceScatter(a, b, ReduceOp.AVG, 0, group);
+                                sum = sum.add(viewed ? y.reshape(2, 4) : y);
+                            }
+                            scope.backward(sum.mul(weights).sum());
+                            gradients.add(gradient(b));
+                        }
+                        assertArrayEquals(gradients.get(0), gradients.get(1), TOLERANCE);
+                    }
+                });
+    }
+
     /** Only what requires a gradient gets one, and only then is anything sent for it. */
     @Test
     void whatRequiresNoneGetsNone() {
