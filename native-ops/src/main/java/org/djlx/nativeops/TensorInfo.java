@@ -46,4 +46,20 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
         return type.category() != ScalarType.Category.COMPLEX
                 && Extents.isContiguous(sizes, strides);
     }
+
+    /**
+     * Tells whether some memory lies both between the first and the last element of this array and
+     * between those of another.
+     *
+     * @param other the other array
+     * @return whether it does; false if one of the two has no elements
+     */
+    public boolean overlaps(TensorInfo other) {
+        long span = Extents.byteSpan(sizes, strides, type.itemSize());
+        long otherSpan = Extents.byteSpan(other.sizes, other.strides, other.type.itemSize());
+        return span > 0
+                && otherSpan > 0
+                && address < other.address + otherSpan
+                && other.address < address + span;
+    }
 }

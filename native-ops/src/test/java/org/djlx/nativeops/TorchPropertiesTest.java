@@ -216,4 +216,21 @@ class TorchPropertiesTest {
             assertThrows(IllegalArgumentException.class, () -> Torch.info(array));
         }
     }
+
+    @Test
+    void overlapsAreInMemory() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray array = manager.zeros(new Shape(4, 6));
+            TensorInfo whole = Torch.info(array);
+            TensorInfo rows = Torch.info(array.get("1:3"));
+            TensorInfo columns = Torch.info(array.get(":, 1:2"));
+            assertTrue(whole.overlaps(whole));
+            assertTrue(rows.overlaps(whole));
+            assertTrue(columns.overlaps(rows));
+            assertFalse(rows.overlaps(Torch.info(array.get("3:"))));
+            assertFalse(Torch.info(array.get("3:")).overlaps(rows));
+            assertFalse(rows.overlaps(Torch.info(array.get("2:2"))));
+            assertFalse(whole.overlaps(Torch.info(manager.zeros(new Shape(4, 6)))));
+        }
+    }
 }

@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Map;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -29,6 +30,7 @@ final class Boundary implements AutoCloseable {
     private final List<NDArray> outputs;
     private final List<NDArray> results; // the callers' arrays of the outputs
     private final NDArray[] received; // gradients of the outputs from other boundaries, or null
+    private final NDArray[] noted; // gradients of the results that arrived earlier, or null
     private final List<Source> sources; // of the inputs, or null
 
     /** Where an input comes from that is a result of another boundary. */
@@ -50,6 +52,7 @@ final class Boundary implements AutoCloseable {
         this.rule = rule;
         this.results = List.copyOf(results);
         received = new NDArray[results.size()];
+        noted = new NDArray[results.size()];
         sources = inputs.stream().map(input -> source(input, makers.get(input))).toList();
         manager = NDManager.newBaseManager(results.get(0).getDevice(), "PyTorch");
         boolean done = false;
@@ -94,13 +97,16 @@ final class Boundary implements AutoCloseable {
      * leaves of the graph.
      */
     void goBack() {
-        List<NDArray> gradients = NoGradient.get(this::inputGradients);
+        List<TensorInfo> used = new ArrayList<>();
+        List<NDArray> gradients = NoGradient.get(() -> inputGradients(used));
         if (gradients.size() != inputs.size()) {
             throw new IllegalStateException(
                     String.format(
                             "%s: its rule returned %d gradients for %d inputs",
                             operator, gradients.size(), inputs.size()));
         }
+        inputs.forEach(input -> used.add(Torch.info(input)));
+        kept.forEach(array -> used.add(Torch.info(array)));
         for (int i = 0; i < inputs.size(); i++) {
             NDArray input = inputs.get(i);
             NDArray gradient = gradients.get(i);
@@ -114,6 +120,7 @@ final class Boundary implements AutoCloseable {
                                         + " shape %s",
                                 operator, gradient.getShape(), i, input.getShape()));
             }
+            gradient = exclusive(gradient, used);
             Source source = sources.get(i);
             if (source.boundary != null && Torch.scalarType(gradient) == Torch.scalarType(input)) {
                 source.boundary.receive(source.output, gradient);
@@ -124,10 +131,25 @@ final class Boundary implements AutoCloseable {
         }
     }
 
+    /**
+     * Returns a gradient in memory that is not used for anything else. It may become that of a leaf
+     * behind a view, to which autograd adds others in place.
+     *
+     * @param used what is in use, to which the gradient is added
+     */
+    private NDArray exclusive(NDArray gradient, List<TensorInfo> used) {
+        TensorInfo info = Torch.info(gradient);
+        if (used.stream().anyMatch(info::overlaps)) {
+            return copy(gradient, manager);
+        }
+        used.add(info);
+        return gradient;
+    }
+
     private void receive(int output, NDArray gradient) {
         NDArray before = received[output];
         if (before == null) {
-            received[output] = Torch.alias(manager, gradient);
+            received[output] = owned(gradient);
             return;
         }
         NDArray sum = NoGradient.get(() -> before.add(gradient));
@@ -135,7 +157,28 @@ final class Boundary implements AutoCloseable {
         received[output] = sum;
     }
 
-    private List<NDArray> inputGradients() {
+    /**
+     * Returns a gradient in a contiguous array of this boundary. On a CPU that is a copy: it may be
+     * a view of memory of the JVM, which lives no longer than the array that it is a view of.
+     */
+    private NDArray owned(NDArray gradient) {
+        return gradient.getDevice().isGpu() && Torch.isContiguous(gradient)
+                ? Torch.alias(manager, gradient)
+                : copy(gradient, manager);
+    }
+
+    private static NDArray copy(NDArray gradient, NDManager manager) {
+        NDArray copy = NoGradient.get(() -> Torch.cast(gradient, Torch.scalarType(gradient)));
+        copy.attach(manager);
+        return copy;
+    }
+
+    /**
+     * Differentiates the operator.
+     *
+     * @param used to which the gradients are added that stay at open results
+     */
+    private List<NDArray> inputGradients(List<TensorInfo> used) {
         List<NDArray> gradients = new ArrayList<>();
         for (int i = 0; i < outputs.size(); i++) {
             NDArray output = outputs.get(i);
@@ -144,6 +187,8 @@ final class Boundary implements AutoCloseable {
                 gradient = received[i] == null ? zeros(output) : received[i];
             } else if (received[i] != null) {
                 gradient = gradient.add(received[i]);
+            } else if (!results.get(i).isReleased()) {
+                used.add(Torch.info(gradient));
             }
             gradients.add(gradient);
         }
@@ -157,41 +202,52 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Sets what autograd has left at the results to 0, when all boundaries have been gone through:
-     * rules may have passed it on. Whether more arrives later {@link #isReachedAgain} finds out.
+     * Notes what has arrived at the results by now, for {@link #isReachedAgain}. Nothing is set to
+     * zero for that: libtorch lets gradients of several leaves share memory.
+     *
+     * @param notes the manager of the copies
      */
-    void forgetGradients() {
-        for (NDArray result : results) {
-            if (!result.isReleased()) {
-                try (NDArray gradient = JniUtils.getGradient((PtNDArray) result)) {
-                    if (gradient != null) {
-                        JniUtils.zeroGrad((PtNDArray) result);
-                    }
-                }
-            }
+    void noteGradients(NDManager notes) {
+        for (int i = 0; i < noted.length; i++) {
+            NDArray gradient = gradient(results.get(i), notes);
+            noted[i] = gradient == null ? null : copy(gradient, notes);
         }
     }
 
-    /** Tells whether a gradient has arrived since {@link #goBack}, at an array not yet closed. */
-    boolean isReachedAgain() {
+    /**
+     * Tells whether a gradient has arrived since {@link #noteGradients}, at a result not yet
+     * closed.
+     *
+     * @param notes the manager of the copies
+     */
+    boolean isReachedAgain(NDManager notes) {
         return NoGradient.get(
                 () -> {
-                    for (NDArray result : results) {
-                        if (result.isReleased()) {
-                            continue;
-                        }
-                        try (NDArray gradient = JniUtils.getGradient((PtNDArray) result)) {
-                            if (gradient != null) {
-                                try (NDArray any = gradient.neq(0).any()) {
-                                    if (any.getBoolean()) {
-                                        return true;
-                                    }
-                                }
-                            }
+                    for (int i = 0; i < noted.length; i++) {
+                        NDArray gradient = gradient(results.get(i), notes);
+                        if (gradient != null && isDifferent(gradient, noted[i])) {
+                            return true;
                         }
                     }
                     return false;
                 });
+    }
+
+    /** Returns an array's gradient, if it is open and has one. */
+    private static NDArray gradient(NDArray array, NDManager manager) {
+        NDArray gradient = array.isReleased() ? null : JniUtils.getGradient((PtNDArray) array);
+        if (gradient != null) {
+            gradient.attach(manager);
+        }
+        return gradient;
+    }
+
+    private static boolean isDifferent(NDArray gradient, NDArray before) {
+        if (before == null) {
+            return gradient.neq(0).any().getBoolean();
+        }
+        // What was not a number is different from itself.
+        return gradient.neq(before).logicalAnd(before.eq(before)).any().getBoolean();
     }
 
     /** Tells whether the caller has closed all outputs. */

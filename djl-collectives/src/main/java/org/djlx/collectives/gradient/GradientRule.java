@@ -23,9 +23,10 @@ public interface GradientRule {
      * @param inputs the operator's inputs, as they were recorded
      * @param kept what was to be kept for this
      * @param gradients the gradient of each output, of its shape and element type; zeros where the
-     *     result does not depend on it
-     * @return for each input its gradient, of its shape and element type; null for none. Arrays in
-     *     the manager of those passed are closed afterwards
+     *     result does not depend on it. Not to be changed: others may share their memory
+     * @return for each input its gradient, of its shape and element type; null for none. New
+     *     arrays, or some of those passed, or views of either: gradients may stay in their memory.
+     *     Arrays in the manager of those passed are closed afterwards
      */
     List<NDArray> differentiate(List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients);
 }

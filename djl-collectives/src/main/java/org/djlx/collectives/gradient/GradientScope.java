@@ -52,6 +52,11 @@ import org.djlx.nativeops.Torch;
  * then autograd goes through it once for each. Begin a block with {@link
  * DifferentiableCollectives#cut}, from whose result all ways start, and it goes once.
  *
+ * <p>Reshape a sum rather than what is added: libtorch lets leaves share the memory of their
+ * gradients if views of them are added, as in {@code a.reshape(shape).add(b.reshape(shape))}, and
+ * what it adds to the gradient of one later is then added to those of both, with any of DJL's
+ * collectors (libtorch 2.7.1).
+ *
  * <p>Results of operators are leaves that require a gradient, so libtorch refuses to change them in
  * place while gradients are on. What an operator needs for its gradient, such as weights, must not
  * change before {@code backward}; if it is changed in place, gradients are those of the new values,
@@ -270,9 +275,25 @@ public final class GradientScope implements GradientCollector {
                             + " for "
                             + (targets == null ? "null" : targets.size()));
         }
-        boolean keep = !boundaries.isEmpty() || targets.size() > 1;
+        passed.removeIf(Boundary::isForgotten);
         List<Boundary> earlier = List.copyOf(passed);
-        List<Boundary> gone = new ArrayList<>();
+        try (NDManager notes = NDManager.newBaseManager("PyTorch")) {
+            earlier.forEach(boundary -> boundary.noteGradients(notes));
+            goBack(targets, gradients);
+            for (Boundary boundary : earlier) {
+                if (boundary.isReachedAgain(notes)) {
+                    throw new IllegalStateException(
+                            boundary.operator()
+                                    + ": a gradient has reached its result after an earlier"
+                                    + " backward has gone through it, and is lost; call backward"
+                                    + " once, on the sum of the losses");
+                }
+            }
+        }
+    }
+
+    private void goBack(List<NDArray> targets, List<NDArray> gradients) {
+        boolean keep = !boundaries.isEmpty() || targets.size() > 1;
         try {
             for (int i = 0; i < targets.size(); i++) {
                 JniUtils.backward(
@@ -282,23 +303,11 @@ public final class GradientScope implements GradientCollector {
                 try (Boundary boundary = boundaries.pop()) {
                     boundary.results().forEach(makers::remove);
                     boundary.goBack();
-                    gone.add(boundary);
+                    passed.add(boundary);
                 }
             }
         } finally {
             discard();
-        }
-        gone.forEach(Boundary::forgetGradients);
-        passed.addAll(gone);
-        passed.removeIf(Boundary::isForgotten);
-        for (Boundary boundary : earlier) {
-            if (boundary.isReachedAgain()) {
-                throw new IllegalStateException(
-                        boundary.operator()
-                                + ": a gradient has reached its result after an earlier backward"
-                                + " has gone through it, and is lost; call backward once, on the"
-                                + " sum of the losses");
-            }
         }
     }
 

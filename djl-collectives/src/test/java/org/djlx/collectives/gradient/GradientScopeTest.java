@@ -125,6 +125,56 @@ class GradientScopeTest {
         }
     }
 
+    /** libtorch may leave a gradient in the memory of the one that it is a view of. */
+    @Test
+    void gradientsBehindViewsStay() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray w = manager.create(new float[] {1, 2, 3, 4});
+            NDArray bias = manager.create(new float[] {1, 1, 1, 1});
+            w.setRequiresGradient(true);
+            bias.setRequiresGradient(true);
+            NDArray y = DifferentiableCollectives.cut(w.reshape(2, 2));
+            NDArray sum = DifferentiableCollectives.cut(y.add(bias.reshape(2, 2)));
+            NDArray z = DifferentiableCollectives.cut(w.reshape(2, 2));
+            scope.backward(sum.square().sum().add(z.sum())); // (w + bias)² + w
+            assertArrayEquals(new float[] {5, 7, 9, 11}, gradients(w));
+            assertArrayEquals(new float[] {4, 6, 8, 10}, gradients(bias));
+            scope.backward(w.add(bias).sum()); // It does not reach what is gone through.
+            assertArrayEquals(new float[] {6, 8, 10, 12}, gradients(w));
+            assertArrayEquals(new float[] {5, 7, 9, 11}, gradients(bias));
+        }
+    }
+
+    private static float[] gradients(NDArray array) {
+        try (NDArray gradient = array.getGradient()) {
+            return gradient.toFloatArray();
+        }
+    }
+
+    /** What was gone through before a rule failed is not gone through again. */
+    @Test
+    void aFailedBackwardIsNotTriedAgain() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.create(3f);
+            x.setRequiresGradient(true);
+            NDArray y = NoGradient.get(() -> x.mul(5));
+            scope.record(
+                    "failing",
+                    List.of(x),
+                    List.of(),
+                    List.of(y),
+                    (inputs, kept, gradients) -> {
+                        throw new IllegalArgumentException("the rule");
+                    });
+            NDArray z = twice(scope, x);
+            assertThrows(IllegalArgumentException.class, () -> scope.backward(z.add(y)));
+            assertEquals(2f, gradient(x));
+            assertThrows(IllegalStateException.class, () -> scope.backward(z.square()));
+        }
+    }
+
     /** A result that the target does not depend on has a gradient of zeros. */
     @Test
     void unusedResultsAreGoneThrough() {
