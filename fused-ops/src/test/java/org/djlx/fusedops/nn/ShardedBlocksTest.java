@@ -36,10 +36,12 @@ import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
 import org.junit.jupiter.params.provider.MethodSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /**
  * A network of all blocks with residual connections, on several ranks and by plain DJL on one from
@@ -263,6 +265,58 @@ class ShardedBlocksTest {
         }
         assertArrayEquals(expected.output(), array(outputs), TOLERANCE);
         assertArrayEquals(expected.inputGradient(), array(inputGradients), TOLERANCE);
+    }
+
+    /** The first pass makes the gradients of float64 parameters, and the second adds to them. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void gradientsOfConvertedParametersAddUp(boolean sequence) {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            Net net = new Net(group, sequence);
+                            net.initialize(manager, new Shape(8, SIZE));
+                            List<double[]> once = gradients(net, manager, ScalarType.FLOAT32);
+                            List<double[]> twice = gradients(net, manager, ScalarType.FLOAT32);
+                            List<double[]> all = gradients(net, manager, ScalarType.FLOAT64);
+                            for (int i = 0; i < once.size(); i++) {
+                                for (int k = 0; k < once.get(i).length; k++) {
+                                    double value = once.get(i)[k];
+                                    assertEquals(2 * value, twice.get(i)[k]);
+                                    double exact = all.get(i)[k] - twice.get(i)[k];
+                                    assertEquals(exact, value, 1e-4 * (1 + Math.abs(exact)));
+                                }
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Returns the gradients of all parameters after another pass with inputs of a type. */
+    private static List<double[]> gradients(Net net, NDManager manager, ScalarType type) {
+        try (GradientScope scope = GradientScope.open()) {
+            NDArray whole = input(manager, new Shape(8, SIZE));
+            NDArray x = Torch.cast(part(whole, net.group, net.sequence), type);
+            x.setRequiresGradient(true);
+            NDArray y = net.forward(new ParameterStore(manager, false), x.add(x), true);
+            assertEquals(type, Torch.scalarType(y));
+            scope.backward(y.square().sum());
+        }
+        List<double[]> gradients = new ArrayList<>();
+        for (ShardedBlock block : net.blocks.values()) {
+            for (Parameter parameter : block.getParameters().values()) {
+                try (NDArray gradient = parameter.getArray().getGradient()) {
+                    gradients.add(gradient.toDoubleArray());
+                }
+            }
+        }
+        return gradients;
     }
 
     private static double[] array(List<Double> values) {
