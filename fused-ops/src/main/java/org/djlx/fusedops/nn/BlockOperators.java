@@ -57,12 +57,15 @@ final class BlockOperators implements AutoCloseable {
         }
     }
 
-    /** Tells whether a kernel is to compute with such arrays. */
+    /** Tells whether a kernel is to compute with such arrays, into the first one's manager. */
     private boolean isFused(NDArray... arrays) {
-        if (kernels == null || arrays[0].size() == 0) {
+        NDArray first = arrays[0];
+        if (kernels == null
+                || first.size() == 0
+                || !first.getManager().getDevice().equals(first.getDevice())) {
             return false;
         }
-        ScalarType type = Torch.scalarType(arrays[0]);
+        ScalarType type = Torch.scalarType(first);
         boolean recorded = false;
         for (NDArray array : arrays) {
             if (Torch.scalarType(array) != type || !kernels.isSupported(array)) {
@@ -98,7 +101,9 @@ final class BlockOperators implements AutoCloseable {
      * @param epsilon what is added to the mean square
      */
     NDArray normalized(NDArray x, NDArray weight, float epsilon) {
-        if (isFused(x, weight) && kernels.isNormalizable(weight.size())) {
+        if (isFused(x, weight)
+                && x.getShape().getLastDimension() == weight.size()
+                && kernels.isNormalizable(weight.size())) {
             return recorded(
                     "RmsNorm",
                     List.of(x, weight),
@@ -137,7 +142,7 @@ final class BlockOperators implements AutoCloseable {
 
     /** Computes {@code silu(gate) · value} of two arrays of the same shape. */
     NDArray gated(NDArray gate, NDArray value) {
-        if (!isFused(gate, value)) {
+        if (!isFused(gate, value) || !gate.getShape().equals(value.getShape())) {
             return Torch.silu(gate).mul(value);
         }
         return recorded(
