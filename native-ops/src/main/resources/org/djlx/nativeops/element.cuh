@@ -58,6 +58,15 @@ __device__ __forceinline__ void await_others() {
 #endif
 }
 
+const int WARP = 32;
+
+// The sum over the lanes of a warp, the same bits to all.
+__device__ __forceinline__ float sum_of_warp(float value) {
+#pragma unroll
+  for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
 // Sums are mostly not divided, and a division takes longer than the rest of an element.
 __device__ __forceinline__ float divided(float sum, float divisor) { return divisor == 1 ? sum : sum / divisor; }
 

@@ -23,7 +23,6 @@
 #include "one_shot.cuh"
 
 const int MAX_THREADS = 512;
-const int WARP = 32;
 
 // Arrays of `rows` times `hidden` elements, the weight of one row; the new residual may be where the partial is.
 template <typename T>
@@ -40,15 +39,11 @@ struct Rows {
 // The sum over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
 // barrier but one. Sets `good` to false on all threads if it is on one.
 __device__ __forceinline__ float sum_of_block(float value, float* sums, bool& good) {
-#pragma unroll
-  for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  value = sum_of_warp(value);
   u32 lane = threadIdx.x % WARP;
   if (lane == 0) sums[threadIdx.x / WARP] = value;
   good = __syncthreads_and(good);
-  value = lane < blockDim.x / WARP ? sums[lane] : 0;
-#pragma unroll
-  for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-  return value;
+  return sum_of_warp(lane < blockDim.x / WARP ? sums[lane] : 0);
 }
 
 template <typename T, bool EXCHANGE>

@@ -23,7 +23,6 @@
 typedef TYPE T;
 typedef T::Bits Bits;
 
-const int WARP = 32;
 const int PACK = Pack<T>::COUNT;
 const int STEP = 4 * PACK;  // elements of a row that are loaded at once: 4 lanes have them
 const float LEAST = -1e30f;  // a score that none is below

@@ -4,7 +4,6 @@
 // with anybody.
 #include "element.cuh"
 
-const int WARP = 32;
 const int MAX_THREADS = 512;
 const int MAX_WARPS = MAX_THREADS / WARP;
 
@@ -44,22 +43,17 @@ struct WeightGradient {
 
 // The sums over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
 // barrier but one.
-__device__ __forceinline__ float2 sums_of_block(float2 value, float2* sums) {
-#pragma unroll
-  for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value.x += __shfl_xor_sync(~0u, value.x, distance);
-    value.y += __shfl_xor_sync(~0u, value.y, distance);
-  }
+template <int COUNT>
+__device__ __forceinline__ void sum_of_block(float (&values)[COUNT], float (&sums)[COUNT][MAX_WARPS]) {
   u32 lane = threadIdx.x % WARP;
-  if (lane == 0) sums[threadIdx.x / WARP] = value;
-  __syncthreads();
-  value = lane < blockDim.x / WARP ? sums[lane] : make_float2(0, 0);
 #pragma unroll
-  for (int distance = WARP / 2; distance > 0; distance /= 2) {
-    value.x += __shfl_xor_sync(~0u, value.x, distance);
-    value.y += __shfl_xor_sync(~0u, value.y, distance);
+  for (int i = 0; i < COUNT; i++) {
+    values[i] = sum_of_warp(values[i]);
+    if (lane == 0) sums[i][threadIdx.x / WARP] = values[i];
   }
-  return value;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) values[i] = sum_of_warp(lane < blockDim.x / WARP ? sums[i][lane] : 0);
 }
 
 template <typename T>
@@ -69,19 +63,20 @@ __device__ __forceinline__ void load(Sum<T>& values, const typename T::Bits* row
 
 template <typename T>
 __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
-  __shared__ float2 sums[2][MAX_WARPS];
+  __shared__ float sums[2][1][MAX_WARPS];
   u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   u32 turn = 0;
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
     const typename T::Bits* x = of.x + row * of.size;
-    float2 squares = make_float2(0, 0);
+    float squares[1] = {};
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       Sum<T> values;
       load(values, x, of.size, i);
 #pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) squares.x += values.values[k] * values.values[k];
+      for (int k = 0; k < Pack<T>::COUNT; k++) squares[0] += values.values[k] * values.values[k];
     }
-    float scale = 1 / sqrtf(sums_of_block(squares, sums[turn]).x / of.size + epsilon);
+    sum_of_block(squares, sums[turn]);
+    float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       Sum<T> values, factors;
       load(values, x, of.size, i);
@@ -98,7 +93,7 @@ __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
 template <typename T>
 __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, float epsilon) {
   extern __shared__ float of_weight[];
-  __shared__ float2 sums[2][MAX_WARPS];
+  __shared__ float sums[2][2][MAX_WARPS];
   u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
 #pragma unroll
@@ -109,20 +104,20 @@ __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, flo
     const typename T::Bits* x = of.x + row * of.size;
     const typename T::Bits* dy = of.dy + row * of.size;
     Sum<T> values, gradients, factors;
-    float2 products = make_float2(0, 0);
+    float products[2] = {};  // x^2, and dy weight x
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       load(values, x, of.size, i);
       load(gradients, dy, of.size, i);
       load(factors, of.weight, of.size, i);
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) {
-        products.x += values.values[k] * values.values[k];
-        products.y += gradients.values[k] * factors.values[k] * values.values[k];
+        products[0] += values.values[k] * values.values[k];
+        products[1] += gradients.values[k] * factors.values[k] * values.values[k];
       }
     }
-    products = sums_of_block(products, sums[turn]);
-    float scale = 1 / sqrtf(products.x / of.size + epsilon);
-    float slope = scale * scale * (products.y / of.size);
+    sum_of_block(products, sums[turn]);
+    float scale = 1 / sqrtf(products[0] / of.size + epsilon);
+    float slope = scale * scale * (products[1] / of.size);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       load(values, x, of.size, i);
       load(gradients, dy, of.size, i);
