@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks: kernels compile, the build has no warning, tests pass, javadoc is complete. Of the attacks (mvn -Psoak test)
+# All checks: kernels and the trace of GPUs compile, the build has no warning, tests pass, javadoc is complete. Of the attacks (mvn -Psoak test)
 # each runs for a few seconds, and at least one round of it. Without arguments, samples/quickstart-project is built too.
 #   ci/test.sh [arguments of mvn, for example -pl samples -am]
 set -euo pipefail
@@ -34,8 +34,6 @@ check_kernels() {
     return 0
   fi
   oldest=sm_$(nvcc --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$/\1/p' | awk '$1 >= 70' | sort -n | head -1)
-  out=$(mktemp -d)
-  trap 'rm -rf "$out"' EXIT
   for kernel in "${kernels[@]}"; do
     ! grep -q '"hopper.cuh"' "$kernel" || continue
     compile_kernel "$kernel" "$out/kernel.cubin" -arch="$oldest"
@@ -43,6 +41,26 @@ check_kernels() {
   done
   "$root/ci/sanitize.sh" --compile sm_90a "$out" || die "the programs of ci/sanitize.sh do not compile"
   say "Kernels: ${#kernels[@]} compiled for $oldest and sm_90a, and the programs that ci/sanitize.sh runs them with"
+}
+
+# Compiles ci/profile/trace.cpp where nvcc finds CUPTI, and sums up a trace in which one of two kernels ran twice.
+check_profile() {
+  if echo '#include <cupti.h>' | nvcc -x c++ -E - >/dev/null 2>&1; then
+    say "nvcc ci/profile/trace.cpp"
+    nvcc -x c++ -Xcompiler -Wall,-Wextra,-Werror -c -o "$out/trace.o" "$root/ci/profile/trace.cpp" || die "ci/profile/trace.cpp does not compile"
+  fi
+  if ! command -v python3 >/dev/null; then
+    say "ci/profile/kernels.py: not run, there is no python3"
+    return 0
+  fi
+  printf '%s\n' 0,7,1000,3000,twice 0,7,2000,5000,once 0,7,9000,9500,twice 1,7,1,2,elsewhere 0,7,100 >"$out/trace"
+  python3 "$root/ci/profile/kernels.py" "$out/trace" --around twice >"$out/sums"
+  diff - "$out/sums" <<EOF || die "ci/profile/kernels.py is wrong"
+GPU 0: 0.009 ms, of which 0.004 ms busy (52.9%), 3 records
+        ms  share   count   mean us  name
+     0.003  35.3%       1       3.0  once
+     0.003  29.4%       2       1.2  twice
+EOF
 }
 
 # Builds samples/quickstart-project as its users do, from the jars that have just been built, and runs it. They are installed
@@ -76,7 +94,10 @@ check_quickstart_project() (
 )
 
 setup
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
 check_kernels
+check_profile
 # One invocation: in a second one, without `install`, a module would not find the others' jars. Javadoc is part of it.
 maven verify -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$@"
 (($#)) || check_quickstart_project
