@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -15,6 +16,9 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
@@ -134,6 +138,33 @@ class TorchRecordedTest {
         double[] repeated =
                 doubles(Torch.attention(query, key.repeat(1, 3), value.repeat(1, 3), true));
         assertArrayEquals(repeated, shared, 1e-5);
+    }
+
+    /** The scores of all pairs alone would take 288 MiB. */
+    @Test
+    void headsThatShareKeysTakeNoMemoryForScores() throws IOException {
+        int tokens = 3072;
+        NDArray query = random(new Shape(1, 8, tokens, 16), ScalarType.FLOAT32);
+        NDArray key = random(new Shape(1, 2, tokens, 16), ScalarType.FLOAT32);
+        NoGradient.run(
+                () -> Torch.attention(query, key, key, true).close()); // Loads what it takes.
+        Path reset = Path.of("/proc/self/clear_refs");
+        assumeTrue(Files.isWritable(reset), "the highest use of memory cannot be set back");
+        Files.writeString(reset, "5");
+        long before = mostMemory();
+        NoGradient.run(() -> Torch.attention(query, key, key, true).close());
+        long more = mostMemory() - before;
+        assertTrue(more < 200L << 20, () -> more + " bytes more were used");
+    }
+
+    /** Returns the most memory that this process has had since that was set back, in bytes. */
+    private static long mostMemory() throws IOException {
+        String line =
+                Files.readAllLines(Path.of("/proc/self/status")).stream()
+                        .filter(each -> each.startsWith("VmHWM:"))
+                        .findFirst()
+                        .orElseThrow();
+        return Long.parseLong(line.replaceAll("\\D", "")) << 10;
     }
 
     @Test
