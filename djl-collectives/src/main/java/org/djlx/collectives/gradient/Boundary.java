@@ -31,7 +31,7 @@ final class Boundary implements AutoCloseable {
     private final List<NDArray> results; // the callers' arrays of the outputs
     private final NDArray[] received; // gradients of the outputs from other boundaries, or null
     private final NDArray[] noted; // gradients of the results that arrived earlier, or null
-    private final List<Source> sources; // of the inputs, or null
+    private final Source[] sources; // of the inputs, or null
 
     /** Where an input comes from that is a result of another boundary. */
     private record Source(Boundary boundary, int output) {}
@@ -53,7 +53,11 @@ final class Boundary implements AutoCloseable {
         this.results = List.copyOf(results);
         received = new NDArray[results.size()];
         noted = new NDArray[results.size()];
-        sources = inputs.stream().map(input -> source(input, makers.get(input))).toList();
+        sources = new Source[inputs.size()];
+        for (int i = 0; i < sources.length; i++) {
+            Boundary maker = makers.get(inputs.get(i));
+            sources[i] = maker == null ? null : maker.source(inputs.get(i));
+        }
         manager = NDManager.newBaseManager(results.get(0).getDevice(), "PyTorch");
         boolean done = false;
         try {
@@ -75,12 +79,12 @@ final class Boundary implements AutoCloseable {
         return arrays.stream().map(array -> Torch.alias(manager, array)).toList();
     }
 
-    private static Source source(NDArray input, Boundary maker) {
+    private Source source(NDArray result) {
         int output = 0;
-        while (maker != null && maker.results.get(output) != input) {
+        while (results.get(output) != result) {
             output++;
         }
-        return new Source(maker, output);
+        return new Source(this, output);
     }
 
     String operator() {
@@ -121,14 +125,20 @@ final class Boundary implements AutoCloseable {
                                 operator, gradient.getShape(), i, input.getShape()));
             }
             gradient = exclusive(gradient, used);
-            Source source = sources.get(i);
-            if (source.boundary != null && Torch.scalarType(gradient) == Torch.scalarType(input)) {
+            Source source = sources[i];
+            if (source != null && isLike(gradient, input)) {
                 source.boundary.receive(source.output, gradient);
             } else {
                 // What lies behind may be reached from elsewhere too: it stays.
                 JniUtils.backward((PtNDArray) input, (PtNDArray) gradient, true, false);
             }
         }
+    }
+
+    /** Tells whether type and device are the same; autograd says what is wrong otherwise. */
+    private static boolean isLike(NDArray gradient, NDArray input) {
+        return Torch.scalarType(gradient) == Torch.scalarType(input)
+                && Torch.device(gradient).equals(Torch.device(input));
     }
 
     /**

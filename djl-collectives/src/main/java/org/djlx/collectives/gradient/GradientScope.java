@@ -39,7 +39,8 @@ import org.djlx.nativeops.Torch;
  * remembers these boundaries. {@link #backward} first runs autograd from the target, then goes
  * through the boundaries in the reverse order of the calls: it takes the gradient that has arrived
  * at the result, has the operator's {@linkplain GradientRule rule} turn it into the inputs'
- * gradients, and runs autograd from the inputs with these.
+ * gradients, and runs autograd from the inputs with these. The gradient of an input that is itself
+ * a result goes straight to the operator that it comes from.
  *
  * <p>Which gradient that is: the one of the sum of what all ranks call {@code backward} on. All
  * ranks call the same operators in a scope, with inputs that require gradients on all of them or on
