@@ -111,8 +111,13 @@ public final class GpuBenchCommand implements Callable<Integer> {
         int worldSize = here.worldSize();
         int threads = here.here().size();
         int gpus = Math.min(worldSize, CudaDevice.count());
-        if (gpus < worldSize) {
-            warnOfWaits(worldSize, gpus);
+        if (gpus < worldSize && !System.getenv().entrySet().containsAll(SHARING.entrySet())) {
+            spec.commandLine()
+                    .getErr()
+                    .printf(
+                            "%d ranks share %d GPUs: without %s in the environment they may wait"
+                                    + " for each other until they time out%n",
+                            worldSize, gpus, SHARING);
         }
         List<GpuBenchCase> cases = cases(worldSize);
         GpuBenchJob job = new GpuBenchJob(cases, rounds, threads, gpus);
@@ -131,21 +136,6 @@ public final class GpuBenchCommand implements Callable<Integer> {
                             }
                         });
         return correct.contains(false) ? 1 : 0;
-    }
-
-    private void warnOfWaits(int worldSize, int gpus) {
-        SHARING.forEach(
-                (name, value) -> {
-                    if (!value.equals(System.getenv(name))) {
-                        spec.commandLine()
-                                .getErr()
-                                .printf(
-                                        "%d ranks share %d GPUs: without %s=%s in the environment"
-                                                + " they may wait for each other until they time"
-                                                + " out%n",
-                                        worldSize, gpus, name, value);
-                    }
-                });
     }
 
     private GpuBenchResults results(int worldSize, int threads, int gpus) throws IOException {

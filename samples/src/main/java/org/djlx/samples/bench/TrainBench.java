@@ -37,20 +37,20 @@ final class TrainBench implements AutoCloseable {
     /** Who trains. */
     enum Contender {
         /** DJL's engine on one device: nothing is synchronised. */
-        DJL_ALONE,
+        DJL_ALONE("PyTorch", true),
         /** DJL's engine on all devices, which synchronises by way of the first. */
-        DJL,
+        DJL("PyTorch", false),
         /** The engine PyTorch-P2P on one device. */
-        P2P_ALONE,
+        P2P_ALONE("PyTorch-P2P", true),
         /** The engine PyTorch-P2P on all devices. */
-        P2P;
+        P2P("PyTorch-P2P", false);
 
-        private boolean isAlone() {
-            return this == DJL_ALONE || this == P2P_ALONE;
-        }
+        private final String engine;
+        private final boolean alone;
 
-        private boolean isOurs() {
-            return this == P2P_ALONE || this == P2P;
+        Contender(String engine, boolean alone) {
+            this.engine = engine;
+            this.alone = alone;
         }
     }
 
@@ -87,11 +87,9 @@ final class TrainBench implements AutoCloseable {
      */
     TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
         this.size = size;
-        boolean one = contender.isAlone();
-        rows = (long) size.rows * (one ? 1 : ranks);
-        Device[] own = one ? Arrays.copyOf(devices, 1) : devices;
-        String engine = contender.isOurs() ? "PyTorch-P2P" : "PyTorch";
-        model = Model.newInstance("train-bench", devices[0], engine);
+        rows = (long) size.rows * (contender.alone ? 1 : ranks);
+        Device[] own = contender.alone ? Arrays.copyOf(devices, 1) : devices;
+        model = Model.newInstance("train-bench", devices[0], contender.engine);
         Trainer started = null;
         try {
             SequentialBlock block = new SequentialBlock();

@@ -129,6 +129,7 @@ public final class TrainBenchCommand implements Callable<Integer> {
                             if (theirs != null) {
                                 figure.put("ofTorchDdp", time / theirs);
                             }
+                            // TORCH_DDP and TORCH_DDP_TUNED have one step of theirs alone.
                             Double alone = medians.get(who.replaceFirst("_DDP.*", "") + "_ALONE");
                             if (alone != null) {
                                 figure.put("millisecondsOverAlone", time - alone);
