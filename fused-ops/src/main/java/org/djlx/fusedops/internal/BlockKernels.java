@@ -79,6 +79,9 @@ public final class BlockKernels implements AutoCloseable {
                                     KernelSource.ofResource(
                                             NativeLibrary.class,
                                             "transformer_block/transformer_block.cu"));
+            addKernels(ScalarType.FLOAT32, "float32");
+            addKernels(ScalarType.FLOAT16, "float16");
+            addKernels(ScalarType.BFLOAT16, "bfloat16");
             streams = new CurrentStreams(device);
             done = true;
         } finally {
@@ -86,9 +89,6 @@ public final class BlockKernels implements AutoCloseable {
                 device.close();
             }
         }
-        addKernels(ScalarType.FLOAT32, "float32");
-        addKernels(ScalarType.FLOAT16, "float16");
-        addKernels(ScalarType.BFLOAT16, "bfloat16");
     }
 
     /** A GPU from before bfloat16 has no kernels for that. */
@@ -124,7 +124,7 @@ public final class BlockKernels implements AutoCloseable {
      * @return whether they are not
      */
     public boolean isNormalizable(long size) {
-        return size <= MAX_SHARED / Float.BYTES - PACK; // the longest pack that is not full
+        return size + PACK <= MAX_SHARED / Float.BYTES; // The last pack need not be full.
     }
 
     /** One call: its arrays by address, and those that were made for it. */
