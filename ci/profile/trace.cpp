@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <mutex>
 
 namespace {
