@@ -136,6 +136,7 @@ class Group {
     launch.epoch = epoch;
     launch.factor = 1;
     launch.lag = SCATTER ? std::min<u64>(blocks, sizes.tiles_of_part()) : 0;
+    launch.pull = SCATTER && size() == 2;
     launch.pushers = SCATTER ? 0 : std::min<u64>(blocks, sizes.pushers);
     launch.status = ranks[rank].status;
     launch.timeout = timeout;

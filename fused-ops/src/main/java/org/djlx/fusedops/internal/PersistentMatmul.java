@@ -64,6 +64,10 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final List<Integer> TILE_COLUMNS = OneLaunch.TILE_COLUMNS;
     private static final int[] STAGES = {3, 4, 6};
 
+    // Two ranks read parts of a sum where they were made; more are sent theirs, of which most are
+    // made long before a rank's own. See NOTES.md beside the kernel.
+    private static final int PULLING_RANKS = 2;
+
     // struct Launch of fused_matmul.cu
     private static final int LEFT = 0;
     private static final int ARRIVED = TensorMap.BYTES;
@@ -79,7 +83,8 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int EPOCH = RANKS + Long.BYTES;
     private static final int FACTOR = EPOCH + Long.BYTES;
     private static final int LAG = FACTOR + Long.BYTES;
-    private static final int PUSHING = LAG + Long.BYTES;
+    private static final int PULL = LAG + Long.BYTES;
+    private static final int PUSHING = PULL + Long.BYTES;
     private static final int STATUS = PUSHING + Long.BYTES;
     private static final int TIMEOUT = STATUS + Long.BYTES;
     private static final int COUNTERS = TIMEOUT + Long.BYTES;
@@ -581,7 +586,7 @@ public final class PersistentMatmul implements AutoCloseable {
             long rowBytes = Math.max(a.rowStride(), inner) * item;
             for (int number = 0; number < 2; number++) {
                 Half half = half(number);
-                half.struct.put(FACTOR, factor);
+                half.struct.put(FACTOR, factor).put(PULL, sizes.ranks() == PULLING_RANKS ? 1 : 0);
                 half.left =
                         half.map(
                                 LEFT,

@@ -10,6 +10,7 @@
 //
 // Matmul + reduce-scatter: a tile of another rank's part is stored into a slot on that rank, and a flag of its own is
 // raised there. The own part's tiles come late; they take the other ranks' tiles in, in rank order, and sum in float32.
+// Or the tile stays in a slot of this rank, and its owner, told by the flag, reads it there (`pull`).
 //
 // Compiled with
 //   TILE_N      64, 128 or 256
@@ -59,7 +60,8 @@ static_assert(PIECES * PIECE <= STAGES * STAGE, "pieces are pushed from the stag
 // All that a launch is told, in words of 8 bytes.
 struct Launch {
   // A: this rank's shard, or all of it. B. What is stored: the products; or this rank's slot on each rank, and its result.
-  // What comes in: the shards, or the parts, of all ranks, in slots of this rank.
+  // What comes in: the shards, or the parts, of all ranks, in slots of this rank. If parts are pulled, these slots hold what
+  // the other ranks read, and `out` is where this rank reads.
   TensorMap left;
   TensorMap arrived;
   TensorMap right[MAX_RIGHTS];
@@ -74,6 +76,7 @@ struct Launch {
   u64 epoch;    // what signals and flags are raised to
   float factor; // of the sums; a power of two, so that nothing is rounded
   u64 lag;      // tiles of the last other part that come before the own part's
+  u64 pull;     // whether a part is read by its owner
   u64 pushers;  // blocks
   Status* status;
   u64 timeout;      // ns
@@ -318,8 +321,14 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
           u32 place_in_ring = boxes % RING;
           shared.box_empty[half][place_in_ring].wait((boxes / RING & 1) ^ 1);
           shared.box_full[half][place_in_ring].arrive_expecting(BOX);
-          load_box(ring + place_in_ring * BOX, launch.arrived, shared.box_full[half][place_in_ring], at.column + box * BOX_COLUMNS,
-                   row, source);
+          char* to = ring + place_in_ring * BOX;
+          Barrier& arrived = shared.box_full[half][place_in_ring];
+          u32 column = at.column + box * BOX_COLUMNS;
+          if (launch.pull) {
+            load_box(to, launch.out[source], arrived, column, row);
+          } else {
+            load_box(to, launch.arrived, arrived, column, row, source);
+          }
           boxes++;
         }
       }
@@ -329,7 +338,11 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
     shared.staged[half].wait(turn & 1);
     for (u32 box = 0; box < BOXES; box++) {
 #if SCATTER
-      store_box(launch.out[at.part], ring + box * BOX, at.column + box * BOX_COLUMNS, row);
+      if (launch.pull && !own) {
+        store_box(launch.arrived, ring + box * BOX, at.column + box * BOX_COLUMNS, row, at.part);
+      } else {
+        store_box(launch.out[at.part], ring + box * BOX, at.column + box * BOX_COLUMNS, row);
+      }
 #else
       store_box(launch.out[at.right], ring + box * BOX, at.column + box * BOX_COLUMNS, row, at.part);
 #endif
