@@ -61,7 +61,8 @@ class KernelArchitectureTest {
         if (bfloat16) {
             types.add("bfloat16");
         }
-        Set<String> allReduce = names(List.of("one_shot", "two_shot", "mesh"), types);
+        Set<String> allReduce =
+                names(List.of("one_shot", "two_shot", "copy_engine", "mesh"), types);
         allReduce.add("barrier");
         assertEquals(allReduce, kernels(compiler, architecture, "all_reduce/all_reduce.cu"));
         assertEquals(
