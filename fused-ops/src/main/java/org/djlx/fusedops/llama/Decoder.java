@@ -39,7 +39,8 @@ import org.djlx.nativeops.Torch;
  * are recorded into a CUDA graph, so that a step is one launch. There is a graph for every power of
  * two of tokens and of chunks of the longest sequence, made when it is needed first, of all ranks
  * alike. Tokens are chosen on the GPU, by all ranks alike, and kept there, at a place of each
- * sequence, so that the next step need not wait for the host to know them.
+ * sequence, so that the next step need not wait for the host to know them. So is the one behind a
+ * long prompt, whose last token goes through the last layer here.
  *
  * <p>What a sequence gets has the same bits whatever others there are. Sums are in float32; what
  * goes from kernel to kernel is rounded to the element type.
@@ -121,14 +122,16 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * What graphs differ in: how many rows, how many chunks of each, and whether sequences share.
+     * What graphs differ in: how many rows, how many chunks of each, whether rows are of the same
+     * sequence, and whether all layers are computed or the last one alone.
      */
-    private record Key(int rows, int chunks, boolean several) {
+    private record Key(int rows, int chunks, boolean several, boolean lastLayer) {
 
-        static Key of(List<Row> rows) {
+        static Key of(List<Row> rows, boolean lastLayer) {
             int chunks = rows.stream().mapToInt(Row::chunks).max().orElseThrow();
-            boolean several = rows.stream().anyMatch(row -> row.chunk.tokens().length > 1);
-            return new Key(powerFrom(rows.size()), powerFrom(chunks), several);
+            boolean several =
+                    !lastLayer && rows.stream().anyMatch(row -> row.chunk.tokens().length > 1);
+            return new Key(powerFrom(rows.size()), powerFrom(chunks), several, lastLayer);
         }
 
         int tableStride() {
@@ -216,7 +219,7 @@ final class Decoder implements AutoCloseable {
             roomForChunks = Math.max(mostChunks, cache.rows() / LlamaKernels.CHUNK + most);
             chunks = manager.zeros(new Shape(roomForChunks, chunk));
             ended = manager.zeros(new Shape(most, keyHeads + 1), DataType.INT32);
-            Key largest = new Key(most, mostChunks, true);
+            Key largest = new Key(most, mostChunks, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             parts =
                     manager.zeros(
@@ -280,7 +283,7 @@ final class Decoder implements AutoCloseable {
             for (int i = 0; i < sequence.tokens().length; i++) {
                 Row row = new Row(sequence, i);
                 if (rows.size() == LlamaKernels.MAX_ROWS || row.chunks() > room) {
-                    Results part = step(rows, all);
+                    Results part = step(rows, false, all);
                     if (all) {
                         part.copy(to);
                     }
@@ -292,8 +295,36 @@ final class Decoder implements AutoCloseable {
                 room -= row.chunks();
             }
         }
-        parts.add(step(rows, all));
+        parts.add(step(rows, false, all));
         return Scores.joined(parts);
+    }
+
+    /**
+     * Computes the last layer for the last token of a prompt, and chooses what follows it. All
+     * ranks do, at the same time, when what this was called for before is {@linkplain #await done}.
+     * When this returns, the GPU may still do it.
+     *
+     * @param chunk the prompt's last tokens, which have gone through the layers before
+     * @param residual what they have become, of some or all of the tokens; on the current stream
+     * @param row the last token's row, on one rank; -1 on the others
+     * @param all whether all scores are to be had, and not only the best
+     * @param to the manager of what is copied for the result
+     * @return the scores of what follows
+     */
+    Scores finish(LlamaBatch.Chunk chunk, NDArray residual, long row, boolean all, NDManager to) {
+        CudaStream current = currentStreams.get();
+        long rowBytes = (long) config.hiddenSize() * config.type().itemSize();
+        long partial = Torch.dataPointer(residuals[0]);
+        if (row >= 0) {
+            current.copyAsync(partial, Torch.dataPointer(residual) + row * rowBytes, rowBytes);
+        } else {
+            current.memsetAsync(partial, (byte) 0, rowBytes);
+        }
+        Results results = step(List.of(new Row(chunk, chunk.tokens().length - 1)), true, all);
+        if (all) {
+            results.copy(to);
+        }
+        return results;
     }
 
     /** Waits until all that was begun is done; fails if a rank was missing. */
@@ -302,8 +333,8 @@ final class Decoder implements AutoCloseable {
         turns[1 - nextTurn].await();
     }
 
-    private Results step(List<Row> rows, boolean all) {
-        Key key = Key.of(rows);
+    private Results step(List<Row> rows, boolean lastLayer, boolean all) {
+        Key key = Key.of(rows, lastLayer);
         Turn turn = turns[nextTurn];
         turn.await();
         nextTurn = 1 - nextTurn;
@@ -417,22 +448,25 @@ final class Decoder implements AutoCloseable {
         NDArray partial = first(residuals[0], rows);
         NDArray residual = first(zeros, rows);
         NDArray next = first(residuals[1], rows);
-        kernels.embed(
-                stream,
-                rows,
-                Torch.dataPointer(partial),
-                Torch.dataPointer(inputs) + key.tokensAt(),
-                places,
-                Torch.dataPointer(chosen),
-                Torch.dataPointer(weights.embedding()),
-                firstToken,
-                tokens,
-                hidden);
-        add(partial, residual, weights.layer(0).attentionNorm());
+        int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
+        if (!key.lastLayer) { // Otherwise one rank has the row already, and others have zeros.
+            kernels.embed(
+                    stream,
+                    rows,
+                    Torch.dataPointer(partial),
+                    Torch.dataPointer(inputs) + key.tokensAt(),
+                    places,
+                    Torch.dataPointer(chosen),
+                    Torch.dataPointer(weights.embedding()),
+                    firstToken,
+                    tokens,
+                    hidden);
+        }
+        add(partial, residual, weights.layer(firstLayer).attentionNorm());
         residual = partial;
         int head = config.headSize();
         int width = (queryHeads + 2 * keyHeads) * head;
-        for (int i = 0; i < config.layers(); i++) {
+        for (int i = firstLayer; i < config.layers(); i++) {
             LlamaWeights.Layer layer = weights.layer(i);
             product(false, rows, qkv, norm, layer.queriesKeysValues(), width, hidden);
             kernels.attend(

@@ -14,6 +14,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -85,8 +86,9 @@ final class LlamaModel implements AutoCloseable {
 
     /**
      * Runs the tokens of a batch through the model, and writes their keys and values to the cache.
-     * All ranks do, at the same time. Few tokens of each sequence are decoded where there are
-     * kernels, and may still be computed when this returns.
+     * All ranks do, at the same time. Where there are kernels, few tokens of a sequence are
+     * decoded, and the last of many goes through the last layer as such; they may still be computed
+     * when this returns.
      *
      * @param all whether all scores of a sequence may be asked for, and not only the best
      * @param to the manager of arrays that are returned
@@ -95,7 +97,7 @@ final class LlamaModel implements AutoCloseable {
     Scores forward(LlamaBatch batch, boolean all, NDManager to) {
         List<Scores> parts = new ArrayList<>();
         if (decoder == null) {
-            addScores(parts, batch, to);
+            scores(batch, to).ifPresent(parts::add);
             return Scores.joined(parts);
         }
         // Products of many rows are in another order for each number of them: so that a sequence
@@ -106,7 +108,7 @@ final class LlamaModel implements AutoCloseable {
                 few.add(chunk);
             } else {
                 decoder.await(); // It adds up what ranks have on another stream.
-                addScores(parts, new LlamaBatch(List.of(chunk)), to);
+                read(chunk, all, to).ifPresent(parts::add);
             }
         }
         int ofMany = 0;
@@ -123,39 +125,66 @@ final class LlamaModel implements AutoCloseable {
         return Scores.joined(parts).inOrder(order);
     }
 
-    private void addScores(List<Scores> parts, LlamaBatch batch, NDManager to) {
-        NDArray scores = scores(batch, to);
-        if (scores != null) {
-            parts.add(Scores.of(scores));
-        }
-    }
-
-    /** Computes scores in float32, of shape (chunks that want them, vocabulary), or null. */
-    private NDArray scores(LlamaBatch batch, NDManager to) {
+    /** Computes scores in float32, of shape (chunks that want them, vocabulary), if any does. */
+    private Optional<Scores> scores(LlamaBatch batch, NDManager to) {
         try (NDManager step = manager.newSubManager()) {
-            boolean divided =
-                    group.worldSize() > 1 && batch.tokens() >= SEQUENCE_TOKENS * group.worldSize();
+            boolean divided = isDivided(batch);
             Attention.Step places = attention.step(step, batch);
-            NDArray tokens = embed(step, batch, divided);
-            Hidden hidden =
-                    new Hidden(tokens, normalized(tokens, weights.layer(0).attentionNorm()));
-            for (int layer = 0; layer < config.layers(); layer++) {
-                // What a layer computes is freed before the next.
-                try (NDManager temporary = step.newSubManager()) {
-                    hidden.attach(temporary);
-                    hidden = layer(temporary, layer, hidden, places, divided);
-                    hidden.attach(step);
-                }
-            }
+            Hidden hidden = layers(step, batch, places, divided, config.layers());
             NDArray wanted = wanted(step, batch);
             if (wanted == null) {
-                return null;
+                return Optional.empty();
             }
             NDArray norm = divided ? gather(hidden.norm) : hidden.norm;
             NDArray scores = gatherColumns(rows(norm, wanted).matMul(weights.head()));
             scores.attach(to);
-            return scores;
+            return Optional.of(Scores.of(scores));
         }
+    }
+
+    /**
+     * Reads many tokens of a sequence where there are kernels. Of the last layer they leave keys
+     * and values alone, but for the last token, if what follows it is wanted.
+     */
+    private Optional<Scores> read(LlamaBatch.Chunk chunk, boolean all, NDManager to) {
+        LlamaBatch batch = new LlamaBatch(List.of(chunk));
+        int last = config.layers() - 1;
+        try (NDManager step = manager.newSubManager()) {
+            boolean divided = isDivided(batch);
+            Attention.Step places = attention.step(step, batch);
+            Hidden hidden = layers(step, batch, places, divided, last);
+            NDArray qkv = into(hidden.norm, weights.layer(last).queriesKeysValues(), divided);
+            gpu.rotate(last, qkv, cache, attention, places);
+            if (!chunk.wanted()) {
+                return Optional.empty();
+            }
+            long rows = hidden.residual.getShape().get(0);
+            long row = batch.tokens() - 1;
+            boolean here = row / rows == group.rank(); // Rank 0, if all ranks have all rows.
+            return Optional.of(
+                    decoder.finish(chunk, hidden.residual, here ? row % rows : -1, all, to));
+        }
+    }
+
+    private boolean isDivided(LlamaBatch batch) {
+        int ranks = group.worldSize();
+        return ranks > 1 && batch.tokens() >= SEQUENCE_TOKENS * ranks;
+    }
+
+    /** Runs tokens through the embedding and the first layers. */
+    private Hidden layers(
+            NDManager step, LlamaBatch batch, Attention.Step places, boolean divided, int count) {
+        NDArray tokens = embed(step, batch, divided);
+        Hidden hidden = new Hidden(tokens, normalized(tokens, weights.layer(0).attentionNorm()));
+        for (int layer = 0; layer < count; layer++) {
+            // What a layer computes is freed before the next.
+            try (NDManager temporary = step.newSubManager()) {
+                hidden.attach(temporary);
+                hidden = layer(temporary, layer, hidden, places, divided);
+                hidden.attach(step);
+            }
+        }
+        return hidden;
     }
 
     /**

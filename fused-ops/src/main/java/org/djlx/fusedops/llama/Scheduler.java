@@ -108,7 +108,7 @@ final class Scheduler {
      * model still computes, and parts of prompts.
      *
      * @param wanting gets those for which scores come, in their order
-     * @param draws whether ranks draw tokens by themselves, after few tokens
+     * @param draws whether ranks draw tokens by themselves
      */
     LlamaBatch next(List<Sequence> wanting, boolean draws) {
         List<LlamaBatch.Chunk> singles = new ArrayList<>();

@@ -85,19 +85,18 @@ final class Sequence {
      * Returns the next tokens for the model, and takes them for read.
      *
      * @param most how many, at most
-     * @param draws whether the ranks draw what follows few tokens
+     * @param draws whether the ranks draw what follows
      */
     LlamaBatch.Chunk read(int most, boolean draws) {
         int start = cached;
         cached = Math.min(count, start + most);
         awaiting = cached == count;
-        boolean drawn = draws && awaiting && cached - start <= LlamaBatch.DECODED_TOKENS;
         return new LlamaBatch.Chunk(
                 Arrays.copyOfRange(tokens, start, cached),
                 start,
                 rows,
                 awaiting,
-                drawn ? chooser.draw() : Draw.BEST);
+                draws && awaiting ? chooser.draw() : Draw.BEST);
     }
 
     /** Takes the token that follows. */

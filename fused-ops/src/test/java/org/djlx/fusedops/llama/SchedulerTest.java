@@ -198,9 +198,10 @@ class SchedulerTest {
             assertEquals(new Draw(0.5, 3, 0.9, draw.random()), draw);
         }
         Scheduler ofLong = scheduler(1, 1, 100);
-        ofLong.add(sequence(LlamaBatch.DECODED_TOKENS + 1, 4, drawing));
+        ofLong.add(sequence(150, 4, drawing));
         ofLong.admit();
-        assertEquals(Draw.BEST, nextDraw(ofLong)); // The host draws.
+        assertEquals(Draw.BEST, nextDraw(ofLong)); // Nothing follows on the first 100.
+        assertEquals(draws.get(0), nextDraw(ofLong));
         Sequence onCpu = sequence(1, 1, drawing);
         Scheduler other = scheduler(1, 1, 4);
         other.add(onCpu);
