@@ -425,8 +425,8 @@ public final class LlamaKernels implements AutoCloseable {
      * @param qkv of shape (rows, heads of queries, of keys, of values, head size)
      * @param keys the cache's, of shape (its rows, heads of keys, head size)
      * @param values likewise
-     * @param places where in the cache each token goes; 64-bit integers
-     * @param positions of each token in its sequence; likewise
+     * @param places where in the cache each token goes; ints
+     * @param start where in its sequence the first token is; the others follow it
      * @param cosines of shape (positions, half of the head size), in float32
      * @param sines likewise
      * @param heads the heads of keys
@@ -438,11 +438,11 @@ public final class LlamaKernels implements AutoCloseable {
             long keys,
             long values,
             long places,
-            long positions,
+            long start,
             long cosines,
             long sines,
             int heads) {
-        arguments.clear().addStruct(qkv, keys, values, places, positions, cosines, sines, heads);
+        arguments.clear().addStruct(qkv, keys, values, places, start, cosines, sines, heads);
         rotate.launch(stream, LaunchSize.of(rows, PROMPT_THREADS), arguments);
     }
 

@@ -81,16 +81,18 @@ final class Attention {
     /**
      * What is the same in all layers of a forward pass.
      *
-     * @param cosines of the new tokens' positions; null if there are kernels, as are sines
-     * @param positions where in their sequences the new tokens are
+     * @param tokens how many new ones there are
+     * @param prompt what kernels are told of them; null if there are none
+     * @param cosines of the new tokens' positions; null if there are kernels, as are sines and rows
      * @param rows where in the cache they go
      * @param singles the sequences with one new token
      * @param several those with more, one by one
      */
     record Step(
+            int tokens,
+            LlamaGpu.Prompt prompt,
             NDArray cosines,
             NDArray sines,
-            NDArray positions,
             NDArray rows,
             Span singles,
             List<Span> several) {}
@@ -113,6 +115,14 @@ final class Attention {
         }
     }
 
+    /** Makes that of a prompt's tokens, whose keys and values kernels write. */
+    Step step(NDManager manager, LlamaBatch.Chunk chunk, LlamaGpu.Prompt prompt) {
+        int tokens = chunk.tokens().length;
+        return new Step(
+                tokens, prompt, null, null, null, null, List.of(several(manager, 0, chunk)));
+    }
+
+    /** Makes that of a batch where there are no kernels. */
     Step step(NDManager manager, LlamaBatch batch) {
         long[] positions = new long[batch.tokens()];
         long[] rows = new long[batch.tokens()];
@@ -130,12 +140,12 @@ final class Attention {
             several.add(several(manager, first, chunk));
             first += chunk.tokens().length;
         }
-        NDArray places = manager.create(positions);
-        NDIndex index = new NDIndex("{}", places);
+        NDIndex index = new NDIndex("{}", manager.create(positions));
         return new Step(
-                gpu == null ? cosines.get(manager, index) : null,
-                gpu == null ? sines.get(manager, index) : null,
-                places,
+                batch.tokens(),
+                null,
+                cosines.get(manager, index),
+                sines.get(manager, index),
                 manager.create(rows),
                 singles == 0 ? null : singles(manager, batch.chunks().subList(0, singles)),
                 several);
@@ -186,16 +196,15 @@ final class Attention {
      * @return of shape (tokens, heads of queries × head size)
      */
     NDArray apply(NDManager manager, int layer, NDArray qkv, Step step) {
-        long tokens = step.rows.getShape().get(0);
-        if (gpu != null) {
-            gpu.rotate(layer, qkv, cache, this, step);
+        if (step.prompt != null) {
+            gpu.rotate(layer, qkv, cache, this, step.prompt);
         }
         NDArray heads =
-                qkv.get(new NDIndex().addSliceDim(0, tokens))
-                        .reshape(tokens, queryHeads + 2L * keyHeads, config.headSize());
+                qkv.get(new NDIndex().addSliceDim(0, step.tokens))
+                        .reshape(step.tokens, queryHeads + 2L * keyHeads, config.headSize());
         NDArray turned = part(heads, 0, queryHeads + keyHeads);
         NDArray values = part(heads, queryHeads + keyHeads, queryHeads + 2L * keyHeads);
-        if (gpu == null) {
+        if (step.prompt == null) {
             turned = rotated(turned, step);
             cache.write(layer, step.rows, part(turned, queryHeads, queryHeads + keyHeads), values);
         }

@@ -7,6 +7,7 @@ package org.djlx.fusedops.llama;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -27,6 +28,7 @@ import org.djlx.nativeops.Torch;
 final class LlamaGpu implements AutoCloseable {
 
     private final LlamaConfig config;
+    private final ProcessGroup group;
     private final int keyHeads;
     private final CudaDevice device;
     private final CurrentStreams currentStreams;
@@ -35,6 +37,7 @@ final class LlamaGpu implements AutoCloseable {
 
     private LlamaGpu(LlamaConfig config, ProcessGroup group) {
         this.config = config;
+        this.group = group;
         int ranks = group.worldSize();
         keyHeads = LlamaWeights.keyHeads(config, ranks);
         device = CudaDevice.open(group.device());
@@ -106,6 +109,62 @@ final class LlamaGpu implements AutoCloseable {
         return kernels;
     }
 
+    /**
+     * What the kernels are told of tokens of a sequence that follow each other.
+     *
+     * @param inputs ints: the tokens, filled up by -1, and behind them where in the cache they go
+     * @param rows how many of each there are
+     * @param tokens how many tokens
+     * @param start where in its sequence the first token is
+     */
+    record Prompt(NDArray inputs, int rows, int tokens, int start) {
+
+        private long places() {
+            return Torch.dataPointer(inputs) + (long) rows * Integer.BYTES;
+        }
+    }
+
+    /**
+     * Copies what is to be told.
+     *
+     * @param rows how many rows are computed on, of which those behind the tokens count for nothing
+     */
+    static Prompt prompt(NDManager manager, LlamaBatch.Chunk chunk, int rows) {
+        int tokens = chunk.tokens().length;
+        int[] inputs = Arrays.copyOf(chunk.tokens(), 2 * rows);
+        Arrays.fill(inputs, tokens, rows, -1);
+        System.arraycopy(chunk.rows(), chunk.start(), inputs, rows, tokens);
+        return new Prompt(manager.create(inputs), rows, tokens, chunk.start());
+    }
+
+    /** Looks up those tokens that this rank has; zeros for others. */
+    NDArray embed(Prompt prompt, LlamaWeights weights) {
+        Shape shape = new Shape(prompt.rows, config.hiddenSize());
+        NDArray output = Torch.empty(prompt.inputs.getManager(), shape, config.type());
+        int tokens = LlamaWeights.tokens(config, group.worldSize());
+        kernels.embed(
+                currentStreams.get(),
+                prompt.rows,
+                Torch.dataPointer(output),
+                Torch.dataPointer(prompt.inputs),
+                0, // None is one that was chosen.
+                0,
+                Torch.dataPointer(weights.embedding()),
+                (long) tokens * group.rank(),
+                tokens,
+                config.hiddenSize());
+        return output;
+    }
+
+    /** Returns the norm of rows. */
+    NDArray normalized(NDArray rows, NDArray weight) {
+        try (NDArray zeros = Torch.empty(rows.getManager(), rows.getShape(), config.type())) {
+            long byteSize = rows.size() * config.type().itemSize();
+            currentStreams.get().memsetAsync(Torch.dataPointer(zeros), (byte) 0, byteSize);
+            return addAndNormalize(rows, zeros, weight);
+        }
+    }
+
     /** Returns {@code silu(gates) · values} of rows that have both, one after the other. */
     NDArray activated(NDArray gateUp) {
         long rows = gateUp.getShape().get(0);
@@ -151,15 +210,15 @@ final class LlamaGpu implements AutoCloseable {
      *
      * @param qkv of shape (tokens, heads of queries, keys and values × head size), contiguous
      */
-    void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, Attention.Step step) {
+    void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, Prompt prompt) {
         kernels.rotate(
                 currentStreams.get(),
-                (int) step.rows().size(),
+                prompt.tokens,
                 Torch.dataPointer(qkv),
                 Torch.dataPointer(cache.keys(layer)),
                 Torch.dataPointer(cache.values(layer)),
-                Torch.dataPointer(step.rows()),
-                Torch.dataPointer(step.positions()),
+                prompt.places(),
+                prompt.start,
                 Torch.dataPointer(attention.cosines()),
                 Torch.dataPointer(attention.sines()),
                 keyHeads);

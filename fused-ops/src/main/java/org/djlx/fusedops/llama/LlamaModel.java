@@ -128,15 +128,18 @@ final class LlamaModel implements AutoCloseable {
     /** Computes scores in float32, of shape (chunks that want them, vocabulary), if any does. */
     private Optional<Scores> scores(LlamaBatch batch, NDManager to) {
         try (NDManager step = manager.newSubManager()) {
-            boolean divided = isDivided(batch);
+            boolean divided = isDivided(batch.tokens());
             Attention.Step places = attention.step(step, batch);
-            Hidden hidden = layers(step, batch, places, divided, config.layers());
+            NDArray tokens = embed(step, batch, divided);
+            NDArray norm = normalized(tokens, weights.layer(0).attentionNorm());
+            Hidden hidden =
+                    layers(step, new Hidden(tokens, norm), places, divided, config.layers());
             NDArray wanted = wanted(step, batch);
             if (wanted == null) {
                 return Optional.empty();
             }
-            NDArray norm = divided ? gather(hidden.norm) : hidden.norm;
-            NDArray scores = gatherColumns(rows(norm, wanted).matMul(weights.head()));
+            NDArray last = divided ? gather(hidden.norm) : hidden.norm;
+            NDArray scores = gatherColumns(rows(last, wanted).matMul(weights.head()));
             scores.attach(to);
             return Optional.of(Scores.of(scores));
         }
@@ -147,35 +150,42 @@ final class LlamaModel implements AutoCloseable {
      * and values alone, but for the last token, if what follows it is wanted.
      */
     private Optional<Scores> read(LlamaBatch.Chunk chunk, boolean all, NDManager to) {
-        LlamaBatch batch = new LlamaBatch(List.of(chunk));
+        int count = chunk.tokens().length;
+        boolean divided = isDivided(count);
         int last = config.layers() - 1;
         try (NDManager step = manager.newSubManager()) {
-            boolean divided = isDivided(batch);
-            Attention.Step places = attention.step(step, batch);
-            Hidden hidden = layers(step, batch, places, divided, last);
+            LlamaGpu.Prompt prompt = LlamaGpu.prompt(step, chunk, filledUp(count, divided));
+            Attention.Step places = attention.step(step, chunk, prompt);
+            NDArray tokens = combined(gpu.embed(prompt, weights), divided);
+            NDArray norm = gpu.normalized(tokens, weights.layer(0).attentionNorm());
+            Hidden hidden = layers(step, new Hidden(tokens, norm), places, divided, last);
             NDArray qkv = into(hidden.norm, weights.layer(last).queriesKeysValues(), divided);
-            gpu.rotate(last, qkv, cache, attention, places);
+            gpu.rotate(last, qkv, cache, attention, prompt);
             if (!chunk.wanted()) {
                 return Optional.empty();
             }
             long rows = hidden.residual.getShape().get(0);
-            long row = batch.tokens() - 1;
+            long row = count - 1;
             boolean here = row / rows == group.rank(); // Rank 0, if all ranks have all rows.
             return Optional.of(
                     decoder.finish(chunk, hidden.residual, here ? row % rows : -1, all, to));
         }
     }
 
-    private boolean isDivided(LlamaBatch batch) {
-        int ranks = group.worldSize();
-        return ranks > 1 && batch.tokens() >= SEQUENCE_TOKENS * ranks;
+    private boolean isDivided(int tokens) {
+        return group.worldSize() > 1 && tokens >= SEQUENCE_TOKENS * group.worldSize();
     }
 
-    /** Runs tokens through the embedding and the first layers. */
+    /** Returns how many rows tokens take, so that all ranks have as many if they are divided. */
+    private int filledUp(int tokens, boolean divided) {
+        int ranks = group.worldSize();
+        return divided ? (tokens + ranks - 1) / ranks * ranks : tokens;
+    }
+
+    /** Runs tokens through the first layers. */
     private Hidden layers(
-            NDManager step, LlamaBatch batch, Attention.Step places, boolean divided, int count) {
-        NDArray tokens = embed(step, batch, divided);
-        Hidden hidden = new Hidden(tokens, normalized(tokens, weights.layer(0).attentionNorm()));
+            NDManager step, Hidden first, Attention.Step places, boolean divided, int count) {
+        Hidden hidden = first;
         for (int layer = 0; layer < count; layer++) {
             // What a layer computes is freed before the next.
             try (NDManager temporary = step.newSubManager()) {
@@ -235,8 +245,7 @@ final class LlamaModel implements AutoCloseable {
     /** Looks tokens up: each rank those it has, and zeros for the others, which are added up. */
     private NDArray embed(NDManager step, LlamaBatch batch, boolean divided) {
         int ranks = group.worldSize();
-        int count = batch.tokens();
-        int rows = divided ? (count + ranks - 1) / ranks * ranks : count;
+        int rows = filledUp(batch.tokens(), divided);
         int own = LlamaWeights.tokens(config, ranks);
         int first = own * group.rank();
         long[] ids = new long[rows];

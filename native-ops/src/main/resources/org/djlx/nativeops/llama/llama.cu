@@ -20,7 +20,7 @@
 #ifdef HAS_BFLOAT16
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// What a step begins with: the embedding of each row's token, or zeros where it is another rank's, or there is none.
+// What a step or a prompt begins with: the embedding of each row's token, or zeros where it is another rank's, or there is none.
 
 // A row's token may be known to the GPU alone, which has chosen it in the step before.
 const int CHOSEN = -2;
@@ -56,8 +56,8 @@ struct Rotation {
   Bits* qkv;             // (rows, heads of queries, of keys, of values, HEAD); queries and keys are rotated in place
   Bits* keys;            // (rows of the cache, heads of keys, HEAD)
   Bits* values;
-  const u64* places;     // of each row in the cache
-  const u64* positions;  // of each row in its sequence
+  const int* places;     // of each row in the cache
+  u64 start;             // of the first row in its sequence
   const float* cosines;  // (positions, HEAD / 2)
   const float* sines;
   u64 heads;             // of keys
@@ -65,7 +65,7 @@ struct Rotation {
 
 // A block has a row.
 extern "C" __global__ void prompt_rotate(const __grid_constant__ Rotation of) {
-  u64 row = blockIdx.x, position = of.positions[row];
+  u64 row = blockIdx.x, position = of.start + row;
   place_row(of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads, of.keys, of.values, of.places[row],
             of.cosines + position * (HEAD / 2), of.sines + position * (HEAD / 2));
 }
