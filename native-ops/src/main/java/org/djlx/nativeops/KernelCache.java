@@ -40,7 +40,7 @@ import org.slf4j.LoggerFactory;
  * disk was full or failed, does not fit its checksum; the kernel is compiled again and the file
  * replaced. Where the folder cannot be written, kernels are compiled by every process, and one
  * warning says so. Safe for use by several threads; of those that want the same kernel, one
- * compiles it.
+ * compiles it, while others compile other kernels.
  *
  * <p>The folder is not cleaned: a kernel takes some ten kilobytes, and files may be deleted at any
  * time.
@@ -61,8 +61,13 @@ public final class KernelCache {
     private final Path directory;
     private final Duration patience;
     private final Consumer<String> teller;
-    private final Map<String, byte[]> loaded = new ConcurrentHashMap<>();
+    private final Map<String, Entry> entries = new ConcurrentHashMap<>();
     private final AtomicBoolean warned = new AtomicBoolean();
+
+    /** Held while its kernel is read or compiled. */
+    private static final class Entry {
+        byte[] compiled; // null before
+    }
 
     /**
      * Creates a cache.
@@ -110,8 +115,15 @@ public final class KernelCache {
      * @return the compiled kernels, which must not be changed
      */
     public byte[] get(Key key, Supplier<byte[]> compiler) {
-        return loaded.computeIfAbsent(
-                key.digest(), digest -> load(digest, () -> compile(key, compiler)));
+        String digest = key.digest();
+        // Not compiled by the map, which lets other keys wait, too.
+        Entry entry = entries.computeIfAbsent(digest, absent -> new Entry());
+        synchronized (entry) {
+            if (entry.compiled == null) {
+                entry.compiled = load(digest, () -> compile(key, compiler));
+            }
+            return entry.compiled;
+        }
     }
 
     private byte[] compile(Key key, Supplier<byte[]> compiler) {

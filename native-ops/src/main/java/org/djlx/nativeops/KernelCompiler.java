@@ -6,6 +6,8 @@ package org.djlx.nativeops;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Executor;
 
 /** Compiles kernels for the GPU at hand with NVRTC, and loads them. Safe for use by threads. */
 public final class KernelCompiler {
@@ -33,13 +35,42 @@ public final class KernelCompiler {
      *     load them
      */
     public CudaModule load(CudaDevice device, KernelSource source, String... options) {
+        return CudaModule.load(device, compile(key(device, source, options)));
+    }
+
+    /**
+     * Begins to compile, on a thread of its own, kernels that are loaded later. {@link #load} waits
+     * for that, and tells what was wrong.
+     *
+     * @param device as for {@link #load}
+     * @param source likewise
+     * @param options likewise
+     * @return done when they are compiled, or have turned out not to be right
+     * @throws UnsatisfiedLinkError if there is no NVRTC
+     */
+    public CompletableFuture<Void> prepare(
+            CudaDevice device, KernelSource source, String... options) {
+        KernelCache.Key key = key(device, source, options);
+        Executor thread =
+                task -> {
+                    Thread compiling = new Thread(task, "compile-" + source.name());
+                    compiling.setDaemon(true);
+                    compiling.start();
+                };
+        return CompletableFuture.runAsync(() -> compile(key), thread).exceptionally(e -> null);
+    }
+
+    private byte[] compile(KernelCache.Key key) {
+        return cache.get(key, () -> Nvrtc.compile(key.source(), key.options()));
+    }
+
+    private static KernelCache.Key key(CudaDevice device, KernelSource source, String[] options) {
         NativeLibrary.NVRTC.ensureAvailability();
         String architecture = device.architecture();
         List<String> all = new ArrayList<>();
         all.add("--gpu-architecture=" + architecture);
         all.add("--std=c++17");
         all.addAll(List.of(options));
-        KernelCache.Key key = new KernelCache.Key(source, all, architecture, Nvrtc.version());
-        return CudaModule.load(device, cache.get(key, () -> Nvrtc.compile(source, all)));
+        return new KernelCache.Key(source, all, architecture, Nvrtc.version());
     }
 }

@@ -18,6 +18,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -114,16 +115,34 @@ class CudaKernelTest {
     }
 
     @Test
+    void compilesOnAThreadOfItsOwn() throws IOException {
+        KernelCompiler compiler = new KernelCompiler(new KernelCache(cache));
+        compiler.prepare(device, SCALE).join();
+        FileTime past = FileTime.fromMillis(1000);
+        Files.setLastModifiedTime(cached(), past);
+        try (CudaModule module = load()) {
+            requireWorking(module);
+        }
+        assertEquals(past, Files.getLastModifiedTime(cached()), "not compiled again");
+        Files.delete(cached());
+        KernelCompiler other = new KernelCompiler(new KernelCache(cache));
+        CompletableFuture<Void> end = other.prepare(device, SCALE);
+        try (CudaModule module = other.load(device, SCALE)) {
+            requireWorking(module);
+        }
+        end.join();
+    }
+
+    @Test
     void compilersMessageIsPassedOn() {
         KernelSource broken =
                 new KernelSource(
                         "broken.cu",
                         "extern \"C\" __global__ void k() { undeclared = 1; }",
                         Map.of());
-        var e =
-                assertThrows(
-                        CudaException.class,
-                        () -> new KernelCompiler(new KernelCache(cache)).load(device, broken));
+        KernelCompiler compiler = new KernelCompiler(new KernelCache(cache));
+        compiler.prepare(device, broken).join(); // Who loads them is told.
+        var e = assertThrows(CudaException.class, () -> compiler.load(device, broken));
         assertEquals("nvrtcCompileProgram", e.call());
         assertEquals("NVRTC_ERROR_COMPILATION", e.errorName());
         assertTrue(e.getMessage().contains("broken.cu(1): error"), e.getMessage());

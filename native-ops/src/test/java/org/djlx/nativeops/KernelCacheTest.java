@@ -235,6 +235,32 @@ class KernelCacheTest {
         assertEquals(1, compilations.get());
     }
 
+    /** Of so many that some have the same place in any map. */
+    @Test
+    void threadsCompileDifferentKernelsAtTheSameTime() throws Exception {
+        int threads = 64;
+        KernelCache cache = fresh();
+        AtomicInteger next = new AtomicInteger();
+        CountDownLatch all = new CountDownLatch(threads);
+        runOnThreads(
+                threads,
+                () -> {
+                    List<String> options = List.of("-D" + next.getAndIncrement());
+                    return cache.get(
+                            new KernelCache.Key(SOURCE, options, "sm_90a", "NVRTC 13.0"),
+                            () -> {
+                                all.countDown();
+                                try {
+                                    assertTrue(all.await(20, TimeUnit.SECONDS));
+                                } catch (InterruptedException e) {
+                                    throw new IllegalStateException(e);
+                                }
+                                return compiled;
+                            });
+                });
+        assertEquals(threads, files().size());
+    }
+
     @Test
     void processesThatCompileAtOnceAgree() throws Exception {
         for (int round = 0; round < 20; round++) {

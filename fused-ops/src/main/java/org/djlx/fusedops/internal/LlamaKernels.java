@@ -8,6 +8,7 @@ import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
@@ -113,16 +114,10 @@ public final class LlamaKernels implements AutoCloseable {
             int blockTokens) {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
-        int room = device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
+        int room = room(device);
         module =
                 compiler.load(
-                        device,
-                        KernelSource.ofResource(NativeLibrary.class, "llama/llama.cu"),
-                        "-DTYPE=" + TYPES.get(type),
-                        "-DHEAD=" + headSize,
-                        "-DSHARING=" + sharing,
-                        "-DBLOCK=" + blockTokens,
-                        "-DROOM=" + room);
+                        device, source(), options(device, type, headSize, sharing, blockTokens));
         embed = module.kernel("decode_embed");
         for (int[] product : PRODUCTS) {
             addProduct(product[0], product[1], product[2], room);
@@ -135,6 +130,47 @@ public final class LlamaKernels implements AutoCloseable {
         choose = module.kernel("decode_choose");
         rotate = module.kernel("prompt_rotate");
         activate = module.kernel("prompt_activate");
+    }
+
+    /**
+     * Begins to compile the kernels on a thread of its own.
+     *
+     * @param device the GPU
+     * @param compiler compiles them
+     * @param type the element type
+     * @param headSize the size of a head
+     * @param sharing how many heads of queries share one of keys and values
+     * @param blockTokens how many tokens of a sequence lie side by side in the cache
+     * @return done when they are compiled, or cannot be, which the constructor tells
+     */
+    public static CompletableFuture<Void> prepare(
+            CudaDevice device,
+            KernelCompiler compiler,
+            ScalarType type,
+            int headSize,
+            int sharing,
+            int blockTokens) {
+        return compiler.prepare(
+                device, source(), options(device, type, headSize, sharing, blockTokens));
+    }
+
+    private static KernelSource source() {
+        return KernelSource.ofResource(NativeLibrary.class, "llama/llama.cu");
+    }
+
+    private static String[] options(
+            CudaDevice device, ScalarType type, int headSize, int sharing, int blockTokens) {
+        return new String[] {
+            "-DTYPE=" + TYPES.get(type),
+            "-DHEAD=" + headSize,
+            "-DSHARING=" + sharing,
+            "-DBLOCK=" + blockTokens,
+            "-DROOM=" + room(device)
+        };
+    }
+
+    private static int room(CudaDevice device) {
+        return device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
     }
 
     /** A kernel for products of up to so many rows, whose blocks have so many stripes. */

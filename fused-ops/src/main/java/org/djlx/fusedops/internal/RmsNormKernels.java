@@ -7,6 +7,7 @@ package org.djlx.fusedops.internal;
 import ai.djl.ndarray.NDArray;
 import java.util.EnumMap;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import org.djlx.collectives.OneShotSlots;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
@@ -63,18 +64,35 @@ public final class RmsNormKernels implements AutoCloseable {
     public RmsNormKernels(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
-        module =
-                compiler.load(
-                        device,
-                        KernelSource.ofResource(
-                                NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu"),
-                        "-DRANKS=" + worldSize);
+        module = compiler.load(device, source(), ranks(worldSize));
         // A GPU from before bfloat16 has no kernels for that.
         TYPES.forEach(
                 (type, name) -> {
                     find("all_reduce_rms_norm_" + name, type, exchanging);
                     find("add_rms_norm_" + name, type, adding);
                 });
+    }
+
+    /**
+     * Begins to compile the kernels on a thread of its own.
+     *
+     * @param device the GPU
+     * @param compiler compiles them
+     * @param worldSize how many ranks the group has
+     * @return done when they are compiled, or cannot be, which the constructor tells
+     */
+    public static CompletableFuture<Void> prepare(
+            CudaDevice device, KernelCompiler compiler, int worldSize) {
+        return compiler.prepare(device, source(), ranks(worldSize));
+    }
+
+    private static KernelSource source() {
+        return KernelSource.ofResource(
+                NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu");
+    }
+
+    private static String ranks(int worldSize) {
+        return "-DRANKS=" + worldSize;
     }
 
     private void find(String name, ScalarType type, Map<ScalarType, CudaKernel> kernels) {

@@ -54,7 +54,12 @@ record GeneratorSettings(
     }
 
     boolean isGpu() {
-        return group != null ? group.device().isGpu() : !devices.isEmpty();
+        return device().isGpu();
+    }
+
+    /** Returns the device of this process's first rank. */
+    Device device() {
+        return group != null ? group.device() : devices.isEmpty() ? Device.cpu() : devices.get(0);
     }
 
     List<ProcessGroup> groups() {

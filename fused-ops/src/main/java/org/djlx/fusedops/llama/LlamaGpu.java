@@ -4,11 +4,14 @@
  */
 package org.djlx.fusedops.llama;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
@@ -43,16 +46,70 @@ final class LlamaGpu implements AutoCloseable {
         device = CudaDevice.open(group.device());
         currentStreams = new CurrentStreams(device);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-        int sharing = config.heads() / ranks / keyHeads;
         kernels =
                 new LlamaKernels(
                         device,
                         compiler,
                         config.type(),
                         config.headSize(),
-                        sharing,
+                        sharing(config, ranks),
                         KvCache.BLOCK_TOKENS);
         norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
+    }
+
+    private static int sharing(LlamaConfig config, int ranks) {
+        return config.heads() / ranks / LlamaWeights.keyHeads(config, ranks);
+    }
+
+    /**
+     * Compilations on threads of their own, so that on a machine that has no compiled kernels yet
+     * ranks meet and read weights meanwhile. Who creates the kernels waits for them.
+     */
+    static final class Compilations implements AutoCloseable {
+
+        private final CudaDevice device;
+        private final List<CompletableFuture<Void>> ends;
+
+        private Compilations(CudaDevice device, List<CompletableFuture<Void>> ends) {
+            this.device = device;
+            this.ends = ends;
+        }
+
+        /** Waits for them, so that none goes on when a model could not be loaded. */
+        @Override
+        public void close() {
+            ends.forEach(CompletableFuture::join);
+            device.close();
+        }
+    }
+
+    /**
+     * Begins to compile what a rank {@linkplain #create creates}, before there is a group.
+     *
+     * @param device a GPU like those of all ranks
+     * @return to be closed when all ranks have their kernels; empty if there are none
+     */
+    static Optional<Compilations> compile(LlamaConfig config, Device device, int ranks) {
+        // A GPU that is not there is for the group to tell of.
+        if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
+            return Optional.empty();
+        }
+        CudaDevice gpu = CudaDevice.open(device);
+        if (!isSupported(config, gpu, ranks)) {
+            gpu.close();
+            return Optional.empty();
+        }
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        CompletableFuture<Void> own =
+                LlamaKernels.prepare(
+                        gpu,
+                        compiler,
+                        config.type(),
+                        config.headSize(),
+                        sharing(config, ranks),
+                        KvCache.BLOCK_TOKENS);
+        CompletableFuture<Void> norms = RmsNormKernels.prepare(gpu, compiler, ranks);
+        return Optional.of(new Compilations(gpu, List.of(own, norms)));
     }
 
     /**
@@ -77,24 +134,26 @@ final class LlamaGpu implements AutoCloseable {
 
     private static boolean isPossible(LlamaConfig config, ProcessGroup group) {
         int ranks = group.worldSize();
-        int heads = config.heads() / ranks;
         // Asked also for one rank, as it loads the kernels, which no graph can record.
         boolean oneLaunch =
                 FusedOps.isOneLaunch(
                                 config.type(), LlamaKernels.MAX_ROWS, config.hiddenSize(), group)
                         || ranks == 1;
         try (CudaDevice device = CudaDevice.open(group.device())) {
-            return oneLaunch
-                    && config.vocabularySize() <= LlamaKernels.MAX_TOKENS
-                    && LlamaKernels.isSupported(
-                            device,
-                            config.type(),
-                            config.headSize(),
-                            heads / LlamaWeights.keyHeads(config, ranks),
-                            config.hiddenSize(),
-                            heads * config.headSize(),
-                            config.intermediateSize() / ranks);
+            return oneLaunch && isSupported(config, device, ranks);
         }
+    }
+
+    private static boolean isSupported(LlamaConfig config, CudaDevice device, int ranks) {
+        return config.vocabularySize() <= LlamaKernels.MAX_TOKENS
+                && LlamaKernels.isSupported(
+                        device,
+                        config.type(),
+                        config.headSize(),
+                        sharing(config, ranks),
+                        config.hiddenSize(),
+                        config.heads() / ranks * config.headSize(),
+                        config.intermediateSize() / ranks);
     }
 
     CudaDevice device() {

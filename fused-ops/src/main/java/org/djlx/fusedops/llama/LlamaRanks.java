@@ -8,6 +8,7 @@ import ai.djl.util.Progress;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
@@ -70,10 +71,17 @@ record LlamaRanks(RankPool<LlamaStep, List<TokenChooser.Choice>> pool, boolean r
                         }
                         return new LlamaRank(group, model);
                     };
-            RankPool<LlamaStep, List<TokenChooser.Choice>> pool =
-                    settings.group() == null
-                            ? RankPool.start(name, settings.groups(), maker)
-                            : RankPool.join(name, settings.group(), LlamaStep.CODEC, maker);
+            RankPool<LlamaStep, List<TokenChooser.Choice>> pool;
+            Optional<LlamaGpu.Compilations> compiling =
+                    LlamaGpu.compile(config, settings.device(), ranks);
+            try {
+                pool =
+                        settings.group() == null
+                                ? RankPool.start(name, settings.groups(), maker)
+                                : RankPool.join(name, settings.group(), LlamaStep.CODEC, maker);
+            } finally {
+                compiling.ifPresent(LlamaGpu.Compilations::close);
+            }
             boolean done = false;
             try {
                 if (progress != null) {
