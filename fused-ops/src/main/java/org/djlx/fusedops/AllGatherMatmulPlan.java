@@ -34,7 +34,7 @@ import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
 
 /**
- * The plan of {@link FusedOps#allGatherMatmul}.
+ * The plan of {@link FusedOps#allGatherMatmul} or {@link FusedOps#allGatherGated}.
  *
  * <p>With the gather dimension moved to the front, the gathered A is the ranks' shards one after
  * the other, and so is each product: the rows that a shard yields depend on no other shard.
@@ -45,6 +45,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
 
     private final GroupPlans plans;
     private final boolean returnGathered;
+    private boolean gated; // whether it has the one launch that it was made for
     private final ScalarType type;
     private final int gatherDim;
     private final int lastDim;
@@ -77,6 +78,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
             TensorInfo[] infos,
             int gatherDim,
             boolean returnGathered,
+            boolean gated,
             boolean recorded) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
         this.plans = GroupPlans.of(group);
@@ -115,7 +117,18 @@ final class AllGatherMatmulPlan implements FusedPlan {
         choice = chooser.choose(recorded);
         otherwiseRecorded = chooser.choose(!recorded).path() != choice.path();
         reason = choice.path() == Path.PLAIN ? FallbackReason.PLAIN_IS_FASTER : null;
-        if (reason == null) {
+        if (gated) {
+            this.gated =
+                    choice.path() == Path.ONE_LAUNCH
+                            && compute.persistent()
+                                    .orElseThrow()
+                                    .gates(
+                                            group.p2pBuffers().orElseThrow(),
+                                            work,
+                                            Axes.layout(infos[1]),
+                                            infos[1].address());
+        }
+        if (reason == null && gated == this.gated) {
             prepare(group, infos, shape, work);
         }
     }
@@ -169,7 +182,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
         MatrixLayout[] bs = new MatrixLayout[count];
         for (int i = 0; i < count; i++) {
             bs[i] = Axes.layout(infos[1 + i]);
-            outShapes[i] = Axes.with(frontShape, lastDim, columns[i]);
+            outShapes[i] = Axes.with(frontShape, lastDim, gated ? columns[i] / 2 : columns[i]);
         }
         if (choice.path() == Path.ONE_LAUNCH) {
             preparePersistent(compute.persistent().orElseThrow(), infos, work, bs);
@@ -191,7 +204,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
         for (int i = 0; i < layouts.length; i++) {
             layouts[i] = directB[i] ? layouts[i] : MatrixLayout.contiguous(inner, columns[i]);
         }
-        persistent = oneLaunch.gather(slots, work, layouts);
+        persistent = oneLaunch.gather(slots, work, gated, layouts);
     }
 
     private void prepareSchedule(long shardAddress, long rows, long inner, MatrixLayout[] layouts) {
@@ -215,6 +228,11 @@ final class AllGatherMatmulPlan implements FusedPlan {
                             MatrixLayout.contiguous(rowsAtOnce, inner),
                             directB[i] ? layouts[i] : MatrixLayout.contiguous(inner, columns[i]));
         }
+    }
+
+    /** Tells whether the plan multiplies values by the activation of their gates. */
+    boolean isGated() {
+        return gated;
     }
 
     /** What a call has enqueued or issued, whose results are there when the work has ended. */

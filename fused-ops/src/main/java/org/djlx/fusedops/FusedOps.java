@@ -7,6 +7,7 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -71,6 +72,7 @@ public final class FusedOps {
     private static final int GATHER = 1;
     private static final int SCATTER = 2;
     private static final int NORM = 3;
+    private static final int GATED_GATHER = 4;
 
     private static final Path[] PATHS = Path.values();
     private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(PATHS.length);
@@ -135,14 +137,58 @@ public final class FusedOps {
         AllGatherMatmulPlan.Issued issued;
         synchronized (plans) {
             AllGatherMatmulPlan plan =
-                    plan(plans, group, arrays, infos, gatherDim, returnGathered, false);
+                    plan(plans, group, arrays, infos, gatherDim, returnGathered, false, false);
             if (plans.isOther(plan)) {
-                plan = plan(plans, group, arrays, infos, gatherDim, returnGathered, true);
+                plan = plan(plans, group, arrays, infos, gatherDim, returnGathered, false, true);
             }
             issued = plan.run(group, aShard, bs, infos);
         }
         complete(group, issued.work(), () -> issued.result().close());
         return issued.result();
+    }
+
+    /**
+     * Gathers A along its first dimension, multiplies it with a matrix of gates and one of values,
+     * and the values by the activation of their gates, {@code silu(A @ gates) · (A @ values)}: the
+     * beginning of a Llama's MLP. Only if that is one launch with the gathering; then the products
+     * are not rounded before they are activated.
+     *
+     * <p>Ranks may differ in that: {@link #allGatherMatmul(NDArray, List, int, ProcessGroup,
+     * boolean)} of one goes together with this method of another. It has no gradient.
+     *
+     * @param aShard this rank's part of A, of shape (…, K) with 2 or more dimensions; the same
+     *     shape on all ranks
+     * @param gatesAndValues of shape (K, 2 N): the gates and, behind them, the values; N is each
+     *     rank's own
+     * @param group the group
+     * @return of shape (…, N); empty if it is not one launch, and nothing has been done
+     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     */
+    public static Optional<NDArray> allGatherGated(
+            NDArray aShard, NDArray gatesAndValues, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks(AllGatherMatmulPlan.TYPE.toString());
+        checks.checkNotNull("the group", group);
+        TensorInfo[] infos = {
+            checks.operand("aShard", aShard), checks.operand("B", gatesAndValues)
+        };
+        if (checks.recording() != null) {
+            return Optional.empty();
+        }
+        List<NDArray> arrays = List.of(aShard, gatesAndValues);
+        GroupPlans plans = GroupPlans.of(group);
+        AllGatherMatmulPlan.Issued issued;
+        synchronized (plans) {
+            AllGatherMatmulPlan plan = plan(plans, group, arrays, infos, 0, false, true, false);
+            if (plans.isOther(plan)) {
+                plan = plan(plans, group, arrays, infos, 0, false, true, true);
+            }
+            if (!plan.isGated()) {
+                return Optional.empty();
+            }
+            issued = plan.run(group, aShard, arrays.subList(1, 2), infos);
+        }
+        complete(group, issued.work(), () -> issued.result().close());
+        return Optional.of(issued.result().outputs().get(0));
     }
 
     /** Finds or makes the plan of an all-gather + matmul; the first array is A. */
@@ -153,9 +199,10 @@ public final class FusedOps {
             TensorInfo[] infos,
             int gatherDim,
             boolean returnGathered,
+            boolean gated,
             boolean recorded) {
         int option = option(recorded) + (returnGathered ? 1 : 0);
-        PlanKey key = new PlanKey(GATHER, gatherDim, option, arrays, infos);
+        PlanKey key = new PlanKey(gated ? GATED_GATHER : GATHER, gatherDim, option, arrays, infos);
         AllGatherMatmulPlan plan = plans.find(key, AllGatherMatmulPlan.class);
         return plan != null
                 ? plan
@@ -168,6 +215,7 @@ public final class FusedOps {
                                 infos,
                                 gatherDim,
                                 returnGathered,
+                                gated,
                                 recorded));
     }
 

@@ -3,7 +3,8 @@
  * users call.
  *
  * <pre>
- * + FusedOps                 all-gather + matmul, matmul + reduce-scatter, all-reduce + RMSNorm
+ * + FusedOps                 all-gather + matmul, also gated, matmul + reduce-scatter, all-reduce +
+ *                            RMSNorm
  * + GatheredMatmul           what the first of them returns
  * + NormedResidual           what the last of them returns
  * + LowContention            all-gather and reduce-scatter by copy engines

@@ -12,6 +12,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -145,6 +146,94 @@ class FusedOpsGpuTest {
         }
         expectOneLaunches(
                 64 << 20, 3L * grid.size(), g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 3)));
+    }
+
+    /** Tiles that are full and not, of both widths that gates can have. */
+    @Test
+    void allGatherGatedInOneLaunch() {
+        for (ScalarType type : HALVES) {
+            expectOneLaunches(
+                    64 << 20,
+                    6,
+                    group -> {
+                        checkGated(group, type, 512, 256, 3072);
+                        checkGated(group, type, 700, 264, 1032);
+                        checkGated(group, type, 1000, 136, 3000);
+                    });
+        }
+    }
+
+    /** Sums are exact. The second time, odd ranks activate nothing. */
+    private static void checkGated(
+            ProcessGroup group, ScalarType type, int rows, int inner, int width) {
+        int all = rows * group.worldSize();
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            // Of the host, as they are multiplied in float32 there.
+            NDManager host = manager.newSubManager(Device.cpu());
+            NDArray a = numbers(host, 1, all, inner);
+            NDArray b = numbers(host, 2 + group.rank(), 2 * width, inner).div(16);
+            NDArray both = a.matMul(b.transpose());
+            NDArray gates = both.get(new NDIndex().addAllDim().addSliceDim(0, width));
+            NDArray values = both.get(new NDIndex().addAllDim().addSliceDim(width, 2L * width));
+            NDArray active = gates.getNDArrayInternal().sigmoid().mul(gates);
+            float[] expected = active.mul(values).toFloatArray();
+            int first = rows * group.rank();
+            NDArray own = a.get(new NDIndex().addSliceDim(first, first + rows));
+            NDArray shard = manager.create(own.toFloatArray(), own.getShape());
+            shard = Torch.cast(shard, type);
+            NDArray weight = manager.create(b.toFloatArray(), b.getShape());
+            weight = Torch.cast(weight, type).transpose();
+            for (int call = 0; call < 2; call++) {
+                if (call == 1 && group.rank() % 2 == 1) {
+                    FusedOps.allGatherMatmul(shard, List.of(weight), 0, group, false);
+                    continue;
+                }
+                NDArray result = FusedOps.allGatherGated(shard, weight, group).orElseThrow();
+                assertEquals(new Shape(all, width), result.getShape());
+                float[] actual = Torch.cast(result, ScalarType.FLOAT32).toFloatArray();
+                for (int i = 0; i < actual.length; i++) {
+                    double tolerance = Math.abs(expected[i]) / 200 + 1e-3;
+                    if (!(Math.abs(expected[i] - actual[i]) <= tolerance)) {
+                        assertEquals(expected[i], actual[i], tolerance, "element " + i);
+                    }
+                }
+            }
+        }
+    }
+
+    private static NDArray numbers(NDManager manager, long seed, int rows, int columns) {
+        float[] numbers = new float[rows * columns];
+        Random random = new Random(seed);
+        for (int i = 0; i < numbers.length; i++) {
+            numbers[i] = random.nextInt(5) - 2;
+        }
+        return manager.create(numbers, new Shape(rows, columns));
+    }
+
+    /** Gates by rows of B, of no whole units, and too few for a tile: nothing is done. */
+    @Test
+    void otherGatesAreLeftToTheCaller() {
+        expectOneLaunches(
+                64 << 20,
+                1,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray a = half(manager, 512, 64);
+                        List<NDArray> bs =
+                                List.of(
+                                        half(manager, 64, 6144),
+                                        half(manager, 6136, 64).transpose(),
+                                        half(manager, 16, 64).transpose());
+                        for (NDArray b : bs) {
+                            assertTrue(FusedOps.allGatherGated(a, b, group).isEmpty());
+                        }
+                        FusedOps.allGatherMatmul(a, bs.subList(1, 2), 0, group, false);
+                    }
+                });
+    }
+
+    private static NDArray half(NDManager manager, int rows, int columns) {
+        return Torch.cast(manager.ones(new Shape(rows, columns)), ScalarType.BFLOAT16);
     }
 
     /** As above; also As of widths that must be padded, and of none. */

@@ -114,14 +114,16 @@ public final class PersistentMatmul implements AutoCloseable {
     }
 
     /** What a kernel is compiled for. */
-    private record Variant(ScalarType type, int tile, boolean transposed, boolean scatter) {
+    private record Variant(
+            ScalarType type, int tile, boolean transposed, boolean scatter, boolean gated) {
 
         String[] options() {
             return new String[] {
                 "-DTYPE=" + (type == ScalarType.FLOAT16 ? "Float16" : "Bfloat16"),
                 "-DTILE_N=" + TILE_COLUMNS.get(tile),
                 "-DTRANSPOSED=" + (transposed ? 1 : 0),
-                "-DSCATTER=" + (scatter ? 1 : 0)
+                "-DSCATTER=" + (scatter ? 1 : 0),
+                "-DGATED=" + (gated ? 1 : 0)
             };
         }
 
@@ -306,17 +308,37 @@ public final class PersistentMatmul implements AutoCloseable {
     }
 
     /**
+     * Tells whether the same launch can multiply values by the activation of their gates.
+     *
+     * @param buffers the group's
+     * @param work the operator, which this {@link #gathers}
+     * @param b how B lies, whose columns are gates and, behind them, as many values
+     * @param address where it is
+     * @return whether it can
+     */
+    public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
+        Sizes sizes = sizes(buffers, work).orElseThrow();
+        // A tile has whole boxes of both, which begin at any column.
+        return !isRowMajor(b)
+                && isUsable(b.transposed(), address)
+                && b.columns() % (2 * OneLaunch.UNIT) == 0
+                && TILE_COLUMNS.get(sizes.tiling().tile()) >= 2 * BOX;
+    }
+
+    /**
      * Prepares an all-gather + matmul, which it {@link #gathers}.
      *
      * @param slots slots of a shard's size
      * @param work the operator
+     * @param gated whether it multiplies values by the activation of their gates, as it {@link
+     *     #gates}: a product has half as many columns then
      * @param bs how the Bs lie, {@linkplain #usable as they are given}
      * @return the launch
      */
-    public Gather gather(Slots slots, Workload work, MatrixLayout... bs) {
+    public Gather gather(Slots slots, Workload work, boolean gated, MatrixLayout... bs) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         OneLaunch.Tiling tiling = sizes.tiling();
-        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), false);
+        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), false, gated);
         return new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers());
     }
 
@@ -333,7 +355,8 @@ public final class PersistentMatmul implements AutoCloseable {
     public Scatter scatter(
             Slots slots, Workload work, MatrixLayout a, MatrixLayout b, boolean average) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
-        Variant variant = new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), true);
+        Variant variant =
+                new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), true, false);
         return new Scatter(slots, sizes, variant, a, b, average ? 1f / sizes.ranks() : 1);
     }
 
@@ -376,9 +399,6 @@ public final class PersistentMatmul implements AutoCloseable {
             for (int half = 0; half < halves.length; half++) {
                 halves[half] = new Half();
                 KernelStruct struct = halves[half].struct;
-                for (int i = 0; i < sizes.columns().length; i++) {
-                    struct.put(COLUMNS + i * Long.BYTES, sizes.columns()[i]);
-                }
                 struct.put(RIGHTS, sizes.columns().length)
                         .put(ROWS, sizes.rows())
                         .put(INNER, inner)
@@ -433,7 +453,8 @@ public final class PersistentMatmul implements AutoCloseable {
             return buffers.address(on, slots.offset(half, source));
         }
 
-        final TensorMap[] rights(Half half, MatrixLayout[] bs, int tile) {
+        final TensorMap[] rights(Half half, MatrixLayout[] bs, Variant variant) {
+            int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.gated() ? 2 : 1);
             TensorMap[] maps = new TensorMap[bs.length];
             for (int i = 0; i < bs.length; i++) {
                 boolean transposed = !bs[i].isRowMajor();
@@ -445,7 +466,7 @@ public final class PersistentMatmul implements AutoCloseable {
                                 new long[] {Math.max(b.columns(), 1), Math.max(b.rows(), 1)},
                                 new long[] {stride},
                                 BOX,
-                                transposed ? TILE_COLUMNS.get(tile) : BOX);
+                                transposed ? tileColumns : BOX);
             }
             return maps;
         }
@@ -509,14 +530,16 @@ public final class PersistentMatmul implements AutoCloseable {
                                 sizes.boxRows(),
                                 1)
                         .place(slot(number, rank, 0));
-                half.rights = rights(half, bs, variant.tile());
+                half.rights = rights(half, bs, variant);
                 half.outs = new TensorMap[bs.length];
                 for (int i = 0; i < bs.length; i++) {
-                    long outBytes = sizes.columns()[i] * sizes.type().itemSize();
+                    long columns = sizes.columns()[i] / (variant.gated() ? 2 : 1);
+                    half.struct.put(COLUMNS + i * Long.BYTES, columns);
+                    long outBytes = columns * sizes.type().itemSize();
                     half.outs[i] =
                             half.map(
                                     OUT + i * TensorMap.BYTES,
-                                    new long[] {sizes.columns()[i], rows, sizes.ranks()},
+                                    new long[] {columns, rows, sizes.ranks()},
                                     new long[] {outBytes, rows * outBytes},
                                     BOX,
                                     HALF,
@@ -603,7 +626,8 @@ public final class PersistentMatmul implements AutoCloseable {
                                 HALF,
                                 1)
                         .place(slot(number, rank, 0));
-                half.rights = rights(half, new MatrixLayout[] {b}, variant.tile());
+                half.struct.put(COLUMNS, columns);
+                half.rights = rights(half, new MatrixLayout[] {b}, variant);
                 half.outs = new TensorMap[sizes.ranks()];
                 for (int peer = 0; peer < sizes.ranks(); peer++) {
                     half.outs[peer] =

@@ -218,7 +218,7 @@ final class LlamaModel implements AutoCloseable {
         NDArray heads = padded(attention.apply(temporary, index, qkv, places), qkv);
         Hidden attended =
                 add(hidden.residual, heads, layer.attentionOut(), layer.mlpNorm(), divided);
-        NDArray inner = activated(into(attended.norm, layer.gateUp(), divided));
+        NDArray inner = activated(attended.norm, layer.gateUp(), divided);
         NDArray next =
                 index + 1 < config.layers()
                         ? weights.layer(index + 1).attentionNorm()
@@ -327,7 +327,15 @@ final class LlamaModel implements AutoCloseable {
         return narrowed(scaled.mul(weight));
     }
 
-    private NDArray activated(NDArray gateUp) {
+    /** Returns {@code silu(gates) · values} of all tokens. */
+    private NDArray activated(NDArray x, NDArray weight, boolean divided) {
+        if (gpu != null && divided) {
+            Optional<NDArray> gated = FusedOps.allGatherGated(x, weight, group);
+            if (gated.isPresent()) {
+                return gated.get();
+            }
+        }
+        NDArray gateUp = into(x, weight, divided);
         if (gpu != null) {
             return gpu.activated(gateUp);
         }

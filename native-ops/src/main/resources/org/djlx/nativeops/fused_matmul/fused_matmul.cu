@@ -17,6 +17,8 @@
 //   TYPE        Bfloat16 or Float16
 //   TRANSPOSED  1: B's columns lie together (K-major), 0: its rows
 //   SCATTER     1: matmul + reduce-scatter, 0: all-gather + matmul
+//   GATED       1: all-gather + matmul with one B, K-major, whose columns are gates and, behind them, as many values; what is
+//               stored is silu(gates) * values, from sums that are not rounded before. TILE_N is 128 or 256
 //
 // Every wait for another rank ends after `timeout`, or when the host sets `stop`; then the kernel tells the host who was
 // missing, and goes on without: what it has computed is worthless.
@@ -35,6 +37,9 @@
 #ifndef SCATTER
 #define SCATTER 0
 #endif
+#ifndef GATED
+#define GATED 0
+#endif
 
 const int MAX_RANKS = 8;
 const int MAX_RIGHTS = 4;
@@ -43,7 +48,8 @@ const int HALF_M = TILE_M / 2;          // the rows of a tile that a warp group 
 const int BLOCK_K = 64;                 // 128 bytes, the width of a swizzled box
 const int BOX_COLUMNS = 64;
 const int BOX = HALF_M * BOX_COLUMNS * 2;
-const int BOXES = TILE_N / BOX_COLUMNS;  // of the rows of a warp group
+const int OUT_N = GATED ? TILE_N / 2 : TILE_N;  // columns of what a tile stores
+const int BOXES = OUT_N / BOX_COLUMNS;   // of the rows of a warp group
 const int RING = 4;                      // boxes in shared memory for each warp group that computes
 const int LEFT = TILE_M * BLOCK_K * 2;
 const int RIGHT = BLOCK_K * TILE_N * 2;
@@ -55,6 +61,7 @@ const int COPY = 8192;    // bytes of the gathered A that a block copies at once
 const int ROWS_IN_GROUP = 16;
 const int SHARED = 1024 + STAGES * STAGE + 2 * RING * BOX + 2 * COPY;
 static_assert(SHARED <= 232448, "a block has 227 KB of shared memory");
+static_assert(!GATED || (TRANSPOSED && !SCATTER && TILE_N >= 2 * BOX_COLUMNS), "there is no such gated kernel");
 static_assert(PIECES * PIECE <= STAGES * STAGE, "pieces are pushed from the stages' memory");
 
 // All that a launch is told, in words of 8 bytes.
@@ -66,7 +73,7 @@ struct Launch {
   TensorMap arrived;
   TensorMap right[MAX_RIGHTS];
   TensorMap out[MAX_RANKS];
-  u64 columns[MAX_RIGHTS];  // of each B
+  u64 columns[MAX_RIGHTS];  // of each B, or of what is stored if it is gated
   u64 rights;               // how many Bs
   u64 rows;                 // of a shard or a part
   u64 inner;
@@ -125,7 +132,7 @@ struct Place {
 
 __device__ __forceinline__ u32 tile_columns(const Launch& launch) {
   u32 sum = 0;
-  for (u32 i = 0; i < launch.rights; i++) sum += ceil_div(launch.columns[i], TILE_N);
+  for (u32 i = 0; i < launch.rights; i++) sum += ceil_div(launch.columns[i], OUT_N);
   return sum;
 }
 
@@ -157,8 +164,8 @@ __device__ __forceinline__ Place place(const Launch& launch, u32 tile) {
   place.row = (group * ROWS_IN_GROUP + within % height) * TILE_M;
   u32 column = within / height;
   place.right = 0;
-  while (column >= ceil_div(launch.columns[place.right], TILE_N)) column -= ceil_div(launch.columns[place.right++], TILE_N);
-  place.column = column * TILE_N;
+  while (column >= ceil_div(launch.columns[place.right], OUT_N)) column -= ceil_div(launch.columns[place.right++], OUT_N);
+  place.column = column * OUT_N;
   place.number = number;
   return place;
 }
@@ -277,7 +284,10 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u
         load_box(left_box, launch.arrived, full, step * BLOCK_K, at.row, at.part);
       }
 #endif
-      if (TRANSPOSED) {
+      if (GATED) {
+        load_box(right_box, right, full, step * BLOCK_K, at.column);
+        load_box(right_box + RIGHT / 2, right, full, step * BLOCK_K, launch.columns[0] + at.column);
+      } else if (TRANSPOSED) {
         load_box(right_box, right, full, step * BLOCK_K, at.column);
       } else {
 #pragma unroll
@@ -441,11 +451,16 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
       }
     }
 #endif
+    if (GATED) {
+      // The thread that has a gate has its value, half a tile of columns behind it.
+#pragma unroll
+      for (int i = 0; i < COUNT / 2; i++) d[i] = __fdividef(d[i], 1 + __expf(-d[i])) * d[i + COUNT / 2];
+    }
     shared.stage_free[half].wait(turn & 1);
     // All warps have read what came in before any writes over it.
     asm volatile("bar.sync %0, 128;" ::"r"(half + 1) : "memory");
 #pragma unroll
-    for (int j = 0; j < COUNT / 4; j += 2) {
+    for (int j = 0; j < OUT_N / 8; j += 2) {
       const float* sums = d + 4 * j;
       store_matrices(matrices + j / 8 * BOX + (swizzle ^ j % 8 << 4), pack(TYPE(), sums[0], sums[1]), pack(TYPE(), sums[2], sums[3]),
                      pack(TYPE(), sums[4], sums[5]), pack(TYPE(), sums[6], sums[7]));
