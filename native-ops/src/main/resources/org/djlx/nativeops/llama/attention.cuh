@@ -36,10 +36,17 @@ struct Attention {
 __device__ __forceinline__ u32 pair(Bits first, Bits second) { return first | (u32)second << 16; }
 
 // Turns a pair of elements of a head by an angle: one of its first half and one of its second.
+__device__ __forceinline__ void turn(Bits& one, Bits& other, float cosine, float sine) {
+  float first = T::load(one), second = T::load(other);
+  one = T::store(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)));
+  other = T::store(__fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+}
+
 __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const float* cosines, const float* sines) {
-  float first = T::load(head[i]), second = T::load(head[i + HEAD / 2]), cosine = cosines[i], sine = sines[i];
-  to[i] = T::store(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)));
-  to[i + HEAD / 2] = T::store(__fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+  Bits first = head[i], second = head[i + HEAD / 2];
+  turn(first, second, cosines[i], sines[i]);
+  to[i] = first;
+  to[i + HEAD / 2] = second;
 }
 
 // LATE: values are loaded behind the scores, which takes fewer registers, so that a multiprocessor has more blocks.
@@ -272,18 +279,39 @@ ATTENTION(decode_attention, false, false, 2)
 ATTENTION(decode_attention_late, true, false, 4)
 ATTENTION(decode_attention_placed, true, true, 4)
 
-// Rotates queries and keys of a row in place, and writes its keys and values to the cache.
+// Rotates queries and keys of a row in place, and writes its keys and values to the cache. A thread has packs of both halves of
+// a head, or one of a value.
 __device__ __forceinline__ void place_row(Bits* qkv, u64 heads, Bits* keys, Bits* values, u64 place, const float* cosines,
                                           const float* sines) {
-  for (u32 i = threadIdx.x; i < heads * (SHARING + 1) * (HEAD / 2); i += blockDim.x) {
-    Bits* head = qkv + i / (HEAD / 2) * HEAD;
-    rotate(head, head, i % (HEAD / 2), cosines, sines);
-  }
-  __syncthreads();
+  const u32 PACKS = HEAD / 2 / PACK;  // of half a head
   u64 size = heads * HEAD;
-  for (u32 i = threadIdx.x; i < size / PACK; i += blockDim.x) {
-    ((uint4*)(keys + place * size))[i] = ((const uint4*)(qkv + SHARING * size))[i];
-    ((uint4*)(values + place * size))[i] = ((const uint4*)(qkv + (SHARING + 1) * size))[i];
+  u32 first_key = SHARING * heads, first_value = first_key + heads;
+  for (u32 i = threadIdx.x; i < (first_value + 2 * heads) * PACKS; i += blockDim.x) {
+    if (i >= first_value * PACKS) {
+      u32 pack = i - first_value * PACKS;
+      ((uint4*)(values + place * size))[pack] = ((const uint4*)(qkv + first_value * HEAD))[pack];
+      continue;
+    }
+    u32 head = i / PACKS, pack = i % PACKS;
+    uint4* from = (uint4*)(qkv + head * HEAD) + pack;
+    Elements first, second;
+    first.all = from[0];
+    second.all = from[PACKS];
+#pragma unroll
+    for (int e = 0; e < PACK; e += 4) {
+      float4 cosine = *(const float4*)(cosines + pack * PACK + e), sine = *(const float4*)(sines + pack * PACK + e);
+      turn(first.bits[e], second.bits[e], cosine.x, sine.x);
+      turn(first.bits[e + 1], second.bits[e + 1], cosine.y, sine.y);
+      turn(first.bits[e + 2], second.bits[e + 2], cosine.z, sine.z);
+      turn(first.bits[e + 3], second.bits[e + 3], cosine.w, sine.w);
+    }
+    from[0] = first.all;
+    from[PACKS] = second.all;
+    if (head >= first_key) {
+      uint4* key = (uint4*)(keys + place * size + (head - first_key) * HEAD) + pack;
+      key[0] = first.all;
+      key[PACKS] = second.all;
+    }
   }
 }
 
