@@ -465,6 +465,7 @@ public final class LlamaKernels implements AutoCloseable {
      * @param start where in its sequence the first token is; the others follow it
      * @param cosines of shape (positions, half of the head size), in float32
      * @param sines likewise
+     * @param queries the heads of queries, or 0 if there are keys and values alone
      * @param heads the heads of keys
      */
     public void rotate(
@@ -477,8 +478,11 @@ public final class LlamaKernels implements AutoCloseable {
             long start,
             long cosines,
             long sines,
+            int queries,
             int heads) {
-        arguments.clear().addStruct(qkv, keys, values, places, start, cosines, sines, heads);
+        arguments
+                .clear()
+                .addStruct(qkv, keys, values, places, start, cosines, sines, queries, heads);
         rotate.launch(stream, LaunchSize.of(rows, PROMPT_THREADS), arguments);
     }
 

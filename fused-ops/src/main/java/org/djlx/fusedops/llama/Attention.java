@@ -224,6 +224,15 @@ final class Attention {
         return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
     }
 
+    /** Returns what of a layer's weight of queries, keys and values is that of the latter two. */
+    NDArray keysValues(NDManager manager, NDArray weight) {
+        long first = (long) queryHeads * config.headSize();
+        NDArray columns =
+                weight.get(new NDIndex().addAllDim().addSliceDim(first, weight.getShape().get(1)));
+        columns.attach(manager);
+        return columns;
+    }
+
     /** Divides the tokens of a sequence, so that their scores do not take much memory at once. */
     private static List<Span> pieces(Span span) {
         List<Span> pieces = new ArrayList<>();

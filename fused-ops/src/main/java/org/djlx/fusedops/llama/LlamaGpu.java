@@ -267,9 +267,11 @@ final class LlamaGpu implements AutoCloseable {
     /**
      * Turns queries and keys in place, and writes keys and values to the cache.
      *
-     * @param qkv of shape (tokens, heads of queries, keys and values × head size), contiguous
+     * @param qkv of shape (tokens, heads of queries, keys and values × head size), contiguous;
+     *     there may be no queries
      */
     void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, Prompt prompt) {
+        int heads = (int) (qkv.getShape().get(1) / config.headSize());
         kernels.rotate(
                 currentStreams.get(),
                 prompt.tokens,
@@ -280,6 +282,7 @@ final class LlamaGpu implements AutoCloseable {
                 prompt.start,
                 Torch.dataPointer(attention.cosines()),
                 Torch.dataPointer(attention.sines()),
+                heads - 2 * keyHeads,
                 keyHeads);
     }
 

@@ -159,8 +159,8 @@ final class LlamaModel implements AutoCloseable {
             NDArray tokens = combined(gpu.embed(prompt, weights), divided);
             NDArray norm = gpu.normalized(tokens, weights.layer(0).attentionNorm());
             Hidden hidden = layers(step, new Hidden(tokens, norm), places, divided, last);
-            NDArray qkv = into(hidden.norm, weights.layer(last).queriesKeysValues(), divided);
-            gpu.rotate(last, qkv, cache, attention, prompt);
+            NDArray weight = attention.keysValues(step, weights.layer(last).queriesKeysValues());
+            gpu.rotate(last, into(hidden.norm, weight, divided), cache, attention, prompt);
             if (!chunk.wanted()) {
                 return Optional.empty();
             }

@@ -281,11 +281,11 @@ ATTENTION(decode_attention_placed, true, true, 4)
 
 // Rotates queries and keys of a row in place, and writes its keys and values to the cache. A thread has packs of both halves of
 // a head, or one of a value.
-__device__ __forceinline__ void place_row(Bits* qkv, u64 heads, Bits* keys, Bits* values, u64 place, const float* cosines,
-                                          const float* sines) {
+__device__ __forceinline__ void place_row(Bits* qkv, u64 queries, u64 heads, Bits* keys, Bits* values, u64 place,
+                                          const float* cosines, const float* sines) {
   const u32 PACKS = HEAD / 2 / PACK;  // of half a head
   u64 size = heads * HEAD;
-  u32 first_key = SHARING * heads, first_value = first_key + heads;
+  u32 first_key = queries, first_value = first_key + heads;
   for (u32 i = threadIdx.x; i < (first_value + 2 * heads) * PACKS; i += blockDim.x) {
     if (i >= first_value * PACKS) {
       u32 pack = i - first_value * PACKS;
@@ -323,7 +323,7 @@ extern "C" __global__ void decode_rotate(const __grid_constant__ Attention of) {
   int position = of.positions[row];
   if (position < 0) return;
   u64 place = of.table[row * of.table_stride + position / BLOCK] + position % BLOCK;
-  place_row((Bits*)of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads, of.keys, of.values, place,
+  place_row((Bits*)of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads * SHARING, of.heads, of.keys, of.values, place,
             of.cosines + (u64)position * (HEAD / 2), of.sines + (u64)position * (HEAD / 2));
 }
 

@@ -60,13 +60,14 @@ struct Rotation {
   u64 start;             // of the first row in its sequence
   const float* cosines;  // (positions, HEAD / 2)
   const float* sines;
+  u64 queries;           // heads of them; may be none
   u64 heads;             // of keys
 };
 
 // A block has a row.
 extern "C" __global__ void prompt_rotate(const __grid_constant__ Rotation of) {
   u64 row = blockIdx.x, position = of.start + row;
-  place_row(of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads, of.keys, of.values, of.places[row],
+  place_row(of.qkv + row * (of.queries + 2 * of.heads) * HEAD, of.queries, of.heads, of.keys, of.values, of.places[row],
             of.cosines + position * (HEAD / 2), of.sines + position * (HEAD / 2));
 }
 
