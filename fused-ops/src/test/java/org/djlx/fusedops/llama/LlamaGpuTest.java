@@ -89,6 +89,77 @@ class LlamaGpuTest {
         LlamaModelTest.compare(directory, groups(ranks), true);
     }
 
+    /** With an MLP so wide that the launch of an all-gather + matmul activates its gates. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 4})
+    void readsAPromptAsItDecodesIt(int ranks) throws Exception {
+        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        LlamaConfig config =
+                new LlamaConfig(
+                        small.vocabularySize(),
+                        256,
+                        16_384,
+                        2,
+                        small.heads(),
+                        small.kvHeads(),
+                        small.headSize(),
+                        small.maxLength(),
+                        small.epsilon(),
+                        small.rope(),
+                        false,
+                        List.of(),
+                        small.type());
+        LlamaFiles.write(directory, config, 1);
+        int[] tokens = new Random(3).ints(300, 0, config.vocabularySize()).toArray();
+        CacheBlocks blocks = new CacheBlocks(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
+        int[] rows = blocks.take(tokens.length);
+        int[] others = blocks.take(tokens.length);
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<LlamaBatch, float[]> pool =
+                        RankPool.start(
+                                "reads",
+                                groups(ranks),
+                                group ->
+                                        reading(
+                                                group,
+                                                LlamaModelTest.model(config, group, files)))) {
+            float[] whole = pool.submit(chunk(tokens, 0, tokens.length, rows)).get();
+            float[] decoded = null;
+            for (int begin = 0; begin < tokens.length; begin += 60) {
+                decoded = pool.submit(chunk(tokens, begin, begin + 60, others)).get();
+            }
+            float[] continued = null;
+            for (int begin = 0; begin < tokens.length; begin += 100) {
+                continued = pool.submit(chunk(tokens, begin, begin + 100, rows)).get();
+            }
+            assertArrayEquals(decoded, whole, 30f / (1 << 8));
+            assertArrayEquals(decoded, continued, 30f / (1 << 8));
+        }
+    }
+
+    private static LlamaBatch chunk(int[] tokens, int begin, int end, int[] rows) {
+        return new LlamaBatch(
+                List.of(
+                        new LlamaBatch.Chunk(
+                                Arrays.copyOfRange(tokens, begin, end), begin, rows, true)));
+    }
+
+    private static RankWorker<LlamaBatch, float[]> reading(ProcessGroup group, LlamaModel model) {
+        return new RankWorker<>() {
+            @Override
+            public float[] serve(LlamaBatch batch) {
+                try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                    return model.forward(batch, true, manager).all(0);
+                }
+            }
+
+            @Override
+            public void close() {
+                model.close();
+            }
+        };
+    }
+
     private static List<ProcessGroup> groups(int ranks) {
         NcclOptions nccl = NcclOptions.builder().optDevices(gpus(ranks)).build();
         CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
