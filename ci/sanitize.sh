@@ -18,7 +18,7 @@ tools=(memcheck racecheck synccheck initcheck)
 limit=300
 
 # The programs by their names, each with its source and the macros that it is compiled with. The matmul is in some of the ways
-# in which it is used: both operators, all shapes of tiles, both types, B by rows and by columns.
+# in which it is used: both operators, all shapes of tiles, both types, B by rows and by columns, gates activated and not.
 programs=(
   "kernels-2 kernels.cu -DRANKS=2"
   "kernels-3 kernels.cu -DRANKS=3"
@@ -26,6 +26,7 @@ programs=(
   "gather-rows matmul.cu -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=0 -DSCATTER=0"
   "scatter-columns matmul.cu -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=1"
   "gather-columns matmul.cu -DTILE_N=128 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=0"
+  "gather-gated matmul.cu -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=0 -DGATED=1"
   "scatter-rows matmul.cu -DTILE_N=64 -DTYPE=Float16 -DTRANSPOSED=0 -DSCATTER=1"
 )
 

@@ -4,8 +4,8 @@
 //   matmul [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
 // Ranks are streams, dealt out to the GPUs in turn. A group gets a row of launches of several shapes, and nothing waits for the
-// GPUs before the last is enqueued. Elements are small integers, of which sums are exact: results are compared to the bit, and
-// what lies around them with what was there.
+// GPUs before the last is enqueued. Elements are small integers, of which sums are exact: results are compared to the bit, but
+// for those that gates are activated for, and what lies around them with what was there.
 //
 // Kernels that wait for each other must run at once, as in kernels.cu; groups with more ranks than GPUs are left out where a
 // tool runs the kernels of a GPU one after the other.
@@ -39,13 +39,13 @@ const u64 HALF = 16 << 20;  // of the buffer
 struct Sizes {
   u64 rows;
   u64 inner;
-  std::vector<u64> columns;
+  std::vector<u64> columns;  // of the products
   u64 pushers;
   bool whole;  // whether the gathered A is wanted
 
   u64 tiles_of_part() const {
     u64 across = 0;
-    for (u64 n : columns) across += (n + TILE_N - 1) / TILE_N;
+    for (u64 n : columns) across += (n + kernels::OUT_N - 1) / kernels::OUT_N;
     return (rows + TILE_M - 1) / TILE_M * across;
   }
   u64 box_rows() const { return std::min<u64>(TILE_M, align(rows, 8)); }
@@ -188,7 +188,7 @@ struct Job {
       rights.emplace_back();
       outs.emplace_back();
       for (u64 n : sizes.columns) {
-        bs[rank].emplace_back(sizes.inner, n);
+        bs[rank].emplace_back(sizes.inner, GATED ? 2 * n : n);
         rights.back().push_back(place(gpu, bs[rank].back().elements(TRANSPOSED)));
         outs.back().push_back(place(gpu, Elements(sizes.rows * n * (SCATTER ? 1 : ranks))));
       }
@@ -207,7 +207,12 @@ struct Job {
   Elements product(const std::vector<Matrix>& as, const Matrix& b) const {
     Elements all;
     for (const Matrix& a : as) {
-      for (float value : a.times(b, 0, sizes.rows)) all.push_back(ELEMENTS.store(value));
+      std::vector<float> values = a.times(b, 0, sizes.rows);
+      for (u64 i = 0; i < values.size(); i++) {
+        u64 width = b.columns / 2;
+        if (!GATED) all.push_back(ELEMENTS.store(values[i]));
+        if (GATED && i % b.columns < width) all.push_back(ELEMENTS.store(values[i] / (1 + expf(-values[i])) * values[i + width]));
+      }
     }
     return all;
   }
@@ -244,7 +249,7 @@ struct Job {
       u64 width = sizes.columns[i];
       char* right = rights[rank][i]->address();
       if (TRANSPOSED) {
-        describe(launch.right[i], right, {inner, width}, {row_bytes}, {BOX, TILE_N});
+        describe(launch.right[i], right, {inner, GATED ? 2 * width : width}, {row_bytes}, {BOX, kernels::OUT_N});
       } else {
         describe(launch.right[i], right, {width, inner}, {width * ITEM}, {BOX, BOX});
       }
@@ -267,7 +272,7 @@ struct Job {
     for (size_t rank = 0; rank < outs.size(); rank++) {
       std::string name = std::to_string(sizes.rows) + " rows, " + std::to_string(sizes.inner) + " inner, rank " +
                          std::to_string(rank) + " of " + std::to_string(outs.size());
-      for (size_t i = 0; i < outs[rank].size(); i++) right &= outs[rank][i]->has(expected[rank][i], name);
+      for (size_t i = 0; i < outs[rank].size(); i++) right &= outs[rank][i]->has(expected[rank][i], name, GATED);
       if (sizes.whole) right &= wholes[rank]->has(whole, name + ": the gathered A");
     }
     return right;
@@ -280,6 +285,7 @@ std::vector<Sizes> shapes() {
     return {{1, 8, {8}, 0, false},       {5, 16, {16}, 0, false},   {128, 64, {256}, 0, false},
             {200, 136, {520}, 0, false}, {33, 1032, {32}, 0, false}};
   }
+  if (GATED) return {{8, 8, {8}, 1, false}, {128, 64, {128}, 1, true}, {200, 136, {264}, 2, true}, {33, 1032, {40}, 8, false}};
   return {{8, 8, {8}, 1, false},
           {1, 16, {8, 72, 8, 264}, 8, true},
           {128, 64, {256}, 1, true},
