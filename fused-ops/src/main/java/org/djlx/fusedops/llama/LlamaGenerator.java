@@ -309,8 +309,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
         List<TokenChooser> choosers = wanting.stream().map(each -> each.chooser).toList();
         LlamaStep request = new LlamaStep(batch, choosers);
-        boolean decoded = batch.chunks().stream().allMatch(LlamaBatch.Chunk::isDecoded);
-        return new Step(request, wanting, ranks.readsAhead() && decoded && !request.needsAll());
+        return new Step(request, wanting, ranks.readsAhead() && !request.needsAll());
     }
 
     private static boolean take(Sequence sequence, TokenChooser.Choice choice) {

@@ -96,7 +96,10 @@ final class Scheduler {
         return running.stream().anyMatch(Sequence::isBegun);
     }
 
-    /** Tells whether a prompt waits that is so long that no step with it can be followed. */
+    /**
+     * Tells whether a prompt waits that is so long that ranks take a while to begin it, in which
+     * they tell nobody of tokens that are there already.
+     */
     boolean hasLongPrompt() {
         return running.stream()
                 .mapToInt(sequence -> Math.min(sequence.unread(), settings.prefillTokens()))
