@@ -8,13 +8,18 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.fusedops.internal.ProductSums;
 import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -22,6 +27,10 @@ import org.djlx.nativeops.Torch;
  * scatter(dY Bᵀ), which is the other operator, and that of B is gather(A)ᵀ dY. With Y = scatter(A
  * B), the gradient of A is gather(dY) Bᵀ, and that of B is Aᵀ gather(dY), where the gathered dY is
  * what the other operator returns beside its product.
+ *
+ * <p>Where B was converted from other matrices, of which the scope knows, these are the inputs: the
+ * gradient of each is computed in its own type, and on a GPU added to what it has by the matmul
+ * itself.
  */
 final class FusedGradients {
 
@@ -43,7 +52,16 @@ final class FusedGradients {
                                         aShard, bs, gatherDim, group, returnGathered || keep));
         NDArray gathered = result.gathered().orElse(null);
         List<NDArray> inputs = new ArrayList<>(List.of(aShard));
-        inputs.addAll(bs);
+        int[] originals = new int[bs.size()];
+        for (int i = 0; i < originals.length; i++) {
+            List<NDArray> own = scope.originals(bs.get(i));
+            inputs.addAll(own);
+            originals[i] = own.size();
+        }
+        List<NDArray> used = new ArrayList<>(bs);
+        if (keep) {
+            used.add(gathered);
+        }
         List<NDArray> outputs = new ArrayList<>(result.outputs());
         if (returnGathered && Torch.requiresGradient(aShard)) {
             outputs.add(gathered);
@@ -51,10 +69,11 @@ final class FusedGradients {
         scope.record(
                 AllGatherMatmulPlan.TYPE.toString(),
                 inputs,
-                keep ? List.of(gathered) : List.of(),
+                used,
                 outputs,
                 (ins, kept, gradients) ->
-                        allGatherMatmulGradients(ins, kept, gradients, gatherDim, group));
+                        allGatherMatmulGradients(
+                                ins, originals, kept, gradients, gatherDim, group));
         if (returnGathered) {
             return result;
         }
@@ -66,12 +85,14 @@ final class FusedGradients {
 
     private static List<NDArray> allGatherMatmulGradients(
             List<NDArray> inputs,
+            int[] originals,
             List<NDArray> kept,
             List<NDArray> gradients,
             int gatherDim,
             ProcessGroup group) {
         NDArray aShard = inputs.get(0);
-        List<NDArray> bs = inputs.subList(1, inputs.size());
+        List<NDArray> weights = inputs.subList(1, inputs.size());
+        List<NDArray> bs = kept.subList(0, originals.length);
         List<NDArray> products = gradients.subList(0, bs.size());
         List<NDArray> results = new ArrayList<>();
         if (Torch.requiresGradient(aShard)) {
@@ -93,17 +114,17 @@ final class FusedGradients {
             results.add(null);
         }
         NDArray gathered = null;
-        if (bs.stream().anyMatch(Torch::requiresGradient)) {
+        if (weights.stream().anyMatch(Torch::requiresGradient)) {
             gathered =
-                    kept.isEmpty()
+                    kept.size() == bs.size()
                             ? DifferentiableCollectives.allGather(aShard, gatherDim, group)
-                            : kept.get(0);
+                            : kept.get(bs.size());
         }
+        int first = 0;
         for (int i = 0; i < bs.size(); i++) {
-            results.add(
-                    Torch.requiresGradient(bs.get(i))
-                            ? weightGradient(gathered, products.get(i))
-                            : null);
+            List<NDArray> own = weights.subList(first, first + originals[i]);
+            results.addAll(weightGradients(own, gathered, products.get(i), group));
+            first += originals[i];
         }
         return results;
     }
@@ -117,27 +138,30 @@ final class FusedGradients {
             ProcessGroup group) {
         NDArray result =
                 NoGradient.get(() -> FusedOps.matmulReduceScatter(a, b, op, scatterDim, group));
+        List<NDArray> inputs = new ArrayList<>(List.of(a));
+        inputs.addAll(scope.originals(b));
         scope.record(
                 MatmulReduceScatterPlan.TYPE.toString(),
-                List.of(a, b),
-                List.of(),
+                inputs,
+                List.of(b),
                 List.of(result),
-                (inputs, kept, gradients) ->
+                (ins, kept, gradients) ->
                         matmulReduceScatterGradients(
-                                inputs, gradients.get(0), op, scatterDim, group));
+                                ins, kept.get(0), gradients.get(0), op, scatterDim, group));
         return result;
     }
 
     private static List<NDArray> matmulReduceScatterGradients(
             List<NDArray> inputs,
+            NDArray b,
             NDArray ofResult,
             ReduceOp op,
             int scatterDim,
             ProcessGroup group) {
         NDArray a = inputs.get(0);
-        NDArray b = inputs.get(1);
+        List<NDArray> weights = inputs.subList(1, inputs.size());
         boolean ofA = Torch.requiresGradient(a);
-        boolean ofB = Torch.requiresGradient(b);
+        boolean ofB = weights.stream().anyMatch(Torch::requiresGradient);
         NDArray gradient = ofResult;
         if (op == ReduceOp.AVG) {
             gradient = Torch.cast(ofResult, Torch.scalarType(ofResult));
@@ -155,13 +179,57 @@ final class FusedGradients {
             results.add(null);
             gathered = DifferentiableCollectives.allGather(gradient, scatterDim, group);
         }
-        results.add(ofB ? weightGradient(a, gathered) : null);
+        results.addAll(weightGradients(weights, a, gathered, group));
         return results;
     }
 
-    /** Returns Aᵀ dY, where all dimensions but the last are those of one. */
-    private static NDArray weightGradient(NDArray a, NDArray gradient) {
-        return matrix(a).transpose().matMul(matrix(gradient));
+    /**
+     * Returns Aᵀ dY, where all dimensions but the last are those of one, for weights side by side.
+     *
+     * @return a gradient for each weight; null where it requires none, or has it already
+     */
+    private static List<NDArray> weightGradients(
+            List<NDArray> weights, NDArray a, NDArray gradient, ProcessGroup group) {
+        List<NDArray> results = new ArrayList<>();
+        long from = 0;
+        for (NDArray weight : weights) {
+            if (!Torch.requiresGradient(weight)) {
+                results.add(null);
+            } else {
+                NDArray left = matrix(a).transpose();
+                NDArray right = matrix(gradient);
+                if (weights.size() > 1) {
+                    right = right.get(":, " + from + ":" + (from + weight.getShape().get(1)));
+                }
+                results.add(
+                        Torch.scalarType(weight) == Torch.scalarType(a)
+                                ? left.matMul(right)
+                                : convertedProduct(weight, left, right, group));
+            }
+            from += weight.getShape().get(1);
+        }
+        return results;
+    }
+
+    /** Multiplies for a weight of another type; null if that has been added to its gradient. */
+    private static NDArray convertedProduct(
+            NDArray weight, NDArray left, NDArray right, ProcessGroup group) {
+        ScalarType type = Torch.scalarType(weight);
+        try (NDArray own = weight.hasGradient() ? JniUtils.getGradient((PtNDArray) weight) : null) {
+            if (type == ScalarType.FLOAT32) {
+                Optional<NDArray> sum =
+                        ProductSums.of(group).flatMap(sums -> sums.multiply(own, left, right));
+                if (sum.isPresent()) {
+                    return own == null ? sum.get() : null;
+                }
+            }
+            NDArray product = left.matMul(right);
+            if (own == null) {
+                return Torch.cast(product, type);
+            }
+            Torch.addInPlace(own, product);
+            return null;
+        }
     }
 
     private static NDArray matrix(NDArray array) {

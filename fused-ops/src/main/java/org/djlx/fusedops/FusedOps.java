@@ -55,8 +55,10 @@ import org.djlx.nativeops.TensorInfo;
  *
  * <p>Within a {@link GradientScope} gradients flow through the operators, whose gradients are each
  * other: that of A comes from the other operator, that of B from a matmul with the gathered array.
- * Results are then leaves that require a gradient. Outside of a scope, with gradients on, an input
- * that requires one is refused with an {@link IllegalArgumentException}.
+ * Where B is a {@linkplain GradientScope#recordConversion conversion} of master weights, their
+ * gradients are computed instead, on a GPU for float32 without rounding to 16 bits. Results are
+ * then leaves that require a gradient. Outside of a scope, with gradients on, an input that
+ * requires one is refused with an {@link IllegalArgumentException}.
  *
  * <p>The first call for certain shapes, strides, type and dimension makes a plan, which later ones
  * find again; a group keeps those used last. Operators may be called by any thread, one at a time

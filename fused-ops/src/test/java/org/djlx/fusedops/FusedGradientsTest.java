@@ -26,6 +26,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
@@ -423,6 +424,116 @@ class FusedGradientsTest {
         NDArray array = TestArrays.of(manager, type, new Shape(4, 4), values);
         array.setRequiresGradient(true);
         return array;
+    }
+
+    /** The relative error of gradients of float32 that bfloat16 activations give. */
+    double convertedTolerance() {
+        return 0x1p-9; // libtorch rounds each product.
+    }
+
+    /**
+     * Masters of float32, of which two share a copy in bfloat16, side by side; used twice in each
+     * of two passes. All numbers are integers: in float32 sums are exact, in bfloat16 they are not.
+     */
+    @Test
+    void convertedWeights() {
+        int tokens = 32;
+        long[] columns = {8, 24, 16};
+        run(
+                2,
+                group -> {
+                    try (NDManager manager = newManager()) {
+                        List<NDArray> masters = new ArrayList<>();
+                        NDArray[] expected = new NDArray[3];
+                        for (int i = 0; i < 3; i++) {
+                            Shape shape = new Shape(i < 2 ? 16 : 32, columns[i]);
+                            masters.add(integers(manager, ScalarType.FLOAT32, shape, i));
+                            masters.get(i).setRequiresGradient(true);
+                            expected[i] = integers(manager, ScalarType.FLOAT64, shape, 0).mul(0);
+                        }
+                        for (int pass = 0; pass < 2; pass++) {
+                            try (GradientScope scope = GradientScope.open()) {
+                                NDArray up = converted(scope, masters.subList(0, 2));
+                                NDArray down = converted(scope, masters.subList(2, 3));
+                                List<NDArray> results = new ArrayList<>();
+                                List<NDArray> gradients = new ArrayList<>();
+                                for (int use = 0; use < 2; use++) {
+                                    int salt = 4 * pass + 2 * use;
+                                    Numbers in = new Numbers(manager, group, tokens, 16, salt);
+                                    results.add(
+                                            FusedOps.allGatherMatmul(
+                                                            in.part, List.of(up), 0, group, false)
+                                                    .outputs()
+                                                    .get(0));
+                                    Shape wide = new Shape(tokens, 32);
+                                    NDArray ofUp =
+                                            integers(manager, ScalarType.BFLOAT16, wide, salt + 50);
+                                    gradients.add(ofUp);
+                                    NDArray left =
+                                            integers(manager, ScalarType.BFLOAT16, wide, salt + 70);
+                                    results.add(
+                                            FusedOps.matmulReduceScatter(
+                                                    left, down, ReduceOp.SUM, 0, group));
+                                    Numbers out = new Numbers(manager, group, tokens, 16, salt + 9);
+                                    gradients.add(out.part);
+                                    NDArray both = transposedProduct(in.whole, ofUp);
+                                    expected[0] = expected[0].add(both.get(":, :8"));
+                                    expected[1] = expected[1].add(both.get(":, 8:"));
+                                    expected[2] =
+                                            expected[2].add(transposedProduct(left, out.whole));
+                                }
+                                scope.backward(results, gradients);
+                            }
+                        }
+                        for (int i = 0; i < 3; i++) {
+                            double[] values = expected[i].toDoubleArray();
+                            try (NDArray gradient = masters.get(i).getGradient()) {
+                                double[] got = TestArrays.values(gradient);
+                                for (int k = 0; k < values.length; k++) {
+                                    // What is rounded is up to 32 products of up to 15 by 15.
+                                    double most = convertedTolerance() * 4 * 32 * 15 * 15;
+                                    assertTrue(
+                                            Math.abs(values[k] - got[k]) <= most,
+                                            i + ": " + values[k] + " became " + got[k]);
+                                }
+                            }
+                        }
+                    }
+                });
+    }
+
+    /** Integers that all ranks know, of which each has a part of the rows. */
+    private static final class Numbers {
+
+        final NDArray whole;
+        final NDArray part;
+
+        Numbers(NDManager manager, ProcessGroup group, int rows, int columns, int salt) {
+            whole = integers(manager, ScalarType.BFLOAT16, new Shape(rows, columns), salt);
+            int own = rows / group.worldSize();
+            int first = own * group.rank();
+            part = Torch.cast(whole.get(first + ":" + (first + own) + ", :"), ScalarType.BFLOAT16);
+        }
+    }
+
+    private static NDArray integers(NDManager manager, ScalarType type, Shape shape, int salt) {
+        double[] values = new double[(int) shape.size()];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = (i * 37 + i / 16 * 5 + salt * 11) % 31 - 15;
+        }
+        return TestArrays.of(manager, type, shape, values);
+    }
+
+    private static NDArray converted(GradientScope scope, List<NDArray> masters) {
+        NDArray result =
+                NoGradient.get(() -> Torch.cast(concatenated(masters, 1), ScalarType.BFLOAT16));
+        scope.recordConversion(masters, result);
+        return result;
+    }
+
+    private static NDArray transposedProduct(NDArray a, NDArray b) {
+        NDArray left = Torch.cast(a, ScalarType.FLOAT64);
+        return left.transpose().matMul(Torch.cast(b, ScalarType.FLOAT64));
     }
 
     @Test

@@ -36,29 +36,40 @@ public final class CublasLt implements AutoCloseable {
     }
 
     /**
-     * Plans {@code out = a b}. 16-bit types and float32 are accumulated in float32, the latter
-     * without TF32; float64 in float64.
+     * Plans {@code out = a b} and {@code out += a b}. 16-bit types and float32 are accumulated in
+     * float32, the latter without TF32; float64 in float64.
      *
-     * @param type the element type of all three: float16, bfloat16, float32 or float64
+     * @param type the element type of both operands: float16, bfloat16, float32 or float64
+     * @param outType that of the product: the same, or float32 for 16-bit operands
      * @param out the layout of the product, row-major, not empty
      * @param a the layout of the left operand, row-major or transposed
      * @param b the layout of the right operand, row-major or transposed; not empty
      * @param alignment a power of two up to 256 of which the three addresses are multiples, in
      *     bytes
      * @return the plan, to be closed before this object; empty if cuBLASLt has no algorithm for it
-     * @throws IllegalArgumentException if the sizes do not fit together
+     * @throws IllegalArgumentException if the sizes or types do not fit together
      */
     public Optional<CublasLtMatmul> plan(
-            ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b, int alignment) {
+            ScalarType type,
+            ScalarType outType,
+            MatrixLayout out,
+            MatrixLayout a,
+            MatrixLayout b,
+            int alignment) {
         if (out.rows() != a.rows() || out.columns() != b.columns() || a.columns() != b.rows()) {
             throw new IllegalArgumentException(out + " is not the product of " + a + " and " + b);
+        }
+        boolean isWidened = outType == ScalarType.FLOAT32 && type.itemSize() == Short.BYTES;
+        if (outType != type && !isWidened) {
+            throw new IllegalArgumentException(
+                    "a product of matrices of " + type + " cannot be one of " + outType);
         }
         boolean possible =
                 out.isRowMajor()
                         && (a.isRowMajor() || a.transposed().isRowMajor())
                         && (b.isRowMajor() || b.transposed().isRowMajor());
         return possible
-                ? CublasLtMatmul.plan(handle, type, out, a, b, alignment)
+                ? CublasLtMatmul.plan(handle, type, outType, out, a, b, alignment)
                 : Optional.empty();
     }
 

@@ -34,7 +34,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     private final cublasLtMatrixLayoutOpaque_t result = new cublasLtMatrixLayoutOpaque_t();
     private final cublasLtMatmulHeuristicResult_t heuristic = new cublasLtMatmulHeuristicResult_t();
     private final Pointer one; // the factor of the product, of the type that it is computed in
-    private final Pointer zero; // that of what the result held before
+    private final Pointer zero; // that of what the result held before, unless it is added to
     private final CudaDriver.Address firstAddress = new CudaDriver.Address(0);
     private final CudaDriver.Address secondAddress = new CudaDriver.Address(0);
     private final CudaDriver.Address resultAddress = new CudaDriver.Address(0);
@@ -54,6 +54,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     static Optional<CublasLtMatmul> plan(
             CublasLtHandle handle,
             ScalarType type,
+            ScalarType outType,
             MatrixLayout out,
             MatrixLayout a,
             MatrixLayout b,
@@ -61,7 +62,7 @@ public final class CublasLtMatmul implements AutoCloseable {
         CublasLtMatmul matmul = new CublasLtMatmul(handle, type);
         boolean found = false;
         try {
-            matmul.describe(type, out, a, b);
+            matmul.describe(type, outType, out, a, b);
             found = matmul.choose(alignment);
         } finally {
             if (!found) {
@@ -71,7 +72,8 @@ public final class CublasLtMatmul implements AutoCloseable {
         return found ? Optional.of(matmul) : Optional.empty();
     }
 
-    private void describe(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
+    private void describe(
+            ScalarType type, ScalarType outType, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
         int cudaType = cudaType(type);
         boolean wide = type == ScalarType.FLOAT64;
         handle.call(
@@ -83,7 +85,7 @@ public final class CublasLtMatmul implements AutoCloseable {
                                 wide ? cudart.CUDA_R_64F : cudart.CUDA_R_32F));
         operand(cublas.CUBLASLT_MATMUL_DESC_TRANSA, first, cudaType, b);
         operand(cublas.CUBLASLT_MATMUL_DESC_TRANSB, second, cudaType, a);
-        layout(result, cudaType, out);
+        layout(result, cudaType(outType), out);
     }
 
     private static int cudaType(ScalarType type) {
@@ -196,6 +198,22 @@ public final class CublasLtMatmul implements AutoCloseable {
      * @param b the address of the right operand
      */
     public void run(CudaStream stream, long out, long a, long b) {
+        enqueue(stream, out, a, b, zero);
+    }
+
+    /**
+     * Enqueues the addition of the product to what is there.
+     *
+     * @param stream a stream of the GPU
+     * @param out the address of what is added to; must not overlap the operands
+     * @param a the address of the left operand
+     * @param b the address of the right operand
+     */
+    public void add(CudaStream stream, long out, long a, long b) {
+        enqueue(stream, out, a, b, one);
+    }
+
+    private void enqueue(CudaStream stream, long out, long a, long b, Pointer ofBefore) {
         handle.device().requireSame(stream.device(), "the stream");
         firstAddress.to(b);
         secondAddress.to(a);
@@ -211,7 +229,7 @@ public final class CublasLtMatmul implements AutoCloseable {
                                 first,
                                 secondAddress,
                                 second,
-                                zero,
+                                ofBefore,
                                 resultAddress,
                                 result,
                                 resultAddress,

@@ -17,6 +17,8 @@ import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 
 /** Products of cuBLASLt against DJL's in float64. */
 @Tag("gpu")
@@ -55,7 +57,7 @@ class CublasLtTest {
                     int alignment = (int) Math.min(16, Long.lowestOneBit(addresses));
                     String what = type + " " + layout(a) + " " + layout(b) + " " + alignment;
                     try (CublasLtMatmul matmul =
-                            cublas.plan(type, layout(out), layout(a), layout(b), alignment)
+                            cublas.plan(type, type, layout(out), layout(a), layout(b), alignment)
                                     .orElseThrow(() -> new AssertionError(what))) {
                         matmul.run(
                                 stream,
@@ -72,10 +74,54 @@ class CublasLtTest {
                     () ->
                             cublas.plan(
                                     ScalarType.FLOAT32,
+                                    ScalarType.FLOAT32,
                                     MatrixLayout.contiguous(2, 3),
                                     MatrixLayout.contiguous(2, 4),
                                     MatrixLayout.contiguous(5, 3),
                                     16));
+        }
+    }
+
+    /** Sizes of weights, whose rows cuBLASLt reads 16 bytes at a time. */
+    @ParameterizedTest
+    @EnumSource(names = {"FLOAT16", "BFLOAT16", "FLOAT32"})
+    void sumsInFloat32(ScalarType type) {
+        Device gpu = Device.gpu(0);
+        try (NDManager manager = NDManager.newBaseManager(gpu, "PyTorch");
+                CudaDevice device = CudaDevice.open(gpu);
+                CublasLt cublas = CublasLt.create(device)) {
+            CudaStream stream = CudaStream.wrap(device, Torch.currentCudaStream(gpu));
+            NDArray a = Torch.cast(manager.randomNormal(new Shape(200, 64)), type).transpose();
+            NDArray b = Torch.cast(manager.randomNormal(new Shape(200, 96)), type).get(":, 32:80");
+            NDArray before = manager.randomNormal(new Shape(64, 48));
+            NDArray out = before.duplicate();
+            try (CublasLtMatmul matmul =
+                    cublas.plan(type, ScalarType.FLOAT32, layout(out), layout(a), layout(b), 16)
+                            .orElseThrow()) {
+                for (int times = 0; times < 2; times++) {
+                    matmul.add(
+                            stream,
+                            Torch.dataPointer(out),
+                            Torch.dataPointer(a),
+                            Torch.dataPointer(b));
+                    stream.synchronize();
+                }
+                check(ScalarType.FLOAT32, out.sub(before).div(2), a, b, 200);
+                matmul.run(
+                        stream, Torch.dataPointer(out), Torch.dataPointer(a), Torch.dataPointer(b));
+                stream.synchronize();
+            }
+            check(ScalarType.FLOAT32, out, a, b, 200);
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () ->
+                            cublas.plan(
+                                    type,
+                                    ScalarType.FLOAT64,
+                                    layout(out),
+                                    layout(a),
+                                    layout(b),
+                                    1));
         }
     }
 

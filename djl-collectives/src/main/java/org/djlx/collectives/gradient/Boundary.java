@@ -24,6 +24,8 @@ final class Boundary implements AutoCloseable {
 
     private final String operator;
     private final GradientRule rule;
+    private final boolean conversion; // Nobody waits for its gradients if none arrive.
+    private final List<NDArray> arguments; // the callers' arrays of the inputs
     private final NDManager manager;
     private final List<NDArray> inputs;
     private final List<NDArray> kept;
@@ -39,6 +41,7 @@ final class Boundary implements AutoCloseable {
     /**
      * Ends one graph and begins the next.
      *
+     * @param conversion whether other operators may take its inputs for its output
      * @param makers of results, the boundaries that are still to be gone through
      */
     Boundary(
@@ -47,9 +50,12 @@ final class Boundary implements AutoCloseable {
             List<NDArray> kept,
             List<NDArray> results,
             GradientRule rule,
+            boolean conversion,
             Map<NDArray, Boundary> makers) {
         this.operator = operator;
         this.rule = rule;
+        this.conversion = conversion;
+        arguments = conversion ? List.copyOf(inputs) : List.of();
         this.results = List.copyOf(results);
         received = new NDArray[results.size()];
         noted = new NDArray[results.size()];
@@ -95,12 +101,22 @@ final class Boundary implements AutoCloseable {
         return results;
     }
 
+    /** Returns what a result was converted from; itself if it was not, or that is closed. */
+    List<NDArray> originals(NDArray result) {
+        return conversion && arguments.stream().noneMatch(NDArray::isReleased)
+                ? arguments
+                : List.of(result);
+    }
+
     /**
      * Takes the outputs' gradients, and goes on with those of the inputs: to the boundary that an
      * input comes from, or in the graph behind it. Autograd would copy those of results, which are
      * leaves of the graph.
      */
     void goBack() {
+        if (conversion && !isReached()) {
+            return; // Operators have taken the gradients to the originals.
+        }
         List<TensorInfo> used = new ArrayList<>();
         List<NDArray> gradients = NoGradient.get(() -> inputGradients(used));
         if (gradients.size() != inputs.size()) {
@@ -132,6 +148,12 @@ final class Boundary implements AutoCloseable {
                 // What lies behind may be reached from elsewhere too: it stays.
                 JniUtils.backward((PtNDArray) input, (PtNDArray) gradient, true, false);
             }
+        }
+    }
+
+    private boolean isReached() {
+        try (NDArray gradient = JniUtils.getGradient((PtNDArray) outputs.get(0))) {
+            return gradient != null || received[0] != null;
         }
     }
 

@@ -240,9 +240,46 @@ public final class GradientScope implements GradientCollector {
         if (outputs.isEmpty()) {
             throw new IllegalArgumentException(operator + ": there is no output to differentiate");
         }
-        Boundary boundary = new Boundary(operator, inputs, kept, outputs, rule, makers);
+        push(new Boundary(operator, inputs, kept, outputs, rule, false, makers));
+    }
+
+    private void push(Boundary boundary) {
         boundaries.push(boundary);
-        outputs.forEach(output -> makers.put(output, boundary));
+        boundary.results().forEach(result -> makers.put(result, boundary));
+    }
+
+    /**
+     * Records that an array holds what others do, converted to another element type: such as
+     * weights of bfloat16 that are made of master weights of float32 in each forward pass.
+     * Gradients that arrive at it go to the others, converted back. An operator that uses the array
+     * may instead have the {@linkplain #originals originals} as inputs, and {@linkplain #record
+     * differentiate} with respect to them in their own type, without rounding.
+     *
+     * @param originals matrices, or one array of any shape, at least one of which requires a
+     *     gradient
+     * @param converted their elements, side by side along the last dimension; it becomes a leaf
+     *     that requires a gradient, so it must be of floating-point type, and new
+     * @throws IllegalArgumentException if the shapes do not fit together
+     * @throws IllegalStateException if this scope is not the one that is open on this thread
+     */
+    public void recordConversion(List<NDArray> originals, NDArray converted) {
+        String operator = "convert";
+        checkCurrent(operator);
+        Conversion.check(operator, originals, converted);
+        List<NDArray> outputs = List.of(converted);
+        push(new Boundary(operator, originals, List.of(), outputs, new Conversion(), true, makers));
+    }
+
+    /**
+     * Returns what an array was made from, if that is known from {@link #recordConversion}.
+     *
+     * @param array the array
+     * @return the originals, in their order; the array itself if it is no conversion, or if one of
+     *     the originals has been closed
+     */
+    public List<NDArray> originals(NDArray array) {
+        Boundary maker = makers.get(array);
+        return maker == null ? List.of(array) : maker.originals(array);
     }
 
     /**

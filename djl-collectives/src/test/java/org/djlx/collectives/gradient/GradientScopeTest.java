@@ -7,10 +7,13 @@ package org.djlx.collectives.gradient;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
@@ -21,6 +24,8 @@ import java.util.concurrent.CompletionException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
 
 class GradientScopeTest {
@@ -122,6 +127,92 @@ class GradientScopeTest {
             NDArray z = DifferentiableCollectives.cut(y);
             scope.backward(z.square().add(y)); // (2 x)² + 2 x
             assertEquals(26f, gradient(x));
+        }
+    }
+
+    private static NDArray leaf(NDManager manager, Shape shape, double... values) {
+        NDArray array = manager.create(values, shape);
+        array.setRequiresGradient(true);
+        return array;
+    }
+
+    /** Two passes: the first makes the gradients of the originals, the second adds to them. */
+    @Test
+    void gradientsOfConversionsGoToTheOriginals() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray first = leaf(manager, new Shape(2, 1), 1, 2);
+            NDArray frozen = manager.create(new double[] {3, 4}, new Shape(2, 1));
+            NDArray last = leaf(manager, new Shape(2, 2), 5, 6, 7, 8);
+            List<NDArray> originals = List.of(first, frozen, last);
+            for (int pass = 1; pass <= 2; pass++) {
+                NDArray joined =
+                        NoGradient.get(
+                                () ->
+                                        Torch.cast(
+                                                NDArrays.concat(new NDList(originals), 1),
+                                                ScalarType.FLOAT32));
+                scope.recordConversion(originals, joined);
+                assertEquals(originals, scope.originals(joined));
+                assertEquals(List.of(first), scope.originals(first));
+                // One way through the graph, and one through another operator.
+                scope.backward(joined.square().sum().add(twice(scope, joined).sum()));
+                assertArrayEquals(new double[] {4 * pass, 6 * pass}, doubles(first));
+                assertArrayEquals(
+                        new double[] {12 * pass, 14 * pass, 16 * pass, 18 * pass}, doubles(last));
+            }
+        }
+    }
+
+    private static double[] doubles(NDArray array) {
+        try (NDArray gradient = array.getGradient()) {
+            return gradient.toDoubleArray();
+        }
+    }
+
+    /** An operator takes the gradient to the original itself: nothing else gets there. */
+    @Test
+    void operatorsMayDifferentiateTheOriginals() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = leaf(manager, new Shape(2), 1, 2);
+            NDArray middle = DifferentiableCollectives.cut(x);
+            NDArray converted = NoGradient.get(() -> Torch.cast(middle, ScalarType.FLOAT32));
+            scope.recordConversion(List.of(middle), converted);
+            NDArray result = NoGradient.get(() -> converted.mul(3));
+            scope.record(
+                    "thrice",
+                    scope.originals(converted),
+                    List.of(),
+                    List.of(result),
+                    (inputs, kept, gradients) ->
+                            List.of(Torch.cast(gradients.get(0), ScalarType.FLOAT64).mul(3)));
+            scope.backward(result.sum());
+            assertArrayEquals(new double[] {3, 3}, doubles(x));
+            try (NDArray none = JniUtils.getGradient((PtNDArray) converted)) {
+                assertNull(none);
+            }
+        }
+    }
+
+    @Test
+    void conversionsThatDoNotFitAreRefused() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray a = leaf(manager, new Shape(2, 1), 1, 2);
+            NDArray b = leaf(manager, new Shape(1, 2), 1, 2);
+            NDArray whole = manager.zeros(new Shape(2, 2));
+            for (List<NDArray> originals : List.of(List.of(a, b), List.of(a), List.<NDArray>of())) {
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> scope.recordConversion(originals, whole));
+            }
+            // An original that the caller has closed is no longer known.
+            NDArray closed = leaf(manager, new Shape(2), 1, 2);
+            NDArray converted = NoGradient.get(() -> Torch.cast(closed, ScalarType.FLOAT32));
+            scope.recordConversion(List.of(closed), converted);
+            closed.close();
+            assertEquals(List.of(converted), scope.originals(converted));
         }
     }
 

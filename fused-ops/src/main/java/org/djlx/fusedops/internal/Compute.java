@@ -284,7 +284,7 @@ public final class Compute implements AutoCloseable {
             int power =
                     Long.numberOfTrailingZeros(outAddress | aAddress | bAddress | MAX_ALIGNMENT);
             if (plans[power] == null && fallback == null) {
-                Optional<CublasLtMatmul> plan = gpu.cublas.plan(type, out, a, b, 1 << power);
+                Optional<CublasLtMatmul> plan = gpu.cublas.plan(type, type, out, a, b, 1 << power);
                 if (plan.isPresent()) {
                     plans[power] = plan.get();
                 } else {

@@ -13,6 +13,7 @@
  *   Slots             where in the P2P buffers that goes
  *   Compute           prepares products and reductions for a group's device
  *   Product           a product of matrices, prepared
+ *   ProductSums       products of 16-bit matrices, added to matrices of float32
  *   RankOrderReducer  a kernel that sums the parts of all ranks
  *   Libtorch          products and sums by libtorch, where there is nothing better
  * </pre>

@@ -13,15 +13,12 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Parameter;
-import ai.djl.pytorch.engine.PtNDArray;
-import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.util.PairList;
 import java.io.DataInputStream;
 import java.io.DataOutputStream;
 import java.io.IOException;
-import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -57,7 +54,8 @@ import org.djlx.nativeops.Torch;
  * {@link ParallelEmbedding.Builder#optComputeType} makes, parameters of float32 are the master
  * weights of mixed-precision training (Micikevicius et al., 2017, <a
  * href="https://arxiv.org/abs/1710.03740">arXiv:1710.03740</a>): optimizers, checkpoints and the
- * synchronisation of gradients deal with float32 alone.
+ * synchronisation of gradients deal with float32 alone. With sequence parallelism on a GPU the
+ * matmuls add what they compute to gradients of float32, without rounding it to 16 bits before.
  *
  * <p>A full parameter has the shape of the same block without division. Initialisers make full
  * ones: those of rank 0 count, of which each rank keeps its part. Saving collects them and loading
@@ -433,30 +431,14 @@ public abstract class ShardedBlock extends AbstractBlock {
         return Torch.scalarType(value) == type ? value : with(x, converted(value, type));
     }
 
-    /**
-     * Converts a parameter, and its gradient back. Where the parameter has a gradient already, that
-     * is one pass, for which autograd takes two.
-     */
+    /** Converts a parameter, as the scope is to know. */
     private static NDArray converted(NDArray value, ScalarType type) {
         GradientScope scope = GradientScope.current().orElse(null);
         if (scope == null || !NoGradient.isRecorded(value)) {
             return Torch.cast(value, type);
         }
         NDArray result = NoGradient.get(() -> Torch.cast(value, type));
-        scope.record(
-                "convert",
-                List.of(value),
-                List.of(),
-                List.of(result),
-                (inputs, kept, gradients) -> {
-                    try (NDArray own = JniUtils.getGradient((PtNDArray) inputs.get(0))) {
-                        if (own != null) {
-                            Torch.addInPlace(own, gradients.get(0));
-                            return Collections.singletonList(null);
-                        }
-                    }
-                    return List.of(Torch.cast(gradients.get(0), Torch.scalarType(inputs.get(0))));
-                });
+        scope.recordConversion(List.of(value), result);
         return result;
     }
 

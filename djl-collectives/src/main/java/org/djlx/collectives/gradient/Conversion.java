@@ -1,0 +1,77 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.gradient;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Takes the gradient of an array to those that it was converted from. Where one of these has a
+ * gradient already, that is one pass, for which autograd takes two.
+ */
+final class Conversion implements GradientRule {
+
+    /** Checks that an array has the shape of others, side by side along the last dimension. */
+    static void check(String operator, List<NDArray> originals, NDArray converted) {
+        if (originals == null || originals.isEmpty() || converted == null) {
+            throw new IllegalArgumentException(
+                    operator + ": there are no originals, or the converted array is null");
+        }
+        long[] joined = Torch.sizes(originals.get(0));
+        for (NDArray original : originals.subList(1, originals.size())) {
+            long[] sizes = Torch.sizes(original);
+            if (sizes.length != 2 || joined.length != 2 || sizes[0] != joined[0]) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s: originals of shapes %s and %s cannot lie side by side",
+                                operator, originals.get(0).getShape(), original.getShape()));
+            }
+            joined[1] += sizes[1];
+        }
+        if (!Arrays.equals(joined, Torch.sizes(converted))) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: the originals have the shape %s side by side, the converted"
+                                    + " array %s",
+                            operator, Arrays.toString(joined), converted.getShape()));
+        }
+    }
+
+    @Override
+    public List<NDArray> differentiate(
+            List<NDArray> originals, List<NDArray> kept, List<NDArray> gradients) {
+        NDArray whole = gradients.get(0);
+        List<NDArray> results = new ArrayList<>();
+        long from = 0;
+        for (NDArray original : originals) {
+            NDArray gradient = whole;
+            if (originals.size() > 1) {
+                long to = from + original.getShape().get(1);
+                gradient = whole.get(":, " + from + ":" + to);
+                from = to;
+            }
+            results.add(Torch.requiresGradient(original) ? converted(gradient, original) : null);
+        }
+        return results;
+    }
+
+    /** Converts a gradient; null if it has been added to the one that was there. */
+    private static NDArray converted(NDArray gradient, NDArray original) {
+        if (original.hasGradient()) {
+            try (NDArray own = JniUtils.getGradient((PtNDArray) original)) {
+                if (own != null) {
+                    Torch.addInPlace(own, gradient);
+                    return null;
+                }
+            }
+        }
+        return Torch.cast(gradient, Torch.scalarType(original));
+    }
+}
