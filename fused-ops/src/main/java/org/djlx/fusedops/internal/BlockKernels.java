@@ -29,9 +29,10 @@ import org.djlx.nativeops.Torch;
 
 /**
  * The kernels of {@code transformer_block.cu} on one GPU: what a transformer block computes between
- * its matmuls, and the gradients of that. All arrays of a call are of one supported type and on the
- * GPU; results are new arrays in the manager of the first one, and computed on the calling thread's
- * current stream. Autograd sees none of it. For one thread at a time.
+ * its matmuls, and the gradients of that. All arrays of a call are of one supported type, unless it
+ * says otherwise, and on the GPU; results are new arrays in the manager of the first one, and
+ * computed on the calling thread's current stream. Autograd sees none of it. For one thread at a
+ * time.
  */
 public final class BlockKernels implements AutoCloseable {
 
@@ -41,8 +42,8 @@ public final class BlockKernels implements AutoCloseable {
     private static final int NORM_BLOCKS = 2; // of a multiprocessor, for gradients
     private static final int ROTATION_THREADS = 256; // at most
     private static final int SUM_THREADS = 8 * WARP;
-    private static final int GATE_THREADS = 256;
-    private static final int GATE_BLOCKS = 8; // of a multiprocessor
+    private static final int PASS_THREADS = 256;
+    private static final int PASS_BLOCKS = 8; // of a multiprocessor
     private static final int MAX_SHARED = 47 << 10; // a block has 48 KiB on any GPU
 
     /** Those of one type. */
@@ -52,7 +53,8 @@ public final class BlockKernels implements AutoCloseable {
             CudaKernel weightGradient,
             CudaKernel rotate,
             CudaKernel gate,
-            CudaKernel gateGradient) {}
+            CudaKernel gateGradient,
+            CudaKernel place) {} // null for float32
 
     private final CudaDevice device;
     private final CurrentStreams streams;
@@ -102,7 +104,8 @@ public final class BlockKernels implements AutoCloseable {
                             module.kernel("rms_norm_weight_gradient_" + name),
                             module.kernel("rotate_" + name),
                             module.kernel("gate_" + name),
-                            module.kernel("gate_gradient_" + name)));
+                            module.kernel("gate_gradient_" + name),
+                            module.findKernel("place_" + name).orElse(null)));
         }
     }
 
@@ -146,15 +149,20 @@ public final class BlockKernels implements AutoCloseable {
 
         NDArray temporary(NDArray array) {
             temporary.add(array);
-            used.add(array);
-            return array;
+            return use(array);
         }
 
         NDArray like(NDArray array) {
-            NDArray result =
-                    Torch.empty(array.getManager(), array.getShape(), Torch.scalarType(array));
-            used.add(result);
-            return result;
+            return empty(array, array.getShape());
+        }
+
+        NDArray empty(NDArray like, Shape shape) {
+            return use(Torch.empty(like.getManager(), shape, Torch.scalarType(like)));
+        }
+
+        NDArray use(NDArray array) {
+            used.add(array);
+            return array;
         }
 
         void launch(CudaKernel kernel, LaunchSize size) {
@@ -307,59 +315,133 @@ public final class BlockKernels implements AutoCloseable {
         }
     }
 
+    /** Where gates and values are, and the shape of their product. */
+    private record Gates(long gate, long value, long rows, long size, long distance, Shape shape) {
+
+        static Gates of(Call call, List<NDArray> in) {
+            NDArray gate = in.get(0);
+            long address = call.operand(gate);
+            if (in.size() > 1) {
+                long count = gate.size();
+                long value = call.operand(in.get(1));
+                return new Gates(address, value, 1, count, count, gate.getShape());
+            }
+            long[] sizes = gate.getShape().getShape().clone();
+            long both = sizes[sizes.length - 1];
+            long size = both / 2;
+            sizes[sizes.length - 1] = size;
+            long value = address + size * Torch.scalarType(gate).itemSize();
+            long rows = size == 0 ? 0 : gate.size() / both;
+            return new Gates(address, value, rows, size, both, new Shape(sizes));
+        }
+    }
+
     /**
      * Computes {@code silu(gate) · value}.
      *
-     * @param gate the gate, of any shape
-     * @param value of the same shape
-     * @return the product, likewise
+     * @param in the gate and the value, of the same shape; or one array of shape (…, 2 size), whose
+     *     rows hold the gate and then the value
+     * @return the product, of the shape of the gate
      */
-    public NDArray gated(NDArray gate, NDArray value) {
+    public NDArray gated(List<NDArray> in) {
         try (Call call = new Call()) {
-            NDArray y = call.like(gate);
-            if (gate.size() > 0) {
+            Gates gates = Gates.of(call, in);
+            NDArray y = call.empty(in.get(0), gates.shape);
+            if (y.size() > 0) {
                 arguments
                         .clear()
                         .addStruct(
                                 Torch.dataPointer(y),
-                                call.operand(gate),
-                                call.operand(value),
-                                gate.size());
-                call.launch(of(gate).gate, gateSize(gate));
+                                gates.gate,
+                                gates.value,
+                                gates.rows,
+                                gates.size,
+                                gates.distance);
+                call.launch(of(y).gate, passSize(y, gates.rows, gates.size));
             }
             return y;
         }
     }
 
-    private LaunchSize gateSize(NDArray gate) {
-        long wanted = (packs(gate, gate.size()) + GATE_THREADS - 1) / GATE_THREADS;
+    /** Returns the size of a launch that passes over rows once. */
+    private LaunchSize passSize(NDArray array, long rows, long size) {
+        long wanted = (rows * packs(array, size) + PASS_THREADS - 1) / PASS_THREADS;
         return LaunchSize.of(
-                (int) Math.min(wanted, (long) GATE_BLOCKS * multiprocessors), GATE_THREADS);
+                (int) Math.min(wanted, (long) PASS_BLOCKS * multiprocessors), PASS_THREADS);
     }
 
     /**
      * Computes the gradients of {@link #gated}.
      *
-     * @param gate the gate, not empty
-     * @param value the value
+     * @param in the gate and the value, not empty, in two arrays or one
      * @param gradient that of the product
-     * @return those of the gate and of the value
+     * @return those of the gate and of the value, in as many arrays of the same shapes
      */
-    public List<NDArray> gatedGradients(NDArray gate, NDArray value, NDArray gradient) {
+    public List<NDArray> gatedGradients(List<NDArray> in, NDArray gradient) {
         try (Call call = new Call()) {
-            NDArray ofGate = call.like(gate);
-            NDArray ofValue = call.like(gate);
+            Gates gates = Gates.of(call, in);
+            List<NDArray> results = in.stream().map(call::like).toList();
+            long ofGate = Torch.dataPointer(results.get(0));
+            long ofValue =
+                    in.size() > 1
+                            ? Torch.dataPointer(results.get(1))
+                            : ofGate + (gates.value - gates.gate);
             arguments
                     .clear()
                     .addStruct(
-                            Torch.dataPointer(ofGate),
-                            Torch.dataPointer(ofValue),
+                            ofGate,
+                            ofValue,
                             call.operand(gradient),
-                            call.operand(gate),
-                            call.operand(value),
-                            gate.size());
-            call.launch(of(gate).gateGradient, gateSize(gate));
-            return List.of(ofGate, ofValue);
+                            gates.gate,
+                            gates.value,
+                            gates.rows,
+                            gates.size,
+                            gates.distance);
+            call.launch(of(gradient).gateGradient, passSize(gradient, gates.rows, gates.size));
+            return results;
+        }
+    }
+
+    /**
+     * Tells whether there is a kernel that joins matrices.
+     *
+     * @param matrices the matrices
+     * @param type the element type of the result
+     * @return whether they are of float32, and of a 16-bit type it
+     */
+    public boolean isJoinable(List<NDArray> matrices, ScalarType type) {
+        return type != ScalarType.FLOAT32
+                && kernels.containsKey(type)
+                && matrices.stream()
+                        .allMatch(
+                                matrix ->
+                                        Torch.scalarType(matrix) == ScalarType.FLOAT32
+                                                && isSupported(matrix));
+    }
+
+    /**
+     * Converts matrices, side by side.
+     *
+     * @param matrices {@linkplain #isJoinable of float32} and of as many rows each
+     * @param type the element type of the result
+     * @return one matrix, which has the columns of all
+     */
+    public NDArray joined(List<NDArray> matrices, ScalarType type) {
+        long rows = matrices.get(0).getShape().get(0);
+        long columns = matrices.stream().mapToLong(matrix -> matrix.getShape().get(1)).sum();
+        try (Call call = new Call()) {
+            NDArray first = matrices.get(0);
+            NDArray y = call.use(Torch.empty(first.getManager(), new Shape(rows, columns), type));
+            long address = Torch.dataPointer(y);
+            for (NDArray matrix : matrices) {
+                long size = matrix.getShape().get(1);
+                if (matrix.size() > 0) {
+                    arguments.clear().addStruct(address, call.operand(matrix), rows, size, columns);
+                    call.launch(kernels.get(type).place, passSize(y, rows, size));
+                }
+                address += size * type.itemSize();
+            }
+            return y;
         }
     }
 

@@ -6,6 +6,8 @@ package org.djlx.fusedops.nn;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
 import java.util.List;
 import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
@@ -140,18 +142,46 @@ final class BlockOperators implements AutoCloseable {
                         List.of(kernels.rotated(gradients.get(0), kept.get(0), kept.get(1), true)));
     }
 
-    /** Computes {@code silu(gate) · value} of two arrays of the same shape. */
-    NDArray gated(NDArray gate, NDArray value) {
-        if (!isFused(gate, value) || !gate.getShape().equals(value.getShape())) {
-            return Torch.silu(gate).mul(value);
+    /**
+     * Computes {@code silu(gate) · value}.
+     *
+     * @param in the gate and the value, of the same shape; or one array of shape (…, 2 size), whose
+     *     rows hold the gate and then the value
+     */
+    NDArray gated(List<NDArray> in) {
+        if (!isFused(in.toArray(NDArray[]::new))
+                || in.size() > 1 && !in.get(0).getShape().equals(in.get(1).getShape())) {
+            List<NDArray> both =
+                    in.size() > 1 ? in : in.get(0).split(2, in.get(0).getShape().dimension() - 1);
+            return Torch.silu(both.get(0)).mul(both.get(1));
         }
         return recorded(
                 "gate",
-                List.of(gate, value),
+                in,
                 List.of(),
-                () -> kernels.gated(gate, value),
-                (inputs, kept, gradients) ->
-                        kernels.gatedGradients(inputs.get(0), inputs.get(1), gradients.get(0)));
+                () -> kernels.gated(in),
+                (inputs, kept, gradients) -> kernels.gatedGradients(inputs, gradients.get(0)));
+    }
+
+    /**
+     * Converts matrices, side by side; not known to a scope.
+     *
+     * @param matrices of as many rows each
+     * @param type the element type of the result
+     * @return one matrix, which has the columns of all
+     */
+    NDArray joined(List<NDArray> matrices, ScalarType type) {
+        NDArray first = matrices.get(0);
+        if (kernels != null
+                && first.getManager().getDevice().equals(first.getDevice())
+                && kernels.isJoinable(matrices, type)
+                && matrices.stream().noneMatch(NoGradient::isRecorded)) {
+            return kernels.joined(matrices, type);
+        }
+        try (NDList converted = new NDList()) {
+            matrices.forEach(matrix -> converted.add(Torch.cast(matrix, type)));
+            return NDArrays.concat(converted, 1);
+        }
     }
 
     @Override

@@ -55,10 +55,8 @@ public final class ParallelMlp extends ShardedBlock {
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
-        NDArray gateWeight = value(store, gate, x, training);
-        NDArray upWeight = value(store, up, x, training);
-        List<NDArray> in = intoRegion(x, List.of(gateWeight, upWeight));
-        NDArray gated = BlockOperators.of(group()).gated(in.get(0), in.get(1));
+        List<NDArray> in = intoRegion(x, values(store, List.of(gate, up), x, training));
+        NDArray gated = BlockOperators.of(group()).gated(in);
         return outOfRegion(gated, value(store, down, x, training));
     }
 

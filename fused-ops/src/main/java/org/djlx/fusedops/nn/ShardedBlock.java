@@ -19,6 +19,7 @@ import ai.djl.util.PairList;
 import java.io.DataInputStream;
 import java.io.DataOutputStream;
 import java.io.IOException;
+import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -419,6 +420,29 @@ public abstract class ShardedBlock extends AbstractBlock {
      * have is added up over those that use it for tokens or heads of their own.
      */
     final NDArray value(ParameterStore store, Parameter parameter, NDArray x, boolean training) {
+        NDArray value = entered(store, parameter, x, training);
+        ScalarType type = Torch.scalarType(x);
+        return Torch.scalarType(value) == type ? value : with(x, converted(List.of(value), type));
+    }
+
+    /**
+     * Returns the values of weights that multiply the same, as by {@link #value}: one matrix with
+     * the columns of all if they are converted, which is then no more work; otherwise one each.
+     */
+    final List<NDArray> values(
+            ParameterStore store, List<Parameter> parameters, NDArray x, boolean training) {
+        List<NDArray> values = new ArrayList<>();
+        for (Parameter parameter : parameters) {
+            values.add(entered(store, parameter, x, training));
+        }
+        ScalarType type = Torch.scalarType(x);
+        return values.stream().allMatch(value -> Torch.scalarType(value) == type)
+                ? values
+                : List.of(with(x, converted(values, type)));
+    }
+
+    private NDArray entered(
+            ParameterStore store, Parameter parameter, NDArray x, boolean training) {
         Layout layout = layouts.get(parameter.getName());
         NDArray value = store.getValue(parameter, x.getDevice(), training);
         if (training && !layout.isDivided() && sequenceParallel) {
@@ -427,19 +451,24 @@ public abstract class ShardedBlock extends AbstractBlock {
         if (training && layout.isDivided() && layout.parts < group.worldSize()) {
             value = with(x, enterSharing(value, layout));
         }
-        ScalarType type = Torch.scalarType(x);
-        return Torch.scalarType(value) == type ? value : with(x, converted(value, type));
+        return value;
     }
 
-    /** Converts a parameter, as the scope is to know. */
-    private static NDArray converted(NDArray value, ScalarType type) {
+    /** Converts parameters into one array, as the scope is to know. */
+    private NDArray converted(List<NDArray> values, ScalarType type) {
         GradientScope scope = GradientScope.current().orElse(null);
-        if (scope == null || !NoGradient.isRecorded(value)) {
-            return Torch.cast(value, type);
+        if (scope == null || values.stream().noneMatch(NoGradient::isRecorded)) {
+            return inOne(values, type);
         }
-        NDArray result = NoGradient.get(() -> Torch.cast(value, type));
-        scope.recordConversion(List.of(value), result);
+        NDArray result = NoGradient.get(() -> inOne(values, type));
+        scope.recordConversion(values, result);
         return result;
+    }
+
+    private NDArray inOne(List<NDArray> values, ScalarType type) {
+        return values.size() == 1
+                ? Torch.cast(values.get(0), type)
+                : BlockOperators.of(group).joined(values, type);
     }
 
     /**

@@ -5,12 +5,17 @@
 package org.djlx.fusedops.internal;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import org.djlx.collectives.GpuTests;
@@ -176,28 +181,64 @@ class BlockKernelsGpuTest {
         }
     }
 
-    @ParameterizedTest
-    @EnumSource(names = {"FLOAT32", "FLOAT16", "BFLOAT16"})
-    void gates(ScalarType type) {
-        for (int count : new int[] {1, 13, 4096, 3_000_001}) {
-            NDArray gate = random(type, count);
-            NDArray value = random(type, count);
-            NDArray gradient = random(type, count);
-            float[] xs = floats(gate);
-            float[] vs = floats(value);
-            float[] gs = floats(gradient);
-            double[][] expected = new double[3][count];
-            for (int i = 0; i < count; i++) {
-                double sigmoid = 1 / (1 + Math.exp(-xs[i]));
-                expected[0][i] = xs[i] * sigmoid * vs[i];
-                expected[1][i] = (double) gs[i] * vs[i] * sigmoid * (1 + xs[i] * (1 - sigmoid));
-                expected[2][i] = gs[i] * (xs[i] * sigmoid);
-            }
-            requireNear(expected[0], kernels.gated(gate, value), type, 1);
-            List<NDArray> gradients = kernels.gatedGradients(gate, value, gradient);
-            requireNear(expected[1], gradients.get(0), type, 1);
-            requireNear(expected[2], gradients.get(1), type, 1);
+    /** In two arrays, and in the halves of one, whose rows are whole packs and are not. */
+    @ParameterizedTest(name = "{0}, {1} x {2}")
+    @CsvSource({
+        "FLOAT32, 1, 1",
+        "FLOAT32, 5, 13",
+        "FLOAT32, 3000, 1000",
+        "FLOAT16, 5, 13",
+        "BFLOAT16, 1, 4096",
+        "BFLOAT16, 3000, 1001",
+        "BFLOAT16, 700, 7168"
+    })
+    void gates(ScalarType type, int rows, int size) {
+        int count = rows * size;
+        NDArray gate = random(type, rows, size);
+        NDArray value = random(type, rows, size);
+        NDArray gradient = random(type, rows, size);
+        float[] xs = floats(gate);
+        float[] vs = floats(value);
+        float[] gs = floats(gradient);
+        double[][] expected = new double[3][count];
+        for (int i = 0; i < count; i++) {
+            double sigmoid = 1 / (1 + Math.exp(-xs[i]));
+            expected[0][i] = xs[i] * sigmoid * vs[i];
+            expected[1][i] = (double) gs[i] * vs[i] * sigmoid * (1 + xs[i] * (1 - sigmoid));
+            expected[2][i] = gs[i] * (xs[i] * sigmoid);
         }
+        List<NDArray> two = List.of(gate, value);
+        requireNear(expected[0], kernels.gated(two), type, 1);
+        List<NDArray> gradients = kernels.gatedGradients(two, gradient);
+        requireNear(expected[1], gradients.get(0), type, 1);
+        requireNear(expected[2], gradients.get(1), type, 1);
+        List<NDArray> one = List.of(gate.concat(value, 1));
+        assertArrayEquals(floats(kernels.gated(two)), floats(kernels.gated(one)));
+        assertArrayEquals(
+                floats(gradients.get(0).concat(gradients.get(1), 1)),
+                floats(kernels.gatedGradients(one, gradient).get(0)));
+    }
+
+    @ParameterizedTest(name = "{0}")
+    @EnumSource(names = {"FLOAT16", "BFLOAT16"})
+    void joinsMatrices(ScalarType type) {
+        for (int[] columns : new int[][] {{1}, {3, 8}, {64, 7, 9}, {1024, 512, 512}}) {
+            List<NDArray> matrices = new ArrayList<>();
+            NDList rounded = new NDList();
+            for (int count : columns) {
+                NDArray matrix = random(ScalarType.FLOAT32, 1500, count);
+                matrices.add(matrix);
+                rounded.add(Torch.cast(matrix, type));
+            }
+            assertTrue(kernels.isJoinable(matrices, type));
+            NDArray expected = columns.length == 1 ? rounded.get(0) : NDArrays.concat(rounded, 1);
+            NDArray actual = kernels.joined(matrices, type);
+            assertEquals(type, Torch.scalarType(actual));
+            assertArrayEquals(floats(expected), floats(actual));
+        }
+        assertFalse(kernels.isJoinable(List.of(random(type, 2, 2)), type));
+        assertFalse(
+                kernels.isJoinable(List.of(random(ScalarType.FLOAT32, 2, 2)), ScalarType.FLOAT32));
     }
 
     /** Gates so far from 0 that their exponentials are infinite, or nothing. */
@@ -208,10 +249,10 @@ class BlockKernelsGpuTest {
         try (NDArray floats = manager.create(far)) {
             NDArray gate = Torch.cast(floats, type);
             NDArray ones = Torch.cast(manager.ones(new Shape(4)), type);
-            List<NDArray> gradients = kernels.gatedGradients(gate, ones, ones);
+            List<NDArray> gradients = kernels.gatedGradients(List.of(gate, ones), ones);
             float[] xs = floats(gate);
             double[] expected = {0, 0, xs[2], xs[3]};
-            requireNear(expected, kernels.gated(gate, ones), type, 1);
+            requireNear(expected, kernels.gated(List.of(gate, ones)), type, 1);
             requireNear(new double[] {0, 0, 1, 1}, gradients.get(0), type, 1);
             requireNear(expected, gradients.get(1), type, 1);
         }
@@ -231,7 +272,7 @@ class BlockKernelsGpuTest {
                 floats(kernels.normalized(copy, weight, EPSILON)),
                 floats(kernels.normalized(view, weight, EPSILON)));
         assertArrayEquals(
-                floats(kernels.gated(copy, Torch.cast(odd, type))),
-                floats(kernels.gated(view, odd)));
+                floats(kernels.gated(List.of(copy, Torch.cast(odd, type)))),
+                floats(kernels.gated(List.of(view, odd))));
     }
 }

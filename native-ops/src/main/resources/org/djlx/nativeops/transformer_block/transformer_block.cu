@@ -1,5 +1,5 @@
 // What a transformer block computes between its matmuls, and the gradients of that, each in one pass: RMSNorm, the rotation of
-// queries and keys, and the gate of an MLP. libtorch takes an operator, and so a pass, for each step of these. Computed in
+// queries and keys, and the gate of an MLP; and the conversion of weights. libtorch takes an operator, and so a pass, for each step of these. Computed in
 // float32 and rounded once. Results depend on the sizes and the number of blocks alone, not on their order. No synchronisation
 // with anybody.
 #include "element.cuh"
@@ -209,12 +209,40 @@ __device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
 //   dvalue = dy silu(gate)
 //   dgate  = dy value s (1 + gate (1 - s))
 
+// The packs of some rows, which the threads of a grid take in turn: each divides once, not for each pack.
+struct Turns {
+  u64 rows, packs;  // packs of a row
+  u64 row, pack;    // the thread's next
+  u64 row_step, pack_step;
+
+  __device__ __forceinline__ Turns(u64 rows, u64 packs) : rows(rows), packs(packs) {
+    u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
+    u64 step = (u64)gridDim.x * blockDim.x;
+    row = first / packs;
+    pack = first % packs;
+    row_step = step / packs;
+    pack_step = step % packs;
+  }
+  __device__ __forceinline__ bool left() const { return row < rows; }
+  __device__ __forceinline__ void next() {
+    row += row_step;
+    pack += pack_step;
+    if (pack >= packs) {
+      pack -= packs;
+      row++;
+    }
+  }
+};
+
+// Gates and values are two arrays, or the halves of the rows of one; so are their gradients.
 template <typename T>
 struct Gate {
   typename T::Bits* y;
   const typename T::Bits* gate;
   const typename T::Bits* value;
-  u64 count;
+  u64 rows;
+  u64 size;
+  u64 distance;  // from a row of gates or values to the next, in elements
 };
 
 template <typename T>
@@ -224,32 +252,33 @@ struct GateGradient {
   const typename T::Bits* dy;
   const typename T::Bits* gate;
   const typename T::Bits* value;
-  u64 count;
+  u64 rows;
+  u64 size;
+  u64 distance;  // also of gradients
 };
 
 __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 template <typename T>
 __device__ __forceinline__ void gate(const Gate<T>& of) {
-  u64 packs = (of.count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
+  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
     Sum<T> gates, values;
-    gates.set(load_pack<T>(of.gate, of.count, i));
-    values.set(load_pack<T>(of.value, of.count, i));
+    load(gates, of.gate + turn.row * of.distance, of.size, turn.pack);
+    load(values, of.value + turn.row * of.distance, of.size, turn.pack);
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] *= gates.values[k] * sigmoid(gates.values[k]);
-    store_pack<T>(of.y, of.count, i, values.result(1));
+    store_pack<T>(of.y + turn.row * of.size, of.size, turn.pack, values.result(1));
   }
 }
 
 template <typename T>
 __device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
-  u64 packs = (of.count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
+  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
+    u64 begin = turn.row * of.distance;
     Sum<T> gates, values, gradients;
-    gates.set(load_pack<T>(of.gate, of.count, i));
-    values.set(load_pack<T>(of.value, of.count, i));
-    gradients.set(load_pack<T>(of.dy, of.count, i));
+    load(gates, of.gate + begin, of.size, turn.pack);
+    load(values, of.value + begin, of.size, turn.pack);
+    load(gradients, of.dy + turn.row * of.size, of.size, turn.pack);
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) {
       float x = gates.values[k];
@@ -258,8 +287,37 @@ __device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
       gates.values[k] = gradient * values.values[k] * (s * (1 + x * (1 - s)));
       values.values[k] = gradient * (x * s);
     }
-    store_pack<T>(of.dgate, of.count, i, gates.result(1));
-    store_pack<T>(of.dvalue, of.count, i, values.result(1));
+    store_pack<T>(of.dgate + begin, of.size, turn.pack, gates.result(1));
+    store_pack<T>(of.dvalue + begin, of.size, turn.pack, values.result(1));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------
+// A matrix of float32, rounded, as some columns of another.
+
+template <typename T>
+struct Columns {
+  typename T::Bits* y;
+  const float* x;
+  u64 rows;
+  u64 size;
+  u64 distance;  // from a row of y to the next, in elements
+};
+
+template <typename T>
+__device__ __forceinline__ void place(const Columns<T>& of) {
+  const int PARTS = sizeof(float) / sizeof(typename T::Bits);
+  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
+    const u32* row = (const u32*)of.x + turn.row * of.size;
+    Sum<T> values;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      Sum<Float32> floats;
+      load(floats, row, of.size, turn.pack * PARTS + part);
+#pragma unroll
+      for (int k = 0; k < Pack<Float32>::COUNT; k++) values.values[part * Pack<Float32>::COUNT + k] = floats.values[k];
+    }
+    store_pack<T>(of.y + turn.row * of.distance, of.size, turn.pack, values.result(1));
   }
 }
 
@@ -281,8 +339,13 @@ __device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
   extern "C" __global__ void gate_##name(const __grid_constant__ Gate<T> of) { gate<T>(of); }                       \
   extern "C" __global__ void gate_gradient_##name(const __grid_constant__ GateGradient<T> of) { gate_gradient<T>(of); }
 
+// Of what is narrower than float32.
+#define NARROW_KERNELS(name, T)                                                                                     \
+  KERNELS(name, T)                                                                                                  \
+  extern "C" __global__ void place_##name(const __grid_constant__ Columns<T> of) { place<T>(of); }
+
 KERNELS(float32, Float32)
-KERNELS(float16, Float16)
+NARROW_KERNELS(float16, Float16)
 #ifdef HAS_BFLOAT16
-KERNELS(bfloat16, Bfloat16)
+NARROW_KERNELS(bfloat16, Bfloat16)
 #endif
