@@ -8,9 +8,11 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.LongStream;
 import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
@@ -41,6 +43,7 @@ public final class BlockKernels implements AutoCloseable {
     private static final int NORM_THREADS = 512; // at most
     private static final int NORM_BLOCKS = 2; // of a multiprocessor, for gradients
     private static final int ROTATION_THREADS = 256; // at most
+    private static final long[] NO_HEADS = new long[5];
     private static final int SUM_THREADS = 8 * WARP;
     private static final int PASS_THREADS = 256;
     private static final int PASS_BLOCKS = 8; // of a multiprocessor
@@ -287,30 +290,107 @@ public final class BlockKernels implements AutoCloseable {
      * @return the turned heads, of the shape of {@code x}
      */
     public NDArray rotated(NDArray x, NDArray cosines, NDArray sines, boolean back) {
-        Shape shape = x.getShape();
-        int last = shape.dimension() - 1;
-        long heads = shape.get(last - 1);
-        long half = shape.get(last) / 2;
         try (Call call = new Call()) {
             NDArray y = call.like(x);
-            if (x.size() > 0) {
-                // The last two members have 32 bits each.
-                arguments
-                        .clear()
-                        .addStruct(
-                                Torch.dataPointer(y),
-                                call.operand(x),
-                                call.operand(cosines),
-                                call.operand(sines),
-                                shape.get(last - 2),
-                                half << Integer.SIZE | heads)
-                        .add(back ? -1f : 1f);
-                call.launch(
-                        of(x).rotate,
-                        LaunchSize.of(
-                                Math.toIntExact(x.size() / (heads * 2 * half)),
-                                threads(heads * packs(x, half), ROTATION_THREADS)));
+            List<long[]> heads = new ArrayList<>();
+            heads.add(heads(Torch.dataPointer(y), call.operand(x), x, x, heads(x), true));
+            heads.add(NO_HEADS);
+            heads.add(NO_HEADS);
+            rotate(call, heads, x, cosines, sines, back);
+            return y;
+        }
+    }
+
+    private static long heads(NDArray x) {
+        return x.getShape().get(x.getShape().dimension() - 2);
+    }
+
+    /** Returns what the kernel is told of heads, from the first one on of a token of x and y. */
+    private static long[] heads(
+            long y, long x, NDArray ofY, NDArray ofX, long count, boolean turned) {
+        long size = ofX.getShape().getLastDimension();
+        // The last two members have 32 bits each.
+        long last = count | (turned ? 1L << Integer.SIZE : 0);
+        return new long[] {y, x, heads(ofY) * size, heads(ofX) * size, last};
+    }
+
+    /** Launches the rotation of tokens that are as many as those of an array. */
+    private void rotate(
+            Call call,
+            List<long[]> heads,
+            NDArray tokens,
+            NDArray cosines,
+            NDArray sines,
+            boolean back) {
+        if (tokens.size() == 0) {
+            return;
+        }
+        Shape shape = tokens.getShape();
+        long half = shape.getLastDimension() / 2;
+        LongStream.Builder members = LongStream.builder();
+        heads.forEach(each -> Arrays.stream(each).forEach(members));
+        members.add(call.operand(cosines)).add(call.operand(sines));
+        members.add(shape.get(shape.dimension() - 3)).add(half);
+        arguments.clear().addStruct(members.build().toArray()).add(back ? -1f : 1f);
+        call.launch(
+                of(tokens).rotate,
+                LaunchSize.of(
+                        Math.toIntExact(tokens.size() / (heads(tokens) * 2 * half)),
+                        threads(heads(tokens) * packs(tokens, half), ROTATION_THREADS)));
+    }
+
+    /**
+     * Divides the heads of tokens into queries, keys and values, and turns the former two.
+     *
+     * @param x of shape (…, positions, heads, head size), the heads of queries first
+     * @param counts the number of heads of each
+     * @param cosines as for {@link #rotated}
+     * @param sines likewise
+     * @return three arrays, of the shape of {@code x} apart from the number of heads
+     */
+    public List<NDArray> divided(NDArray x, List<Long> counts, NDArray cosines, NDArray sines) {
+        try (Call call = new Call()) {
+            int axis = x.getShape().dimension() - 2;
+            List<NDArray> results = new ArrayList<>();
+            List<long[]> heads = new ArrayList<>();
+            long from = call.operand(x);
+            for (long count : counts) {
+                long[] sizes = x.getShape().getShape().clone();
+                sizes[axis] = count;
+                NDArray y = call.empty(x, new Shape(sizes));
+                boolean turned = results.size() < 2;
+                heads.add(heads(Torch.dataPointer(y), from, y, x, count, turned));
+                results.add(y);
+                from += count * sizes[axis + 1] * Torch.scalarType(x).itemSize();
             }
+            rotate(call, heads, x, cosines, sines, false);
+            return results;
+        }
+    }
+
+    /**
+     * Computes the gradient of {@link #divided}.
+     *
+     * @param gradients those of queries, keys and values
+     * @param cosines as there
+     * @param sines likewise
+     * @return that of all heads, in one array
+     */
+    public NDArray dividedGradient(List<NDArray> gradients, NDArray cosines, NDArray sines) {
+        try (Call call = new Call()) {
+            NDArray first = gradients.get(0);
+            int axis = first.getShape().dimension() - 2;
+            long[] sizes = first.getShape().getShape().clone();
+            sizes[axis] = gradients.stream().mapToLong(BlockKernels::heads).sum();
+            NDArray y = call.empty(first, new Shape(sizes));
+            long to = Torch.dataPointer(y);
+            List<long[]> heads = new ArrayList<>();
+            for (NDArray x : gradients) {
+                boolean turned = heads.size() < 2;
+                heads.add(heads(to, call.operand(x), y, x, heads(x), turned));
+                to += heads(x) * sizes[axis + 1] * Torch.scalarType(x).itemSize();
+            }
+            rotate(call, heads, y, cosines, sines, true);
             return y;
         }
     }

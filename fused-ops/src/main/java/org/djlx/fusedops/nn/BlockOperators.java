@@ -85,14 +85,22 @@ final class BlockOperators implements AutoCloseable {
             List<NDArray> kept,
             Supplier<NDArray> kernel,
             GradientRule rule) {
+        return allRecorded(operator, inputs, kept, () -> List.of(kernel.get()), rule).get(0);
+    }
+
+    /** As {@link #recorded}, for a kernel with several results. */
+    private static List<NDArray> allRecorded(
+            String operator,
+            List<NDArray> inputs,
+            List<NDArray> kept,
+            Supplier<List<NDArray>> kernel,
+            GradientRule rule) {
         boolean differentiable = inputs.stream().anyMatch(NoGradient::isRecorded);
-        NDArray result = NoGradient.get(kernel);
+        List<NDArray> results = NoGradient.get(kernel);
         if (differentiable) {
-            GradientScope.current()
-                    .orElseThrow()
-                    .record(operator, inputs, kept, List.of(result), rule);
+            GradientScope.current().orElseThrow().record(operator, inputs, kept, results, rule);
         }
-        return result;
+        return results;
     }
 
     /**
@@ -140,6 +148,36 @@ final class BlockOperators implements AutoCloseable {
                 () -> kernels.rotated(x, table.cosines(), table.sines(), false),
                 (inputs, kept, gradients) ->
                         List.of(kernels.rotated(gradients.get(0), kept.get(0), kept.get(1), true)));
+    }
+
+    /**
+     * Divides the heads of tokens into queries, keys and values, and turns the former two.
+     *
+     * @param x of shape (…, positions, heads, head size), the heads of queries first
+     * @param counts the number of heads of each
+     */
+    List<NDArray> divided(
+            RotaryEmbedding rotary, NDArray x, List<Long> counts, RotaryEmbedding.Table table) {
+        if (!isFused(x, table.cosines(), table.sines())) {
+            NDList parts = split(x, counts, x.getShape().dimension() - 2);
+            return List.of(
+                    rotary.rotate(parts.get(0), table),
+                    rotary.rotate(parts.get(1), table),
+                    parts.get(2));
+        }
+        return allRecorded(
+                "divide",
+                List.of(x),
+                List.of(table.cosines(), table.sines()),
+                () -> kernels.divided(x, counts, table.cosines(), table.sines()),
+                (inputs, kept, gradients) ->
+                        List.of(kernels.dividedGradient(gradients, kept.get(0), kept.get(1))));
+    }
+
+    /** Divides an array into three views along a dimension. */
+    static NDList split(NDArray x, List<Long> counts, int dimension) {
+        long second = counts.get(0) + counts.get(1);
+        return x.split(new long[] {counts.get(0), second}, dimension);
     }
 
     /**

@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
+import java.util.ArrayList;
 import java.util.List;
 import org.djlx.fusedops.nn.RotaryEmbedding.Table;
 import org.djlx.nativeops.ScalarType;
@@ -84,18 +85,15 @@ public final class ParallelSelfAttention extends ShardedBlock {
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
         long sequence = sequence(x.getShape());
-        List<NDArray> in =
-                intoRegion(
-                        x,
-                        List.of(
-                                value(store, query, x, training),
-                                value(store, key, x, training),
-                                value(store, value, x, training)));
-        NDArray queries = heads(in.get(0), sequence, true);
-        NDArray keys = heads(in.get(1), sequence, true);
-        NDArray values = heads(in.get(2), sequence, false);
-        NDArray attended = Torch.attention(inFront(queries), inFront(keys), inFront(values), true);
-        NDArray joined = inFront(attended).reshape(in.get(0).getShape());
+        List<NDArray> weights = values(store, List.of(query, key, value), x, training);
+        List<NDArray> in = intoRegion(x, weights);
+        List<NDArray> parts = in.size() > 1 ? separate(in, sequence) : divided(in.get(0), sequence);
+        NDArray queries = inFront(parts.get(0));
+        NDArray attended =
+                Torch.attention(queries, inFront(parts.get(1)), inFront(parts.get(2)), true);
+        Shape rows = in.get(0).getShape();
+        long size = (long) heads / group().worldSize() * headSize;
+        NDArray joined = inFront(attended).reshape(rows.slice(0, rows.dimension() - 1).add(size));
         return outOfRegion(joined, value(store, output, x, training));
     }
 
@@ -120,14 +118,31 @@ public final class ParallelSelfAttention extends ShardedBlock {
                         isSequenceParallel() ? ", which is part of the first dimension" : ""));
     }
 
-    /** Returns (batch, sequence, heads, head size). */
-    private NDArray heads(NDArray x, long sequence, boolean turned) {
-        NDArray heads =
-                x.reshape(-1, sequence, x.getShape().getLastDimension() / headSize, headSize);
-        if (rotary == null || !turned) {
-            return heads;
+    /** Returns queries, keys and values, each (batch, sequence, heads, head size), from as many. */
+    private List<NDArray> separate(List<NDArray> in, long sequence) {
+        BlockOperators operators = BlockOperators.of(group());
+        List<NDArray> parts = new ArrayList<>();
+        for (NDArray each : in) {
+            NDArray x = heads(each, sequence);
+            boolean turned = rotary != null && parts.size() < 2;
+            parts.add(turned ? operators.rotated(rotary, x, table(x, (int) sequence)) : x);
         }
-        return BlockOperators.of(group()).rotated(rotary, heads, table(x, (int) sequence));
+        return parts;
+    }
+
+    /** Returns queries, keys and values from one array, in which they lie side by side. */
+    private List<NDArray> divided(NDArray in, long sequence) {
+        NDArray x = heads(in, sequence);
+        long shared = Math.max(1, keyValueHeads / group().worldSize());
+        List<Long> counts = List.of((long) heads / group().worldSize(), shared, shared);
+        return rotary == null
+                ? BlockOperators.split(x, counts, 2)
+                : BlockOperators.of(group()).divided(rotary, x, counts, table(x, (int) sequence));
+    }
+
+    /** Returns (batch, sequence, heads, head size). */
+    private NDArray heads(NDArray x, long sequence) {
+        return x.reshape(-1, sequence, x.getShape().getLastDimension() / headSize, headSize);
     }
 
     private Table table(NDArray x, int positions) {

@@ -181,6 +181,29 @@ class BlockKernelsGpuTest {
         }
     }
 
+    /** Queries and keys are turned as alone, values stay; and back, into one array. */
+    @ParameterizedTest(name = "{0}, heads of {1}")
+    @CsvSource({"FLOAT32, 10", "FLOAT16, 6", "BFLOAT16, 128"})
+    void dividesHeads(ScalarType type, int headSize) {
+        List<Long> counts = List.of(6L, 3L, 2L);
+        NDArray x = random(type, 2, 37, 11, headSize);
+        NDArray cosines = random(type, 37, 1, headSize / 2);
+        NDArray sines = random(type, 37, 1, headSize / 2);
+        NDList parts = x.split(new long[] {6, 9}, 2);
+        NDList back = new NDList();
+        List<NDArray> divided = kernels.divided(x, counts, cosines, sines);
+        for (int i = 0; i < 3; i++) {
+            NDArray part = parts.get(i);
+            NDArray expected = i < 2 ? kernels.rotated(part, cosines, sines, false) : part;
+            assertEquals(part.getShape(), divided.get(i).getShape());
+            assertArrayEquals(floats(expected), floats(divided.get(i)));
+            back.add(i < 2 ? kernels.rotated(part, cosines, sines, true) : part);
+        }
+        NDArray gradient = kernels.dividedGradient(parts, cosines, sines);
+        assertEquals(x.getShape(), gradient.getShape());
+        assertArrayEquals(floats(NDArrays.concat(back, 2)), floats(gradient));
+    }
+
     /** In two arrays, and in the halves of one, whose rows are whole packs and are not. */
     @ParameterizedTest(name = "{0}, {1} x {2}")
     @CsvSource({

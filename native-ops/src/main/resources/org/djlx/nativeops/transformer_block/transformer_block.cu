@@ -165,17 +165,28 @@ __device__ __forceinline__ void rms_norm_weight_gradient(const WeightGradient<T>
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // The rotation of heads, by pairs of an element of the first half and the one at the same place of the second (RotaryEmbedding
-// in Java). The gradient is the rotation back. A block has a token.
+// in Java). The gradient is the rotation back. A block has a token: its queries, keys and values, each of them in an array of
+// its own or beside the others; values are copied. Or queries alone.
+
+template <typename T>
+struct Heads {
+  typename T::Bits* y;
+  const typename T::Bits* x;
+  u64 y_distance;  // from a token to the next, in elements; its heads lie one after the other, each as two halves
+  u64 x_distance;
+  u32 count;
+  u32 turned;  // 1, or 0 for what is copied
+};
+
+const int KINDS = 3;
 
 template <typename T>
 struct Rotation {
-  typename T::Bits* y;
-  const typename T::Bits* x;        // tokens, heads, two halves; sequences of tokens, one after the other
+  Heads<T> heads[KINDS];
   const typename T::Bits* cosines;  // positions, half of a head
   const typename T::Bits* sines;
-  u64 positions;  // of a sequence
-  u32 heads;
-  u32 half;
+  u64 positions;  // of a sequence; sequences of tokens, one after the other
+  u64 half;
 };
 
 // `direction` is 1, or -1 to rotate back.
@@ -183,24 +194,35 @@ template <typename T>
 __device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
   u32 packs = (of.half + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   u64 of_position = blockIdx.x % of.positions * of.half;
-  for (u32 i = threadIdx.x; i < of.heads * packs; i += blockDim.x) {
-    u32 pack = i % packs;
-    u64 begin = ((u64)blockIdx.x * of.heads + i / packs) * 2 * of.half;
-    Sum<T> first, second, cosines, sines;
-    load(first, of.x + begin, of.half, pack);
-    load(second, of.x + begin + of.half, of.half, pack);
-    load(cosines, of.cosines + of_position, of.half, pack);
-    load(sines, of.sines + of_position, of.half, pack);
+  u32 count = 0;
 #pragma unroll
-    for (int k = 0; k < Pack<T>::COUNT; k++) {
-      float a = first.values[k];
-      float b = second.values[k];
-      float sine = direction * sines.values[k];
-      first.values[k] = a * cosines.values[k] - b * sine;
-      second.values[k] = b * cosines.values[k] + a * sine;
+  for (int kind = 0; kind < KINDS; kind++) count += of.heads[kind].count;
+  for (u32 i = threadIdx.x; i < count * packs; i += blockDim.x) {
+    u32 pack = i % packs;
+    u32 head = i / packs;
+    int kind = 0;
+    while (kind + 1 < KINDS && head >= of.heads[kind].count) head -= of.heads[kind++].count;
+    const Heads<T>& heads = of.heads[kind];
+    const typename T::Bits* x = heads.x + blockIdx.x * heads.x_distance + head * 2 * of.half;
+    typename T::Bits* y = heads.y + blockIdx.x * heads.y_distance + head * 2 * of.half;
+    Sum<T> first, second;
+    load(first, x, of.half, pack);
+    load(second, x + of.half, of.half, pack);
+    if (heads.turned) {
+      Sum<T> cosines, sines;
+      load(cosines, of.cosines + of_position, of.half, pack);
+      load(sines, of.sines + of_position, of.half, pack);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) {
+        float a = first.values[k];
+        float b = second.values[k];
+        float sine = direction * sines.values[k];
+        first.values[k] = a * cosines.values[k] - b * sine;
+        second.values[k] = b * cosines.values[k] + a * sine;
+      }
     }
-    store_pack<T>(of.y + begin, of.half, pack, first.result(1));
-    store_pack<T>(of.y + begin + of.half, of.half, pack, second.result(1));
+    store_pack<T>(y, of.half, pack, first.result(1));
+    store_pack<T>(y + of.half, of.half, pack, second.result(1));
   }
 }
 
