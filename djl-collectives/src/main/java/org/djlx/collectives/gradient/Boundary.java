@@ -111,14 +111,16 @@ final class Boundary implements AutoCloseable {
     /**
      * Takes the outputs' gradients, and goes on with those of the inputs: to the boundary that an
      * input comes from, or in the graph behind it. Autograd would copy those of results, which are
-     * leaves of the graph.
+     * leaves of the graph. Boundaries, which change no gradient, may share the memory of one;
+     * autograd gets memory of its own.
      */
     void goBack() {
         if (conversion && !isReached()) {
             return; // Operators have taken the gradients to the originals.
         }
-        List<TensorInfo> used = new ArrayList<>();
-        List<NDArray> gradients = NoGradient.get(() -> inputGradients(used));
+        List<TensorInfo> used = new ArrayList<>(); // by others, which may change it
+        List<TensorInfo> shared = new ArrayList<>(); // with boundaries, which do not
+        List<NDArray> gradients = NoGradient.get(() -> inputGradients(used, shared));
         if (gradients.size() != inputs.size()) {
             throw new IllegalStateException(
                     String.format(
@@ -140,15 +142,25 @@ final class Boundary implements AutoCloseable {
                                         + " shape %s",
                                 operator, gradient.getShape(), i, input.getShape()));
             }
-            gradient = exclusive(gradient, used);
             Source source = sources[i];
             if (source != null && isLike(gradient, input)) {
-                source.boundary.receive(source.output, gradient);
+                NDArray sent = overlaps(gradient, used) ? copy(gradient, manager) : gradient;
+                source.boundary.receive(source.output, sent);
+                shared.add(Torch.info(sent));
             } else {
-                // What lies behind may be reached from elsewhere too: it stays.
-                JniUtils.backward((PtNDArray) input, (PtNDArray) gradient, true, false);
+                // It may become the gradient of a leaf behind a view, to which autograd adds others
+                // in place. What lies behind may be reached from elsewhere too: it stays.
+                boolean copied = overlaps(gradient, used) || overlaps(gradient, shared);
+                NDArray sent = copied ? copy(gradient, manager) : gradient;
+                JniUtils.backward((PtNDArray) input, (PtNDArray) sent, true, false);
+                used.add(Torch.info(sent));
             }
         }
+    }
+
+    private static boolean overlaps(NDArray gradient, List<TensorInfo> others) {
+        TensorInfo info = Torch.info(gradient);
+        return others.stream().anyMatch(info::overlaps);
     }
 
     private boolean isReached() {
@@ -164,18 +176,16 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Returns a gradient in memory that is not used for anything else. It may become that of a leaf
-     * behind a view, to which autograd adds others in place.
+     * Takes the gradient of a result, of its type and on its device.
      *
-     * @param used what is in use, to which the gradient is added
+     * @return whether it has; what has another shape or type is left to autograd to refuse
      */
-    private NDArray exclusive(NDArray gradient, List<TensorInfo> used) {
-        TensorInfo info = Torch.info(gradient);
-        if (used.stream().anyMatch(info::overlaps)) {
-            return copy(gradient, manager);
+    boolean take(NDArray result, NDArray gradient) {
+        if (!isLike(gradient, result) || !gradient.getShape().equals(result.getShape())) {
+            return false;
         }
-        used.add(info);
-        return gradient;
+        receive(source(result).output, gradient);
+        return true;
     }
 
     private void receive(int output, NDArray gradient) {
@@ -209,14 +219,16 @@ final class Boundary implements AutoCloseable {
      * Differentiates the operator.
      *
      * @param used to which the gradients are added that stay at open results
+     * @param shared to which those are added that other boundaries may have too
      */
-    private List<NDArray> inputGradients(List<TensorInfo> used) {
+    private List<NDArray> inputGradients(List<TensorInfo> used, List<TensorInfo> shared) {
         List<NDArray> gradients = new ArrayList<>();
         for (int i = 0; i < outputs.size(); i++) {
             NDArray output = outputs.get(i);
             NDArray gradient = JniUtils.getGradient((PtNDArray) output);
             if (gradient == null) {
                 gradient = received[i] == null ? zeros(output) : received[i];
+                shared.add(Torch.info(gradient));
             } else if (received[i] != null) {
                 gradient = gradient.add(received[i]);
             } else if (!results.get(i).isReleased()) {

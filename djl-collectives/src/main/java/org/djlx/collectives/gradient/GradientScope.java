@@ -334,8 +334,12 @@ public final class GradientScope implements GradientCollector {
         boolean keep = !boundaries.isEmpty() || targets.size() > 1;
         try {
             for (int i = 0; i < targets.size(); i++) {
-                JniUtils.backward(
-                        (PtNDArray) targets.get(i), (PtNDArray) gradients.get(i), keep, false);
+                NDArray target = targets.get(i);
+                NDArray gradient = gradients.get(i);
+                Boundary maker = makers.get(target);
+                if (maker == null || !maker.take(target, gradient)) {
+                    JniUtils.backward((PtNDArray) target, (PtNDArray) gradient, keep, false);
+                }
             }
             while (!boundaries.isEmpty()) {
                 try (Boundary boundary = boundaries.pop()) {

@@ -216,6 +216,37 @@ class GradientScopeTest {
         }
     }
 
+    /** Adds outside of the graph: both get the same gradient, in one memory. */
+    private static NDArray sum(GradientScope scope, NDArray x, NDArray y) {
+        NDArray result = NoGradient.get(() -> x.add(y));
+        scope.record(
+                "sum",
+                List.of(x, y),
+                List.of(),
+                List.of(result),
+                (inputs, kept, gradients) -> List.of(gradients.get(0), gradients.get(0)));
+        return result;
+    }
+
+    /** Operators may share a gradient; what reaches leaves is added to in place. */
+    @Test
+    void sharedGradientsAreNotChanged() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray w = leaf(manager, new Shape(4), 1, 2, 3, 4);
+            NDArray matrix = leaf(manager, new Shape(2, 2), 0, 0, 0, 0);
+            NDArray a = DifferentiableCollectives.cut(matrix);
+            NDArray b = DifferentiableCollectives.cut(w.reshape(2, 2));
+            NDArray c = sum(scope, a, b);
+            NDArray d = sum(scope, sum(scope, c, w.reshape(2, 2)), b);
+            NDArray given = manager.create(new double[] {1, 2, 3, 4}, new Shape(2, 2));
+            scope.backward(List.of(d), List.of(given)); // matrix + 3 w
+            assertArrayEquals(new double[] {1, 2, 3, 4}, doubles(matrix));
+            assertArrayEquals(new double[] {3, 6, 9, 12}, doubles(w));
+            assertArrayEquals(new double[] {1, 2, 3, 4}, given.toDoubleArray());
+        }
+    }
+
     /** libtorch may leave a gradient in the memory of the one that it is a view of. */
     @Test
     void gradientsBehindViewsStay() {
