@@ -205,23 +205,48 @@ public final class BlockKernels implements AutoCloseable {
      * @return the norm, of the shape of {@code x}
      */
     public NDArray normalized(NDArray x, NDArray weight, float epsilon) {
-        long size = weight.size();
         try (Call call = new Call()) {
             NDArray y = call.like(x);
-            if (x.size() > 0) {
-                long rows = x.size() / size;
-                arguments
-                        .clear()
-                        .addStruct(
-                                Torch.dataPointer(y),
-                                call.operand(x),
-                                call.operand(weight),
-                                rows,
-                                size)
-                        .add(epsilon);
-                call.launch(of(x).norm, LaunchSize.of(blocks(rows), normThreads(x, size)));
-            }
+            norm(call, y, 0, x, 0, weight, epsilon);
             return y;
+        }
+    }
+
+    /**
+     * Adds rows, and computes the RMSNorm of what is the sum in their element type.
+     *
+     * @param x rows, as for {@link #normalized}
+     * @param addend of the same shape
+     * @param weight of shape (size)
+     * @param epsilon what is added to the mean square
+     * @return the sum and its norm, of the shape of {@code x}
+     */
+    public List<NDArray> addedNormalized(NDArray x, NDArray addend, NDArray weight, float epsilon) {
+        try (Call call = new Call()) {
+            NDArray sum = call.like(x);
+            NDArray y = call.like(x);
+            norm(call, y, Torch.dataPointer(sum), x, call.operand(addend), weight, epsilon);
+            return List.of(sum, y);
+        }
+    }
+
+    private void norm(
+            Call call, NDArray y, long sum, NDArray x, long addend, NDArray weight, float epsilon) {
+        if (x.size() > 0) {
+            long size = weight.size();
+            long rows = x.size() / size;
+            arguments
+                    .clear()
+                    .addStruct(
+                            Torch.dataPointer(y),
+                            sum,
+                            call.operand(x),
+                            addend,
+                            call.operand(weight),
+                            rows,
+                            size)
+                    .add(epsilon);
+            call.launch(of(x).norm, LaunchSize.of(blocks(rows), normThreads(x, size)));
         }
     }
 
@@ -239,11 +264,12 @@ public final class BlockKernels implements AutoCloseable {
      * @param x the rows, at least one
      * @param weight the weight
      * @param gradient that of the norm
+     * @param ofRows what else is the gradient of the rows; null for nothing
      * @param epsilon what was added to the mean square
      * @return those of the rows and of the weight
      */
     public List<NDArray> normalizedGradients(
-            NDArray x, NDArray weight, NDArray gradient, float epsilon) {
+            NDArray x, NDArray weight, NDArray gradient, NDArray ofRows, float epsilon) {
         long size = weight.size();
         long rows = x.size() / size;
         try (Call call = new Call()) {
@@ -260,6 +286,7 @@ public final class BlockKernels implements AutoCloseable {
                             Torch.dataPointer(ofX),
                             Torch.dataPointer(parts),
                             call.operand(gradient),
+                            ofRows == null ? 0 : call.operand(ofRows),
                             call.operand(x),
                             call.operand(weight),
                             rows,

@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDList;
 import java.util.List;
 import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientRule;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.internal.BlockKernels;
@@ -111,9 +112,7 @@ final class BlockOperators implements AutoCloseable {
      * @param epsilon what is added to the mean square
      */
     NDArray normalized(NDArray x, NDArray weight, float epsilon) {
-        if (isFused(x, weight)
-                && x.getShape().getLastDimension() == weight.size()
-                && kernels.isNormalizable(weight.size())) {
+        if (isNormFused(x, weight)) {
             return recorded(
                     "RmsNorm",
                     List.of(x, weight),
@@ -121,7 +120,7 @@ final class BlockOperators implements AutoCloseable {
                     () -> kernels.normalized(x, weight, epsilon),
                     (inputs, kept, gradients) ->
                             kernels.normalizedGradients(
-                                    inputs.get(0), inputs.get(1), gradients.get(0), epsilon));
+                                    inputs.get(0), inputs.get(1), gradients.get(0), null, epsilon));
         }
         ScalarType type = Torch.scalarType(x);
         NDArray wide = type.itemSize() == 2 ? Torch.cast(x, ScalarType.FLOAT32) : x;
@@ -130,6 +129,82 @@ final class BlockOperators implements AutoCloseable {
         NDArray normed = wide.div(mean.add(epsilon).sqrt());
         NDArray narrow = wide == x ? normed : Torch.cast(normed, type);
         return narrow.mul(weight);
+    }
+
+    private boolean isNormFused(NDArray x, NDArray weight) {
+        return isFused(x, weight)
+                && x.getShape().getLastDimension() == weight.size()
+                && kernels.isNormalizable(weight.size());
+    }
+
+    /** What a residual connection goes on with: the rows, and what they are normalised to. */
+    record Residual(NDArray rows, NDArray norm) {}
+
+    /**
+     * Normalises where a residual connection begins: what is behind is gone through once.
+     *
+     * @param x as for {@link #normalized}
+     * @param addend of the same shape, which is added to {@code x} first; null for nothing
+     * @param weight as there
+     * @param epsilon as there
+     * @return the rows, which without an addend share the memory of {@code x}
+     */
+    Residual residual(NDArray x, NDArray addend, NDArray weight, float epsilon) {
+        boolean fused =
+                isNormFused(x, weight)
+                        && (addend == null
+                                || addend.getShape().equals(x.getShape()) && isFused(addend, x));
+        if (!fused) {
+            NDArray sum = addend == null ? x : x.add(addend);
+            NDArray rows = NoGradient.isRecorded(sum) ? DifferentiableCollectives.cut(sum) : sum;
+            return new Residual(rows, normalized(rows, weight, epsilon));
+        }
+        List<NDArray> inputs = addend == null ? List.of(x, weight) : List.of(x, addend, weight);
+        Supplier<List<NDArray>> kernel =
+                () ->
+                        addend == null
+                                ? List.of(x.stopGradient(), kernels.normalized(x, weight, epsilon))
+                                : kernels.addedNormalized(x, addend, weight, epsilon);
+        boolean differentiable = inputs.stream().anyMatch(NoGradient::isRecorded);
+        List<NDArray> results = NoGradient.get(kernel);
+        if (differentiable) {
+            GradientScope.current()
+                    .orElseThrow()
+                    .record(
+                            "residual RmsNorm",
+                            inputs,
+                            List.of(results.get(0)),
+                            results,
+                            (ins, kept, gradients) ->
+                                    residualGradients(ins, kept, gradients, epsilon));
+        }
+        return new Residual(results.get(0), results.get(1));
+    }
+
+    /** Those of rows that were added are the same. */
+    private List<NDArray> residualGradients(
+            List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients, float epsilon) {
+        int last = inputs.size() - 1;
+        List<NDArray> results =
+                kernels.normalizedGradients(
+                        kept.get(0), inputs.get(last), gradients.get(1), gradients.get(0), epsilon);
+        NDArray ofRows = results.get(0);
+        return last == 1 ? results : List.of(ofRows, ofRows, results.get(1));
+    }
+
+    /** Adds where a residual connection ends: both get the same gradient, without copies. */
+    static NDArray added(NDArray x, NDArray addend) {
+        GradientScope scope = GradientScope.current().orElse(null);
+        boolean recorded = NoGradient.isRecorded(x) || NoGradient.isRecorded(addend);
+        if (scope == null || !recorded || !x.getShape().equals(addend.getShape())) {
+            return x.add(addend);
+        }
+        return recorded(
+                "add",
+                List.of(x, addend),
+                List.of(),
+                () -> x.add(addend),
+                (inputs, kept, gradients) -> List.of(gradients.get(0), gradients.get(0)));
     }
 
     /**

@@ -14,7 +14,8 @@ import ai.djl.nn.Block;
 import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.gradient.DifferentiableCollectives;
+import org.djlx.fusedops.nn.BlockOperators.Residual;
+import org.djlx.nativeops.NoGradient;
 
 /**
  * A layer of a Llama: {@code h = x + attention(norm(x))}, then {@code h + mlp(norm(h))}, with
@@ -83,16 +84,19 @@ public final class ParallelTransformerBlock extends AbstractBlock {
             boolean training,
             PairList<String, Object> params) {
         NDArray x = inputs.singletonOrThrow();
-        NDArray middle = withResidual(store, x, attentionNorm, attention, training);
-        return new NDList(withResidual(store, middle, mlpNorm, mlp, training));
+        // As of the children, which do so for themselves.
+        return new NDList(
+                training
+                        ? forward(store, x, true)
+                        : NoGradient.get(() -> forward(store, x, false)));
     }
 
-    private static NDArray withResidual(
-            ParameterStore store, NDArray x, Block norm, Block block, boolean training) {
-        // Two ways lead from here: what is behind is gone through once.
-        NDArray start = training ? DifferentiableCollectives.cut(x) : x;
-        NDList normed = norm.forward(store, new NDList(start), training);
-        return start.add(block.forward(store, normed, training).singletonOrThrow());
+    private NDArray forward(ParameterStore store, NDArray x, boolean training) {
+        Residual first = attentionNorm.residual(store, x, null, training);
+        NDArray attended = attention.forward(store, first.norm(), training);
+        Residual second = mlpNorm.residual(store, first.rows(), attended, training);
+        NDArray last = mlp.forward(store, second.norm(), training);
+        return BlockOperators.added(second.rows(), last);
     }
 
     @Override

@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
+import org.djlx.fusedops.nn.BlockOperators.Residual;
 
 /**
  * Divides by the root mean square over the last dimension and multiplies by a weight (Zhang and
@@ -44,6 +45,12 @@ public final class RmsNorm extends ShardedBlock {
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
         NDArray factors = value(store, weight, x, training);
         return BlockOperators.of(group()).normalized(x, factors, epsilon);
+    }
+
+    /** Normalises where a residual connection begins, after adding what ends another, or null. */
+    Residual residual(ParameterStore store, NDArray x, NDArray addend, boolean training) {
+        NDArray factors = value(store, weight, x, training);
+        return BlockOperators.of(group()).residual(x, addend, factors, epsilon);
     }
 
     @Override

@@ -141,13 +141,26 @@ class BlockKernelsGpuTest {
             }
         }
         requireNear(norm, kernels.normalized(x, weight, EPSILON), type, 1);
-        List<NDArray> gradients = kernels.normalizedGradients(x, weight, gradient, EPSILON);
+        List<NDArray> gradients = kernels.normalizedGradients(x, weight, gradient, null, EPSILON);
         requireNear(ofX, gradients.get(0), type, 2);
         requireNear(ofWeight, gradients.get(1), type, Math.sqrt(rows) * 2);
-        List<NDArray> again = kernels.normalizedGradients(x, weight, gradient, EPSILON);
+        List<NDArray> again = kernels.normalizedGradients(x, weight, gradient, null, EPSILON);
         for (int i = 0; i < 2; i++) {
             assertArrayEquals(floats(gradients.get(i)), floats(again.get(i)));
         }
+        // With a residual connection, in which x is added to something, and has another gradient.
+        NDArray addend = random(type, rows, size);
+        NDArray sum = x.add(addend);
+        List<NDArray> both = kernels.addedNormalized(x, addend, weight, EPSILON);
+        assertArrayEquals(floats(sum), floats(both.get(0)));
+        assertArrayEquals(floats(kernels.normalized(sum, weight, EPSILON)), floats(both.get(1)));
+        List<NDArray> more = kernels.normalizedGradients(x, weight, gradient, addend, EPSILON);
+        float[] others = floats(addend);
+        for (int i = 0; i < ofX.length; i++) {
+            ofX[i] += others[i];
+        }
+        requireNear(ofX, more.get(0), type, 3);
+        assertArrayEquals(floats(gradients.get(1)), floats(more.get(1)));
     }
 
     /** Two sequences of some positions; heads whose halves are whole packs, and are not. */

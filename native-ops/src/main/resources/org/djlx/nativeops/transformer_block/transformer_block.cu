@@ -11,12 +11,15 @@ const int MAX_WARPS = MAX_THREADS / WARP;
 // RMSNorm: y = x / sqrt(mean(x^2) + epsilon) * weight, for `rows` rows of `size` elements. With r = 1 / sqrt(...),
 //   dx      = r (dy weight - x r^2 mean(dy weight x))
 //   dweight = sum of dy x r over the rows
-// A block has a row at a time; what it reads twice is in its cache.
+// Of a residual connection the rows are the sum of two, rounded before they are normalised, and other gradients reach that
+// sum, which are added to dx. A block has a row at a time; what it reads twice is in its cache.
 
 template <typename T>
 struct Norm {
   typename T::Bits* y;
+  typename T::Bits* sum;  // where the rows go; null if there is nothing to add
   const typename T::Bits* x;
+  const typename T::Bits* addend;
   const typename T::Bits* weight;
   u64 rows;
   u64 size;
@@ -27,6 +30,7 @@ struct NormGradient {
   typename T::Bits* dx;
   float* parts;  // of the weight's gradient, a row of `size` for each block
   const typename T::Bits* dy;
+  const typename T::Bits* dsum;  // what is added; null for nothing
   const typename T::Bits* x;
   const typename T::Bits* weight;
   u64 rows;
@@ -72,11 +76,18 @@ __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       Sum<T> values;
       load(values, x, of.size, i);
+      if (of.sum) {
+        values.add(load_pack<T>(of.addend + row * of.size, of.size, i));
+        uint4 rounded = values.result(1);
+        store_pack<T>(of.sum + row * of.size, of.size, i, rounded);
+        values.set(rounded);
+      }
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) squares[0] += values.values[k] * values.values[k];
     }
     sum_of_block(squares, sums[turn]);
     float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
+    if (of.sum) x = of.sum + row * of.size;  // Each thread reads what it has written.
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       Sum<T> values, factors;
       load(values, x, of.size, i);
@@ -129,6 +140,7 @@ __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, flo
         of_weight[k * packs + i] += gradient * (value * scale);
         gradients.values[k] = scale * (gradient * factors.values[k] - value * slope);
       }
+      if (of.dsum) gradients.add(load_pack<T>(of.dsum + row * of.size, of.size, i));
       store_pack<T>(of.dx + row * of.size, of.size, i, gradients.result(1));
     }
   }
