@@ -14,6 +14,7 @@ import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.NormalInitializer;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.gradient.GradientScope;
@@ -39,17 +40,23 @@ final class BlockBench {
     /** Medians, in milliseconds. */
     record Times(double block, double matmuls, double attention) {}
 
-    private static final int WARM_UP = 5;
-
     private final ProcessGroup group;
     private final Size size;
     private final ScalarType type;
+    private final int warmUp;
     private final int rounds;
 
-    BlockBench(ProcessGroup group, Size size, ScalarType type, int rounds) {
+    /**
+     * Creates a benchmark.
+     *
+     * @param warmUp the rounds before those that count. The JVM compiles what the host does only
+     *     after some hundred; before that the GPU waits for the host where a round begins
+     */
+    BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int rounds) {
         this.group = group;
         this.size = size;
         this.type = type;
+        this.warmUp = warmUp;
         this.rounds = rounds;
     }
 
@@ -64,7 +71,7 @@ final class BlockBench {
     /** Begins each round when all ranks are there and all devices have nothing left to do. */
     private double median(Round round) {
         double[] times = new double[rounds];
-        for (int i = -WARM_UP; i < rounds; i++) {
+        for (int i = -warmUp; i < rounds; i++) {
             try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
                 NDArray mark = manager.zeros(new Shape(1));
                 mark.getFloat(); // What was queued before is done.
@@ -108,11 +115,18 @@ final class BlockBench {
             ParameterStore store = new ParameterStore(manager, false);
             NDArray x = random(manager, shape.getShape());
             NDArray gradient = random(manager, shape.getShape());
-            x.setRequiresGradient(true);
             return median(
                     own -> {
                         try (GradientScope scope = GradientScope.open()) {
-                            NDArray input = Torch.alias(own, x);
+                            NDArray input = x.stopGradient();
+                            input.attach(own);
+                            // Its gradient goes to the layer before, and is not added to anything.
+                            scope.record(
+                                    "the layer before",
+                                    List.of(x),
+                                    List.of(),
+                                    List.of(input),
+                                    (inputs, kept, gradients) -> Collections.singletonList(null));
                             NDArray y =
                                     block.forward(store, new NDList(input), true)
                                             .singletonOrThrow();

@@ -74,6 +74,12 @@ public final class BlockBenchCommand implements Callable<Integer> {
             description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
     private ElementType type;
 
+    @Option(
+            names = "--warm-up",
+            defaultValue = "300",
+            description = "Rounds that do not count; ${DEFAULT-VALUE} if not given.")
+    private int warmUp;
+
     @Option(names = "--rounds", defaultValue = "30", description = "${DEFAULT-VALUE} if not given.")
     private int rounds;
 
@@ -85,13 +91,13 @@ public final class BlockBenchCommand implements Callable<Integer> {
     public Integer call() throws Exception {
         int gpus = ranks.gpus();
         int count = ranks.count();
-        if (tokens < 1 || tokens % count != 0 || rounds < 1) {
+        if (tokens < 1 || tokens % count != 0 || rounds < 1 || warmUp < 0) {
             throw new ParameterException(
                     spec.commandLine(),
                     String.format(
-                            "--tokens %d must be divisible among %s, and --rounds be 1 or more,"
-                                    + " not %d",
-                            tokens, Ranks.count(count), rounds));
+                            "--tokens %d must be divisible among %s, --rounds be 1 or more, not %d,"
+                                    + " and --warm-up 0 or more, not %d",
+                            tokens, Ranks.count(count), rounds, warmUp));
         }
         int headSize = 128;
         BlockBench.Size size =
@@ -101,7 +107,9 @@ public final class BlockBenchCommand implements Callable<Integer> {
                 Ranks.of(count, count)
                         .run(
                                 gpus > 0 ? "cuda_p2p" : "shm",
-                                group -> new BlockBench(group, size, type.type, rounds).run());
+                                group ->
+                                        new BlockBench(group, size, type.type, warmUp, rounds)
+                                                .run());
         double block = slowest(all.stream().map(BlockBench.Times::block).toList());
         double matmuls = slowest(all.stream().map(BlockBench.Times::matmuls).toList());
         double attention = slowest(all.stream().map(BlockBench.Times::attention).toList());

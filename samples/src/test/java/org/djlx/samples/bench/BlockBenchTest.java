@@ -30,7 +30,7 @@ class BlockBenchTest {
         root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
         String arguments =
                 "bench-block --ranks 2 --tokens 8 --heads 2 --key-value-heads 1 --hidden 4"
-                        + " --dtype float32 --rounds 3";
+                        + " --dtype bfloat16 --warm-up 1 --rounds 3";
         assertEquals(0, root.execute((arguments + " --json " + json).split(" ")), out::toString);
         JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
         for (String part : new String[] {"block", "matmuls", "attention"}) {
@@ -38,5 +38,6 @@ class BlockBenchTest {
         }
         assertTrue(out.toString().contains("its matmuls alone"), out::toString);
         assertEquals(2, Main.commandLine().execute("bench-block", "--tokens", "3"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--warm-up", "-1"));
     }
 }
