@@ -74,9 +74,6 @@ public final class CudaP2pOptions extends BackendOptions {
     private static final long TWO_SHOT_BYTES = 64 << 20;
     private static final long TWO_SHOT_BYTES_OF_MANY = 16 << 20;
     private static final int MANY = 5; // ranks
-
-    // Measured for two ranks alone, beside the backward pass of a network.
-    private static final int COPYING_RANKS = 2;
     private static final String USUAL = "what suits the ranks";
     private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
 
@@ -85,7 +82,6 @@ public final class CudaP2pOptions extends BackendOptions {
     private final NcclOptions ncclOptions;
     private final Long oneShotBytes; // null if it depends on the number of ranks
     private final Long twoShotBytes; // likewise
-    private final Long copyEngineBytes; // likewise
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
 
@@ -98,7 +94,6 @@ public final class CudaP2pOptions extends BackendOptions {
         ncclOptions = builder.ncclOptions.withTimeout(timeout());
         oneShotBytes = builder.oneShotBytes;
         twoShotBytes = builder.twoShotBytes;
-        copyEngineBytes = builder.copyEngineBytes;
         topology = builder.topology;
         sharedGpus = builder.sharedGpus;
     }
@@ -158,19 +153,6 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * Returns up to which size an all-reduce is done by copy engines.
-     *
-     * @param worldSize the number of ranks, at least 1
-     * @return the size in bytes
-     */
-    public long copyEngineBytes(int worldSize) {
-        if (copyEngineBytes != null) {
-            return copyEngineBytes;
-        }
-        return worldSize == COPYING_RANKS ? MAX_SIZE : 0;
-    }
-
-    /**
      * Returns how the GPUs are taken to be linked.
      *
      * @return the topology, or empty if NVML tells
@@ -183,13 +165,12 @@ public final class CudaP2pOptions extends BackendOptions {
     @Override
     public String toString() {
         return String.format(
-                "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %s, copy"
-                        + " engines up to %s, topology %s%s%s",
+                "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %s, topology"
+                        + " %s%s%s",
                 bufferSize,
                 heapSize,
                 oneShotBytes == null ? USUAL : oneShotBytes,
                 twoShotBytes == null ? USUAL : twoShotBytes,
-                copyEngineBytes == null ? USUAL : copyEngineBytes,
                 topology == null ? "from NVML" : topology,
                 sharedGpus ? ", shared GPUs" : "",
                 ncclOptions.isVerify() ? ", verified" : "");
@@ -222,7 +203,6 @@ public final class CudaP2pOptions extends BackendOptions {
         private Duration timeout; // null: that of NCCL's options
         private Long oneShotBytes;
         private Long twoShotBytes;
-        private Long copyEngineBytes;
         private GpuTopology.Kind topology;
         private boolean sharedGpus;
 
@@ -281,8 +261,7 @@ public final class CudaP2pOptions extends BackendOptions {
          *
          * <p>Kernels of large all-reduces take all multiprocessors but 32 until the other ranks
          * have come. Where these are to go on with something else, as with the backward pass behind
-         * gradients, a smaller size leaves large ones to the copy engines, or to NCCL, which takes
-         * a few.
+         * gradients, a smaller size leaves large ones to NCCL, which takes a few.
          *
          * @param bytes the size in bytes; unless set, 64 MiB for two ranks, otherwise 768 KiB
          *     divided by the number of other ranks
@@ -302,23 +281,6 @@ public final class CudaP2pOptions extends BackendOptions {
          */
         public Builder optTwoShotBytes(long bytes) {
             this.twoShotBytes = requireSize("the largest two-shot size", bytes);
-            return this;
-        }
-
-        /**
-         * Sets up to which size an all-reduce of SUM or AVG is done by copy engines, if it is too
-         * large for one-shot and two-shot, not recorded into a graph, and every GPU is linked to
-         * every other by NVLink: they copy parts into the other ranks' memory, kernels of some
-         * microseconds add them up, and the sums are copied back. Meanwhile the multiprocessors
-         * compute what they like, as the backward pass behind gradients. What is larger is done by
-         * NCCL.
-         *
-         * @param bytes the size in bytes; unless set, all for two ranks, for which 64 MiB of each
-         *     GPU are taken; otherwise 0, none
-         * @return this builder
-         */
-        public Builder optCopyEngineBytes(long bytes) {
-            this.copyEngineBytes = requireSize("the largest size for copy engines", bytes);
             return this;
         }
 

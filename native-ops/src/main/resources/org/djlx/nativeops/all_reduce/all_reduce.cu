@@ -197,44 +197,6 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
-// By words: what is chosen by an address would lie in memory.
-__device__ __forceinline__ uint4 pick(bool first, const uint4& a, const uint4& b) {
-  return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
-}
-
-// Sums this rank's part of a tensor and those of the others, which copy engines have brought into slots, in rank order. A
-// thread reads several packs before it sums them: few blocks are to read as fast as the memory can.
-template <typename T>
-__device__ void copy_engine(typename T::Bits* part, u64 count, const char* slots, u64 slot_bytes, u32 rank, float divisor) {
-  const int BATCH = RANKS == 2 ? 4 : RANKS <= 4 ? 2 : 1;
-  const int OTHERS = RANKS - 1;
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
-  u64 stride = (u64)gridDim.x * blockDim.x;
-  for (u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x; first < packs; first += BATCH * stride) {
-    uint4 own[BATCH], arrived[BATCH][OTHERS];
-#pragma unroll
-    for (int k = 0; k < BATCH; k++) {
-      u64 i = min(first + k * stride, packs - 1);
-      own[k] = load_pack<T>(part, count, i);
-#pragma unroll
-      for (int other = 0; other < OTHERS; other++) arrived[k][other] = ((const uint4*)(slots + other * slot_bytes))[i];
-    }
-#pragma unroll
-    for (int k = 0; k < BATCH; k++) {
-      u64 i = first + k * stride;
-      if (i >= packs) break;
-      Sum<T> sum;
-      sum.set(pick(rank == 0, own[k], arrived[k][0]));
-#pragma unroll
-      for (int source = 1; source < RANKS; source++) {
-        const uint4& later = arrived[k][source < OTHERS ? source : OTHERS - 1];  // if this rank comes behind it
-        sum.add(pick(rank == source, own[k], pick(rank > source, later, arrived[k][source - 1])));
-      }
-      store_pack<T>(part, count, i, sum.result(divisor));
-    }
-  }
-}
-
 // More ranks need more registers.
 const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
 
@@ -246,10 +208,6 @@ const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
   extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
       two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
     two_shot<T>(tensor, count, launch, divisor);                                                                           \
-  }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(512)                                                                        \
-      copy_engine_##name(T::Bits* part, u64 count, const char* slots, u64 slot_bytes, u32 rank, float divisor) {           \
-    copy_engine<T>(part, count, slots, slot_bytes, rank, divisor);                                                         \
   }                                                                                                                        \
   extern "C" __global__ void __launch_bounds__(512)                                                                        \
       mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \

@@ -35,7 +35,6 @@ final class AllReduceKernels implements AutoCloseable {
     enum Algorithm {
         ONE_SHOT("one_shot"),
         TWO_SHOT("two_shot"),
-        COPY_ENGINE("copy_engine"),
         MESH("mesh");
 
         private final String kernel;
@@ -53,7 +52,6 @@ final class AllReduceKernels implements AutoCloseable {
     private static final int MESH_THREADS = 512;
     private static final int MESH_BLOCKS = 64; // each has flags
     private static final int THREADS = 256;
-    private static final int SUMMING_BLOCKS = 64; // reads and writes at the rate of the memory
 
     // Multiprocessors that are left to NCCL's kernels, so that messages pass all-reduces that wait.
     // On 2 H200s the first message between two ranks did with 32 left, and did not with 8.
@@ -201,32 +199,6 @@ final class AllReduceKernels implements AutoCloseable {
             kernel.launch(stream, size(algorithm, part * itemSize), arguments);
             done += part;
         } while (done < count);
-    }
-
-    /**
-     * Enqueues the sum of a part of a tensor and of those that copy engines have brought.
-     *
-     * @param stream where
-     * @param address this rank's part, which becomes the sum
-     * @param count its elements
-     * @param type their type
-     * @param slots the other ranks' parts, in rank order
-     * @param divisor what the sum is divided by
-     */
-    synchronized void sum(
-            CudaStream stream,
-            long address,
-            long count,
-            ScalarType type,
-            long slots,
-            float divisor) {
-        arguments.clear().add(address).add(count).add(slots);
-        arguments.add(region.layout().slot(Algorithm.COPY_ENGINE)).add(rank).add(divisor);
-        long packs = ceilDiv(count * type.itemSize(), 16);
-        long wanted = Math.min(SUMMING_BLOCKS, ceilDiv(packs, MESH_THREADS));
-        kernels.get(Algorithm.COPY_ENGINE)
-                .get(type)
-                .launch(stream, LaunchSize.of((int) wanted, MESH_THREADS), arguments);
     }
 
     private LaunchSize size(Algorithm algorithm, long byteSize) {

@@ -59,7 +59,6 @@ final class P2p {
     private final HostSync hosts;
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
-    private final CopyAllReduce copies;
     private final CurrentStreams currentStreams;
     private final BooleanSupplier recorded; // whether the current stream is
 
@@ -81,7 +80,6 @@ final class P2p {
         currentStreams = new CurrentStreams(device);
         recorded = () -> device.within(() -> currentStreams.get().isCapturing());
         buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
-        copies = new CopyAllReduce(region, device, kernels, signals);
         queue =
                 new P2pQueue(
                         context,
@@ -280,11 +278,7 @@ final class P2p {
                         byteSize <= options.twoShotBytes(ranks, false)
                                 || byteSize <= options.twoShotBytes(ranks, true)
                                         && recorded.getAsBoolean();
-                if (twoShot) {
-                    return Algorithm.TWO_SHOT;
-                }
-                boolean copied = byteSize <= options.copyEngineBytes(ranks);
-                return copied && !recorded.getAsBoolean() ? Algorithm.COPY_ENGINE : null;
+                return twoShot ? Algorithm.TWO_SHOT : null;
             case HYBRID_CUBE_MESH:
                 return oneShot ? Algorithm.MESH : null;
             default:
@@ -298,12 +292,7 @@ final class P2p {
         operation.setAlgorithm(algorithm.kernel());
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
         NcclBackend.Kernel kernel =
-                (address, stream) -> {
-                    Duration timeout = operation.timeout();
-                    if (algorithm == Algorithm.COPY_ENGINE) {
-                        copies.enqueue(
-                                stream, address, info.count(), info.type(), divisor, timeout);
-                    } else {
+                (address, stream) ->
                         kernels.enqueue(
                                 stream,
                                 algorithm,
@@ -311,9 +300,7 @@ final class P2p {
                                 info.count(),
                                 info.type(),
                                 divisor,
-                                timeout);
-                    }
-                };
+                                operation.timeout());
         return device.within(
                 () -> {
                     CudaStream current = currentStreams.get();
@@ -376,14 +363,12 @@ final class P2p {
     void stop() {
         buffers.end();
         kernels.end();
-        copies.end();
         waits.stop(); // Nobody knows what graphs still do.
     }
 
     /** Frees everything, after {@link #stop}. */
     void free() {
         queue.close();
-        copies.close();
         kernels.close();
         signals.close();
         waits.close();

@@ -19,7 +19,6 @@ import org.djlx.nativeops.GpuTopology;
  *   probe        a word for each rank, written when the group is created
  *   counters     zeros, for kernels that leave them so
  *   flags        words for each rank that raises them, and as many for operations in graphs
- *   copies       for copy engines, two halves of slots of the other ranks for parts, two for sums
  *   buffer       the P2P buffer, and the heap
  * </pre>
  *
@@ -31,8 +30,7 @@ final class RegionLayout {
     static final int MAX_RANKS = 8;
     static final int CHANNELS = 8;
     static final int BARRIER = CHANNELS; // a channel of signals for barriers, behind the others
-    static final int COPIES = BARRIER + 1; // the first of those for copy engines
-    static final int CAPTURED = COPIES + 4; // and the first of those for operations in graphs
+    static final int CAPTURED = CHANNELS + 1; // and the first of those for operations in graphs
     static final int ROWS = CAPTURED + CHANNELS;
 
     // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
@@ -55,9 +53,6 @@ final class RegionLayout {
     private static final long MAX_SLOT = 32 << 20;
     private static final long MAX_HALF = 48 << 20;
 
-    // Copy engines move 16 MiB at 0.9 of the rate of much more.
-    private static final long COPY_SLOT = 16 << 20;
-
     private final int worldSize;
     private final long slot;
     private final long meshSlot;
@@ -67,8 +62,6 @@ final class RegionLayout {
     private final long signals;
     private final long counters;
     private final long flags;
-    private final long copies;
-    private final long copySlot;
     private final long buffer;
     private final long bufferSize;
     private final long heapSize;
@@ -92,11 +85,7 @@ final class RegionLayout {
         signals = oneShot + 2 * oneShotHalf;
         counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row is for probes
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
-        copies = align(flags + 2 * flagBytes(worldSize));
-        boolean linked = links.kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
-        long copied = linked ? options.copyEngineBytes(worldSize) : 0;
-        copySlot = align(Math.min(COPY_SLOT, (copied + worldSize - 1) / worldSize));
-        buffer = copies + 4 * (worldSize - 1) * copySlot;
+        buffer = flags + 2 * flagBytes(worldSize);
         bufferSize = links.isComplete() ? options.bufferSize() : 0;
         heapSize = links.isComplete() ? options.heapSize() : 0;
     }
@@ -121,11 +110,7 @@ final class RegionLayout {
 
     /** The size of a slot in it. */
     long slot(Algorithm algorithm) {
-        return switch (algorithm) {
-            case MESH -> meshSlot;
-            case COPY_ENGINE -> copySlot;
-            default -> slot;
-        };
+        return algorithm == Algorithm.MESH ? meshSlot : slot;
     }
 
     /** The most bytes of a tensor that are one launch. */
@@ -133,7 +118,6 @@ final class RegionLayout {
         return switch (algorithm) {
             case ONE_SHOT -> slot;
             case TWO_SHOT -> slot / 2 * worldSize;
-            case COPY_ENGINE -> copySlot * worldSize;
             case MESH -> Long.MAX_VALUE;
         };
     }
@@ -158,20 +142,6 @@ final class RegionLayout {
     /** The size of the flags of one kind. */
     static long flagBytes(int worldSize) {
         return (long) worldSize * FLAGS * Integer.BYTES;
-    }
-
-    /**
-     * Where a slot for copy engines is.
-     *
-     * @param sums whether it is for a sum of the source, not for a part
-     * @param half which of the two
-     * @param rank whose memory it is
-     * @param source the rank that writes there, another one
-     */
-    long copySlot(boolean sums, int half, int rank, int source) {
-        int others = worldSize - 1;
-        int place = ((sums ? 2 : 0) + half) * others + (source < rank ? source : source - 1);
-        return copies + place * copySlot;
     }
 
     long buffer() {

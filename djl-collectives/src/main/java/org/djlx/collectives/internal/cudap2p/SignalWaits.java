@@ -17,7 +17,7 @@ import org.djlx.nativeops.NativeLibrary;
 
 /**
  * Lets streams wait for signals, by the kernel of {@code wait_signals.cu}, which has a deadline and
- * ends when the host says so.
+ * ends when the host says so. For one thread at a time.
  */
 final class SignalWaits implements AutoCloseable {
 
@@ -53,7 +53,7 @@ final class SignalWaits implements AutoCloseable {
      * @param epoch what they raise their words to
      * @param timeout how long to wait
      */
-    synchronized void enqueue(
+    void enqueue(
             CudaStream stream, long words, long distance, int ranks, int epoch, Duration timeout) {
         arguments
                 .clear()

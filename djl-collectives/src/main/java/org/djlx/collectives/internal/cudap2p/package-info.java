@@ -28,7 +28,6 @@
  *     SignalWaits          launches the kernel in which a stream waits for signals
  *     WaitStatus           words by which the host ends waits, and learns who did not come
  *     AllReduceKernels     launches the kernels of all-reduces
- *     CopyAllReduce        all-reduces by copy engines
  * </pre>
  */
 package org.djlx.collectives.internal.cudap2p;
