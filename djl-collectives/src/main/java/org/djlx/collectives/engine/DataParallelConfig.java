@@ -107,8 +107,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /**
      * Sets how many bytes of gradients are reduced at once. The same on all ranks.
      *
-     * @param bytes the size of a bucket, 25 MiB unless set, before they are compressed; a gradient
-     *     of that size or more has one to itself
+     * @param bytes the size of a bucket, 25 MiB unless set, before they are compressed; a larger
+     *     gradient has one to itself
      * @return this configuration
      */
     public DataParallelConfig optBucketBytes(long bytes) {

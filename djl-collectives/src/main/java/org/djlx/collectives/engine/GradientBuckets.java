@@ -23,10 +23,9 @@ import org.djlx.nativeops.Torch;
 
 /**
  * Adds up one rank's gradients with those of the other ranks, several at once: a bucket. Buckets
- * are filled with the last parameters first, as their gradients are computed first, and reduced in
- * one order on all ranks, that in which they are full: each as soon as all its gradients are known
- * to be complete and those before it are on their way, or else in the step. A gradient that fills a
- * bucket alone does not end the one before it: the small ones between large ones go together.
+ * are reduced in one order on all ranks, the last parameters' first, as their gradients are
+ * computed first: each as soon as all its gradients are known to be complete and those before it
+ * are on their way, or else in the step.
  *
  * <p>Gradients are reduced in place. If another pass follows before the step, what was reduced is
  * carried apart, and the pass begins at zero.
@@ -111,38 +110,21 @@ final class GradientBuckets {
     private void plan(List<NDArray> parameters) {
         buckets = new ArrayList<>();
         bucketOf.clear();
-        Bucket open = new Bucket();
+        Bucket bucket = null;
         ScalarType type = null;
         long bytes = 0;
         for (int i = parameters.size() - 1; i >= 0; i--) {
             NDArray parameter = parameters.get(i);
             TensorInfo info = Torch.info(parameter);
-            if (info.byteSize() >= bucketBytes) {
-                Bucket own = new Bucket();
-                add(own, parameter);
-                buckets.add(own);
-                continue;
-            }
-            if (info.type() != type || bytes + info.byteSize() > bucketBytes) {
-                close(open);
-                open = new Bucket();
-                type = info.type();
+            if (bucket == null || info.type() != type || bytes + info.byteSize() > bucketBytes) {
+                bucket = new Bucket();
+                buckets.add(bucket);
                 bytes = 0;
             }
+            type = info.type();
             bytes += info.byteSize();
-            add(open, parameter);
-        }
-        close(open);
-    }
-
-    private void add(Bucket bucket, NDArray parameter) {
-        bucket.parameters.add(parameter);
-        bucketOf.put(parameter, bucket);
-    }
-
-    private void close(Bucket bucket) {
-        if (!bucket.parameters.isEmpty()) {
-            buckets.add(bucket);
+            bucket.parameters.add(parameter);
+            bucketOf.put(parameter, bucket);
         }
     }
 
