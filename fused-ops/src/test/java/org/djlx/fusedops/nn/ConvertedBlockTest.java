@@ -7,6 +7,7 @@ package org.djlx.fusedops.nn;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
@@ -37,6 +38,10 @@ class ConvertedBlockTest {
 
     private static final int TOKENS = 16;
     private static final int SIZE = 32;
+    private static final int SEED = 5;
+
+    // Of larger weights, attention would be to one token or another by what is rounded.
+    private static final float DEVIATION = 0.1f;
 
     /** Makes the groups of a test. */
     List<ProcessGroup> groups(int ranks) {
@@ -64,10 +69,10 @@ class ConvertedBlockTest {
         "2, true, false, FLOAT64, FLOAT32, 1e-4",
         "2, false, true, FLOAT64, FLOAT32, 1e-4",
         "4, true, true, FLOAT64, FLOAT32, 1e-4",
-        "1, true, true, FLOAT32, BFLOAT16, 0.05",
-        "2, true, true, FLOAT32, BFLOAT16, 0.05",
-        "2, false, false, FLOAT32, BFLOAT16, 0.05",
-        "4, true, true, FLOAT32, BFLOAT16, 0.05"
+        "1, true, true, FLOAT32, BFLOAT16, 0.04",
+        "2, true, true, FLOAT32, BFLOAT16, 0.04",
+        "2, false, false, FLOAT32, BFLOAT16, 0.04",
+        "4, true, true, FLOAT32, BFLOAT16, 0.04"
     })
     void isAsWithoutConversion(
             int ranks,
@@ -76,6 +81,7 @@ class ConvertedBlockTest {
             DataType masters,
             ScalarType type,
             double tolerance) {
+        Engine.getEngine("PyTorch").setRandomSeed(SEED);
         List<ProcessGroup> groups = groups(ranks);
         try {
             ProcessGroups.run(
@@ -86,7 +92,7 @@ class ConvertedBlockTest {
                             ParallelTransformerBlock block = block(group, sequence, rotary);
                             Shape shape = new Shape(sequence ? TOKENS / ranks : TOKENS, SIZE);
                             block.setInitializer(
-                                    new NormalInitializer(0.3f), Parameter.Type.WEIGHT);
+                                    new NormalInitializer(DEVIATION), Parameter.Type.WEIGHT);
                             block.initialize(manager, masters, shape);
                             // The first pass makes gradients, the others add to them.
                             Pass first = pass(group, block, shape, type, Map.of());
