@@ -454,7 +454,7 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
     if (GATED) {
       // The thread that has a gate has its value, half a tile of columns behind it.
 #pragma unroll
-      for (int i = 0; i < COUNT / 2; i++) d[i] = __fdividef(d[i], 1 + __expf(-d[i])) * d[i + COUNT / 2];
+      for (int i = 0; i < COUNT / 2; i++) d[i] = d[i] / (1 + __expf(-d[i])) * d[i + COUNT / 2];
     }
     shared.stage_free[half].wait(turn & 1);
     // All warps have read what came in before any writes over it.
