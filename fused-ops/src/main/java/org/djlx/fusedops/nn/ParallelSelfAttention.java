@@ -256,14 +256,19 @@ public final class ParallelSelfAttention extends ShardedBlock {
             if (heads < 1
                     || headSize < 1
                     || keyValueHeads < 0
-                    || keyValueHeads > 0 && heads % keyValueHeads != 0
-                    || sequenceLength < 0) {
+                    || keyValueHeads > 0 && heads % keyValueHeads != 0) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "ParallelSelfAttention: the %d heads, their size %d and the length"
-                                        + " %d of sequences must be greater than 0, and the number"
-                                        + " of key and value heads, %d, divide that of the heads",
-                                heads, headSize, sequenceLength, keyValueHeads));
+                                "ParallelSelfAttention: the %d heads and their size %d must be"
+                                        + " greater than 0, and the number of key and value heads,"
+                                        + " %d, divide that of the heads",
+                                heads, headSize, keyValueHeads));
+            }
+            if (sequenceLength < 0) {
+                throw new IllegalArgumentException(
+                        "ParallelSelfAttention: the length of sequences must be greater than 0,"
+                                + " not "
+                                + sequenceLength);
             }
             if (rotary != null && rotary.headSize() != headSize) {
                 throw new IllegalArgumentException(

@@ -374,8 +374,12 @@ class LanguageModelTest {
                     "the size 6 of the key and value heads",
                     () -> attention(group).setHeads(12).optKeyValueHeads(6).build());
             assertRefused(
-                    "key and value heads, 3, divide",
+                    "their size 4 must be greater than 0, and the number of key and value heads, 3,"
+                            + " divide",
                     () -> attention(group).setHeads(4).optKeyValueHeads(3).build());
+            assertRefused(
+                    "the length of sequences must be greater than 0, not -3",
+                    () -> attention(group).setHeads(4).optSequenceLength(-3).build());
             assertRefused("the 0 heads", () -> attention(group).build());
             assertRefused("setGroup", () -> attention(null).setHeads(4).build());
             RotaryEmbedding rotary = RotaryEmbedding.builder().setHeadSize(6).build();
