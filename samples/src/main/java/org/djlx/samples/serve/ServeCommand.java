@@ -105,6 +105,9 @@ public final class ServeCommand implements Callable<Integer> {
 
     @Override
     public Integer call() throws IOException, InterruptedException {
+        if (name != null && name.isBlank()) {
+            throw new ParameterException(spec.commandLine(), "--name must not be empty");
+        }
         ServerOptions options = options();
         ChatTemplate template = ChatTemplate.of(directory);
         if (model.ranks().here().contains(0)) {

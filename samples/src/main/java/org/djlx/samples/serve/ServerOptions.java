@@ -61,5 +61,10 @@ public record ServerOptions(
                                 + timeout.toSeconds());
             }
         }
+        if (shutdownTimeout.isNegative()) {
+            throw new IllegalArgumentException(
+                    "the timeout of the shutdown must be 0 s or more, not "
+                            + shutdownTimeout.toSeconds());
+        }
     }
 }

@@ -202,5 +202,7 @@ class ServeCommandTest {
         assertTrue(run(2, "serve", model, "--max-body", "0").contains("must be 1 or more"));
         assertTrue(run(2, "serve", model, "--ranks", "5").contains("among 5 ranks"));
         assertTrue(run(2, "serve", model, "--port", "65536").contains("port"));
+        assertTrue(run(2, "serve", model, "--shutdown-timeout", "-1").contains("0 s or more"));
+        assertTrue(run(2, "serve", model, "--name", "").contains("--name must not be empty"));
     }
 }
