@@ -99,6 +99,19 @@ public final class BlockBenchCommand implements Callable<Integer> {
                                     + " and --warm-up 0 or more, not %d",
                             tokens, Ranks.count(count), rounds, warmUp));
         }
+        if (heads < 1
+                || keyValueHeads < 1
+                || heads % count != 0
+                || heads % keyValueHeads != 0
+                || hidden < 1
+                || hidden % count != 0) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--heads %d and --hidden %d must be 1 or more and divisible among %s,"
+                                    + " and --key-value-heads %d divide --heads",
+                            heads, hidden, Ranks.count(count), keyValueHeads));
+        }
         int headSize = 128;
         BlockBench.Size size =
                 new BlockBench.Size(

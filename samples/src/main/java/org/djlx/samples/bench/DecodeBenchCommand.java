@@ -193,7 +193,10 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                 new ArrayList<>(List.of(tokens, requests, promptTokens, longPrompt));
         Arrays.stream(batches).forEach(positive::add);
         Arrays.stream(clients).forEach(positive::add);
-        check(positive.stream().allMatch(value -> value > 0), "numbers must be 1 or more");
+        check(
+                positive.stream().allMatch(value -> value > 0),
+                "--tokens, --requests, --prompt-tokens, --long-prompt, --batches and --clients must"
+                        + " be 1 or more");
         check(
                 given == null || (size == null && parent == null),
                 "--model and --directory are for a model that is written, not for " + given);

@@ -100,10 +100,11 @@ public final class TrainBenchCommand implements Callable<Integer> {
     public Integer call() throws Exception {
         int gpus = ranks.gpus();
         int count = ranks.count();
-        if (steps < 1 || rounds < 1) {
+        if (IntStream.of(rows).anyMatch(size -> size < 1)
+                || IntStream.of(layers, width, hidden, steps, rounds).anyMatch(size -> size < 1)) {
             throw new ParameterException(
                     spec.commandLine(),
-                    "--steps and --rounds must be 1 or more, not " + steps + " and " + rounds);
+                    "--rows, --layers, --width, --hidden, --steps and --rounds must be 1 or more");
         }
         Device[] devices =
                 gpus == 0

@@ -39,5 +39,8 @@ class BlockBenchTest {
         assertTrue(out.toString().contains("its matmuls alone"), out::toString);
         assertEquals(2, Main.commandLine().execute("bench-block", "--tokens", "3"));
         assertEquals(2, Main.commandLine().execute("bench-block", "--warm-up", "-1"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--heads", "12"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--key-value-heads", "0"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--hidden", "0"));
     }
 }

@@ -106,7 +106,7 @@ class DecodeBenchTest {
     void saysWhatCannotBeMeasured() throws Exception {
         String model = folder.resolve("tiny").toString();
         run(0, "serve-model", model, "--text", "../README.md", "--max-length", "64");
-        assertTrue(run(2, "bench-decode", "--clients", "0").contains("must be 1 or more"));
+        assertTrue(run(2, "bench-decode", "--clients", "0").contains("--clients must be 1"));
         assertTrue(run(2, "bench-decode", model, "--model", "8b").contains("--model"));
         assertTrue(run(2, "bench-decode", "--model", "9b").contains("8b"));
         assertTrue(run(2, "bench-decode", model).contains("longest sequence"));

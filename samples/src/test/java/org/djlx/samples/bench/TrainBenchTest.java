@@ -47,7 +47,9 @@ class TrainBenchTest {
             assertTrue(step.getAsJsonObject().get("milliseconds").getAsDouble() > 0);
         }
         assertTrue(out.toString().contains("P2P"), out::toString);
-        assertEquals(2, Main.commandLine().execute("bench-train", "--ranks", "0"));
+        for (String option : "ranks rows layers width hidden steps rounds".split(" ")) {
+            assertEquals(2, Main.commandLine().execute("bench-train", "--" + option, "0"), option);
+        }
     }
 
     /** A shell script in place of Python answers as the peer does. */
