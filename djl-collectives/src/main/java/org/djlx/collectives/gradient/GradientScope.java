@@ -338,7 +338,10 @@ public final class GradientScope implements GradientCollector {
                 NDArray gradient = gradients.get(i);
                 Boundary maker = makers.get(target);
                 if (maker == null || !maker.take(target, gradient)) {
-                    JniUtils.backward((PtNDArray) target, (PtNDArray) gradient, keep, false);
+                    // It may become that of a leaf behind a view, to which autograd adds in place.
+                    try (NDArray own = Torch.cast(gradient, Torch.scalarType(gradient))) {
+                        JniUtils.backward((PtNDArray) target, (PtNDArray) own, keep, false);
+                    }
                 }
             }
             while (!boundaries.isEmpty()) {

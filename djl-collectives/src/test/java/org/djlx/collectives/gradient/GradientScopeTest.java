@@ -247,6 +247,25 @@ class GradientScopeTest {
         }
     }
 
+    /** Behind a view, a leaf's gradient would stay in the memory of the one that is given. */
+    @Test
+    void givenGradientsAreNotChanged() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray w = leaf(manager, new Shape(4), 1, 2, 3, 4);
+            NDArray given = manager.create(new double[] {1, 2, 3, 4}, new Shape(2, 2));
+            for (boolean cut : new boolean[] {false, true}) {
+                NDArray leaf = cut ? DifferentiableCollectives.cut(w) : w;
+                NDArray target = leaf.reshape(2, 2);
+                scope.backward(List.of(target, target, target), List.of(given, given, given));
+                assertArrayEquals(new double[] {1, 2, 3, 4}, given.toDoubleArray());
+            }
+            assertArrayEquals(new double[] {6, 12, 18, 24}, doubles(w));
+            given.muli(2);
+            assertArrayEquals(new double[] {6, 12, 18, 24}, doubles(w));
+        }
+    }
+
     /** libtorch may leave a gradient in the memory of the one that it is a view of. */
     @Test
     void gradientsBehindViewsStay() {
