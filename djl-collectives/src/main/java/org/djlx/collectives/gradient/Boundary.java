@@ -129,7 +129,9 @@ final class Boundary implements AutoCloseable {
         }
         inputs.forEach(input -> used.add(Torch.info(input)));
         kept.forEach(array -> used.add(Torch.info(array)));
-        for (int i = 0; i < inputs.size(); i++) {
+        // All copies are made first: autograd may add to what it has been sent, in its memory.
+        NDArray[] sent = new NDArray[inputs.size()];
+        for (int i = 0; i < sent.length; i++) {
             NDArray input = inputs.get(i);
             NDArray gradient = gradients.get(i);
             if (gradient == null || !Torch.requiresGradient(input)) {
@@ -142,20 +144,29 @@ final class Boundary implements AutoCloseable {
                                         + " shape %s",
                                 operator, gradient.getShape(), i, input.getShape()));
             }
-            Source source = sources[i];
-            if (source != null && isLike(gradient, input)) {
-                NDArray sent = overlaps(gradient, used) ? copy(gradient, manager) : gradient;
-                source.boundary.receive(source.output, sent);
-                shared.add(Torch.info(sent));
+            // What autograd gets may become the gradient of a leaf behind a view, to which it adds
+            // others in place.
+            boolean received = isReceived(gradient, i);
+            boolean copied = overlaps(gradient, used) || !received && overlaps(gradient, shared);
+            sent[i] = copied ? copy(gradient, manager) : gradient;
+            (received ? shared : used).add(Torch.info(sent[i]));
+        }
+        for (int i = 0; i < sent.length; i++) {
+            if (sent[i] == null) {
+                continue;
+            }
+            if (isReceived(sent[i], i)) {
+                sources[i].boundary.receive(sources[i].output, sent[i]);
             } else {
-                // It may become the gradient of a leaf behind a view, to which autograd adds others
-                // in place. What lies behind may be reached from elsewhere too: it stays.
-                boolean copied = overlaps(gradient, used) || overlaps(gradient, shared);
-                NDArray sent = copied ? copy(gradient, manager) : gradient;
-                JniUtils.backward((PtNDArray) input, (PtNDArray) sent, true, false);
-                used.add(Torch.info(sent));
+                // What lies behind may be reached from elsewhere too: it stays.
+                JniUtils.backward((PtNDArray) inputs.get(i), (PtNDArray) sent[i], true, false);
             }
         }
+    }
+
+    /** Tells whether another boundary receives the gradient of an input, not autograd. */
+    private boolean isReceived(NDArray gradient, int input) {
+        return sources[input] != null && isLike(gradient, inputs.get(input));
     }
 
     private static boolean overlaps(NDArray gradient, List<TensorInfo> others) {

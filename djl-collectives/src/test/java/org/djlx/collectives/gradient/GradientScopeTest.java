@@ -247,6 +247,30 @@ class GradientScopeTest {
         }
     }
 
+    /** The first of three goes to a leaf behind a view, and the second is added to it in place. */
+    @Test
+    void oneGradientOfThreeInputsIsThatOfEach() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray w = leaf(manager, new Shape(4), 1, 2, 3, 4);
+            NDArray x = leaf(manager, new Shape(2, 2), 1, 2, 3, 4);
+            NDArray y = w.reshape(2, 2);
+            NDArray sum = NoGradient.get(() -> y.add(y).add(x));
+            scope.record(
+                    "sum",
+                    List.of(y, y, x),
+                    List.of(),
+                    List.of(sum),
+                    (inputs, kept, gradients) -> {
+                        NDArray tenfold = gradients.get(0).mul(10);
+                        return List.of(tenfold, tenfold, tenfold);
+                    });
+            scope.backward(sum);
+            assertArrayEquals(new double[] {20, 20, 20, 20}, doubles(w));
+            assertArrayEquals(new double[] {10, 10, 10, 10}, doubles(x));
+        }
+    }
+
     /** Behind a view, a leaf's gradient would stay in the memory of the one that is given. */
     @Test
     void givenGradientsAreNotChanged() {
