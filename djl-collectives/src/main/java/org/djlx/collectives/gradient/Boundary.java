@@ -70,6 +70,13 @@ final class Boundary implements AutoCloseable {
             this.inputs = aliases(inputs);
             this.kept = aliases(kept);
             for (NDArray result : results) {
+                if (inputs.stream().anyMatch(input -> input == result)) {
+                    throw new IllegalArgumentException(
+                            String.format(
+                                    "%s: the result of shape %s is an input; it must be a new"
+                                            + " array",
+                                    operator, result.getShape()));
+                }
                 result.setRequiresGradient(true);
             }
             this.outputs = aliases(results);

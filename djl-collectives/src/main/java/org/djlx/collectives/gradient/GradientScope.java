@@ -223,7 +223,7 @@ public final class GradientScope implements GradientCollector {
      * @param outputs its results; they become leaves that require a gradient, so each must be of
      *     floating-point type, and new
      * @param rule differentiates the operator
-     * @throws IllegalArgumentException if there is no output
+     * @throws IllegalArgumentException if there is no output, or one is an input
      * @throws IllegalStateException if this scope is not the one that is open on this thread
      */
     public void record(
@@ -259,7 +259,8 @@ public final class GradientScope implements GradientCollector {
      *     gradient
      * @param converted their elements, side by side along the last dimension; it becomes a leaf
      *     that requires a gradient, so it must be of floating-point type, and new
-     * @throws IllegalArgumentException if the shapes do not fit together
+     * @throws IllegalArgumentException if the shapes do not fit together, or the converted array is
+     *     an original
      * @throws IllegalStateException if this scope is not the one that is open on this thread
      */
     public void recordConversion(List<NDArray> originals, NDArray converted) {

@@ -216,6 +216,27 @@ class GradientScopeTest {
         }
     }
 
+    /** To convert to the type that an array has may be to return it: its gradient would double. */
+    @Test
+    void inputsAsResultsAreRefused() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray w = leaf(manager, new Shape(2), 1, 2);
+            NDArray same = NoGradient.get(() -> w.toType(w.getDataType(), false));
+            IllegalArgumentException e =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> scope.recordConversion(List.of(w), same));
+            assertTrue(e.getMessage().startsWith("convert: the result of shape (2) is an input"));
+            List<NDArray> both = List.of(w.stopGradient(), w);
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> scope.record("both", List.of(w), List.of(), both, (i, k, g) -> g));
+            scope.backward(w.sum());
+            assertArrayEquals(new double[] {1, 1}, doubles(w));
+        }
+    }
+
     /** Adds outside of the graph: both get the same gradient, in one memory. */
     private static NDArray sum(GradientScope scope, NDArray x, NDArray y) {
         NDArray result = NoGradient.get(() -> x.add(y));
