@@ -59,6 +59,7 @@ public final class TrainCommand implements Callable<Integer> {
 
     private static final int DEFAULT_RANKS = 2;
     private static final int REPORTS = 10;
+    private static final int MOST_CONTEXT = 4096;
 
     @Spec private CommandSpec spec;
 
@@ -111,6 +112,15 @@ public final class TrainCommand implements Callable<Integer> {
     private int steps;
 
     @Option(
+            names = "--context",
+            defaultValue = "64",
+            description =
+                    "How many tokens a piece of text has, a byte each but the first, which begins"
+                            + " every text: as many as the model can look back on;"
+                            + " ${DEFAULT-VALUE} if not given.")
+    private int context;
+
+    @Option(
             names = "--batch",
             defaultValue = "16",
             description =
@@ -129,8 +139,8 @@ public final class TrainCommand implements Callable<Integer> {
             paramLabel = "FOLDER",
             description =
                     "Where checkpoints are: goes on from the newest, if there is one, with the"
-                            + " losses that it would have had; text, seed and batch must be the"
-                            + " same.")
+                            + " losses that it would have had; text, seed, batch and context"
+                            + " must be the same.")
     private Path checkpoints;
 
     @Option(
@@ -140,6 +150,14 @@ public final class TrainCommand implements Callable<Integer> {
                     "With --resume: saves one after each so many steps, and at the end; a tenth of"
                             + " all steps if not given.")
     private Integer checkpointEvery;
+
+    @Option(
+            names = "--save-llama",
+            paramLabel = "DIR",
+            description =
+                    "Writes the trained model there, for generate and serve, in Hugging Face's"
+                            + " layout. It writes texts of --context tokens at most.")
+    private Path llama;
 
     @Option(names = "--chart", paramLabel = "FILE", description = "Draws the losses, as PNG.")
     private Path chart;
@@ -159,6 +177,18 @@ public final class TrainCommand implements Callable<Integer> {
                             "--tensor-parallel must divide the model's %d heads, not be %d",
                             TrainJob.heads(), tensorParallel));
         }
+        if (context < 2 || context > MOST_CONTEXT) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--context must be from 2 to " + MOST_CONTEXT + ", not " + context);
+        }
+        if (context % tensorParallel != 0) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--context %d cannot be divided among --tensor-parallel %d",
+                            context, tensorParallel));
+        }
         if (steps < 1 || batch < 1) {
             throw new ParameterException(
                     spec.commandLine(),
@@ -173,6 +203,9 @@ public final class TrainCommand implements Callable<Integer> {
         }
         if (checkpoints != null) {
             Files.createDirectories(checkpoints.toAbsolutePath());
+        }
+        if (llama != null) {
+            Files.createDirectories(llama.toAbsolutePath());
         }
         if (chart != null) {
             Files.createDirectories(chart.toAbsolutePath().getParent());
@@ -226,12 +259,12 @@ public final class TrainCommand implements Callable<Integer> {
                     spec.commandLine(), "cannot read the text file " + text.toAbsolutePath());
         }
         byte[] bytes = Files.readAllBytes(text);
-        if (bytes.length < TrainJob.shortest()) {
+        if (bytes.length < TrainJob.shortest(context)) {
             throw new ParameterException(
                     spec.commandLine(),
                     String.format(
                             "the text file %s has %d bytes; it takes %d to learn from",
-                            text, bytes.length, TrainJob.shortest()));
+                            text, bytes.length, TrainJob.shortest(context)));
         }
         return bytes;
     }
@@ -241,8 +274,8 @@ public final class TrainCommand implements Callable<Integer> {
         Path file = checkpoints.toAbsolutePath().resolve("job.txt");
         String job =
                 String.format(
-                        "--batch %d --seed %d, text of %d bytes, CRC-32C %08x",
-                        batch, seed, bytes.length, checksum(bytes));
+                        "--context %d --batch %d --seed %d, text of %d bytes, CRC-32C %08x",
+                        context, batch, seed, bytes.length, checksum(bytes));
         if (Files.exists(file)) {
             String begun = Files.readString(file);
             if (!begun.equals(job)) {
@@ -271,10 +304,14 @@ public final class TrainCommand implements Callable<Integer> {
         args.addAll(List.of("--text", text.toAbsolutePath().toString()));
         args.addAll(List.of("--device", device.name(), "--dtype", type.name()));
         args.addAll(List.of("--tensor-parallel", "" + tensorParallel));
-        args.addAll(List.of("--steps", "" + steps, "--batch", "" + batch, "--seed", "" + seed));
+        args.addAll(List.of("--steps", "" + steps, "--context", "" + context));
+        args.addAll(List.of("--batch", "" + batch, "--seed", "" + seed));
         if (checkpoints != null) {
             args.addAll(List.of("--resume", checkpoints.toAbsolutePath().toString()));
             args.addAll(List.of("--checkpoint-every", "" + checkpointEvery));
+        }
+        if (llama != null) {
+            args.addAll(List.of("--save-llama", llama.toAbsolutePath().toString()));
         }
         if (chart != null) {
             args.addAll(List.of("--chart", chart.toAbsolutePath().toString()));
@@ -294,10 +331,12 @@ public final class TrainCommand implements Callable<Integer> {
                         tensorParallel,
                         type == ElementType.bfloat16,
                         steps,
+                        context,
                         batch,
                         seed,
                         checkpoints,
-                        checkpointEvery);
+                        checkpointEvery,
+                        llama);
         PrintWriter out =
                 settings.isFirst()
                         ? spec.commandLine().getOut()
@@ -316,6 +355,9 @@ public final class TrainCommand implements Callable<Integer> {
         out.flush();
         TrainJob.Result result =
                 new TrainJob(bytes, settings, new Progress(out, settings.isFirst())).run();
+        if (llama != null) {
+            out.printf("%nWrote a Llama of %d tokens of context to %s%n", context, llama);
+        }
         if (settings.isFirst() && chart != null) {
             result.curve().draw(chart);
         }

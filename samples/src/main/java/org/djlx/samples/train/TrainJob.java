@@ -23,6 +23,9 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -31,14 +34,17 @@ import org.djlx.collectives.engine.DataParallelConfig;
 import org.djlx.collectives.engine.GradientReduction;
 import org.djlx.collectives.engine.TrainingProgress;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
+import org.djlx.fusedops.llama.LlamaConfig;
 import org.djlx.fusedops.nn.ColumnParallelLinear;
 import org.djlx.fusedops.nn.ParallelEmbedding;
 import org.djlx.fusedops.nn.ParallelTransformerBlock;
 import org.djlx.fusedops.nn.RmsNorm;
 import org.djlx.fusedops.nn.RotaryEmbedding;
+import org.djlx.fusedops.nn.ShardedBlock;
 import org.djlx.fusedops.nn.VocabularyParallelCrossEntropy;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.samples.llama.TrainedLlama;
 
 /**
  * Trains a small Llama that tells the next byte of a text from those before it, on one rank of
@@ -47,7 +53,6 @@ import org.djlx.nativeops.Torch;
  */
 final class TrainJob {
 
-    private static final int CONTEXT = 64;
     private static final int SIZE = 128;
     private static final int LAYERS = 3;
     private static final int HEADS = 8;
@@ -56,6 +61,8 @@ final class TrainJob {
     private static final int POINTS = 200; // of the curve
     private static final int PROMPT = 16;
     private static final int SAMPLE = 400;
+    private static final double EPSILON = 1e-5; // of the norms
+    private static final double THETA = 10_000; // of the rotations
 
     /**
      * What to do.
@@ -63,19 +70,24 @@ final class TrainJob {
      * @param group this rank's handle on all ranks
      * @param tensorParallel how many neighbouring ranks share a model
      * @param bfloat16 whether activations are of bfloat16; otherwise of float32, as parameters
+     * @param context the number of tokens of a piece of text: the bytes before the one to be told,
+     *     behind a token that begins every text
      * @param batch the number of pieces of text in a batch, of all ranks
      * @param checkpoints where they are; null for none
      * @param checkpointEvery how many steps there are from one to the next
+     * @param llama where the trained model is written to; null for nowhere
      */
     record Settings(
             ProcessGroup group,
             int tensorParallel,
             boolean bfloat16,
             int steps,
+            int context,
             int batch,
             long seed,
             Path checkpoints,
-            int checkpointEvery) {
+            int checkpointEvery,
+            Path llama) {
 
         boolean isFirst() {
             return group.rank() == 0;
@@ -104,32 +116,16 @@ final class TrainJob {
     private final Settings settings;
     private final Listener listener;
     private final LossCurve curve = new LossCurve();
-    private final int[] tokens;
-    private final byte[] vocabulary;
 
     TrainJob(byte[] text, Settings settings, Listener listener) {
         this.text = text;
         this.settings = settings;
         this.listener = listener;
-        int[] number = new int[256];
-        Arrays.fill(number, -1);
-        byte[] found = new byte[256];
-        int count = 0;
-        tokens = new int[text.length];
-        for (int i = 0; i < text.length; i++) {
-            int value = Byte.toUnsignedInt(text[i]);
-            if (number[value] < 0) {
-                found[count] = text[i];
-                number[value] = count++;
-            }
-            tokens[i] = number[value];
-        }
-        vocabulary = Arrays.copyOf(found, count);
     }
 
-    /** The shortest text from which there is something to learn. */
-    static int shortest() {
-        return 4 * CONTEXT;
+    /** The shortest text from which there is something to learn, in bytes. */
+    static int shortest(int context) {
+        return Math.max(4 * context, PROMPT);
     }
 
     /** The model's number of heads, which the ranks that share it divide. */
@@ -137,13 +133,13 @@ final class TrainJob {
         return HEADS;
     }
 
-    private Block block(ProcessGroup tensor) {
+    private SequentialBlock block(ProcessGroup tensor) {
         boolean divided = tensor.worldSize() > 1;
         ParallelEmbedding embedding =
                 ParallelEmbedding.builder()
                         .setGroup(tensor)
                         .optSequenceParallel(divided)
-                        .setVocabulary(vocabulary.length)
+                        .setVocabulary(TrainedLlama.VOCABULARY)
                         .setSize(SIZE)
                         .optComputeType(
                                 settings.bfloat16 ? ScalarType.BFLOAT16 : ScalarType.FLOAT32)
@@ -160,7 +156,7 @@ final class TrainJob {
                             .setHeadSize(SIZE / HEADS)
                             .setHidden(HIDDEN)
                             .optRotary(rotary)
-                            .optSequenceLength(CONTEXT)
+                            .optSequenceLength(settings.context)
                             .build());
         }
         return model.add(RmsNorm.builder().setGroup(tensor).optSequenceParallel(divided).build())
@@ -191,13 +187,13 @@ final class TrainJob {
         try (ProcessGroup tensor = all.split(rank / settings.tensorParallel, rank);
                 ProcessGroup data = all.split(rank % settings.tensorParallel, rank);
                 Model model = Model.newInstance("train", all.device(), "PyTorch-P2P")) {
-            Block block = block(tensor);
+            SequentialBlock block = block(tensor);
             block.setInitializer(weights(), Parameter.Type.WEIGHT);
             model.setBlock(block);
             Loss loss =
                     VocabularyParallelCrossEntropy.builder()
                             .setGroup(tensor)
-                            .setVocabulary(vocabulary.length)
+                            .setVocabulary(TrainedLlama.VOCABULARY)
                             .build();
             DataParallelConfig config =
                     new DataParallelConfig(loss)
@@ -207,8 +203,11 @@ final class TrainJob {
             Tracker rate = Tracker.fixed(0.002f);
             config.optOptimizer(Optimizer.adam().optLearningRateTracker(rate).build());
             try (Trainer trainer = model.newTrainer(config)) {
-                trainer.initialize(new Shape(CONTEXT));
+                trainer.initialize(new Shape(settings.context));
                 train(trainer, data, tensor.rank());
+                if (settings.llama != null && data.rank() == 0) {
+                    saveLlama(block, tensor, trainer.getManager());
+                }
                 return new Result(curve, data.rank() == 0 ? write(trainer, tensor) : "");
             }
         }
@@ -245,7 +244,9 @@ final class TrainJob {
                 curve.add(step, loss);
                 double seconds = (System.nanoTime() - begin) / 1e9;
                 listener.trained(
-                        step, loss, (double) (step - done) * settings.batch * CONTEXT / seconds);
+                        step,
+                        loss,
+                        (double) (step - done) * settings.batch * settings.context / seconds);
             }
             if (checkpoints != null && (step % settings.checkpointEvery == 0 || last)) {
                 if (settings.isFirst()) {
@@ -269,16 +270,17 @@ final class TrainJob {
     /** Trains on a batch, and returns its loss if it is asked for: that of all ranks. */
     private float step(Trainer trainer, ProcessGroup data, int step, boolean wanted) {
         int own = settings.batch / data.worldSize();
+        int context = settings.context;
         Random random = new Random(settings.seed * 1_000_003 + step);
-        long[] batch = new long[own * CONTEXT];
-        long[] next = new long[own * CONTEXT];
+        long[] batch = new long[own * context];
+        long[] next = new long[own * context];
         for (int row = 0; row < settings.batch; row++) {
-            int begin = random.nextInt(tokens.length - CONTEXT);
-            int place = (row - own * data.rank()) * CONTEXT;
+            int begin = random.nextInt(text.length - context);
+            int place = (row - own * data.rank()) * context;
             if (place >= 0 && place < batch.length) {
-                for (int i = 0; i < CONTEXT; i++) {
-                    batch[place + i] = tokens[begin + i];
-                    next[place + i] = tokens[begin + i + 1];
+                for (int i = 0; i < context; i++) {
+                    batch[place + i] = i == 0 ? TrainedLlama.BEGIN : token(begin + i - 1);
+                    next[place + i] = token(begin + i);
                 }
             }
         }
@@ -300,28 +302,79 @@ final class TrainJob {
         }
     }
 
+    private int token(int place) {
+        return Byte.toUnsignedInt(text[place]);
+    }
+
+    /** Collects the weights on all ranks that share the model; the first one writes them. */
+    private void saveLlama(SequentialBlock block, ProcessGroup tensor, NDManager parent)
+            throws IOException {
+        LlamaConfig config =
+                new LlamaConfig(
+                        TrainedLlama.VOCABULARY,
+                        SIZE,
+                        HIDDEN,
+                        LAYERS,
+                        HEADS,
+                        KEY_VALUE_HEADS,
+                        SIZE / HEADS,
+                        settings.context,
+                        EPSILON,
+                        new LlamaConfig.Rope(THETA, 1, 0, 0, 0),
+                        true,
+                        List.of(),
+                        ScalarType.FLOAT32);
+        try (NDManager manager = parent.newSubManager()) {
+            Map<String, NDArray> weights = new HashMap<>();
+            List<Block> blocks = block.getChildren().values();
+            weights.put("model.embed_tokens", full(blocks.get(0), "weight", manager));
+            for (int i = 0; i < LAYERS; i++) {
+                String in = "model.layers." + i + '.';
+                List<Block> parts = blocks.get(1 + i).getChildren().values();
+                Block attention = parts.get(1);
+                Block mlp = parts.get(3);
+                weights.put(in + "input_layernorm", full(parts.get(0), "weight", manager));
+                weights.put(in + "self_attn.q_proj", full(attention, "query", manager));
+                weights.put(in + "self_attn.k_proj", full(attention, "key", manager));
+                weights.put(in + "self_attn.v_proj", full(attention, "value", manager));
+                weights.put(in + "self_attn.o_proj", full(attention, "output", manager));
+                weights.put(in + "post_attention_layernorm", full(parts.get(2), "weight", manager));
+                weights.put(in + "mlp.gate_proj", full(mlp, "gate", manager));
+                weights.put(in + "mlp.up_proj", full(mlp, "up", manager));
+                weights.put(in + "mlp.down_proj", full(mlp, "down", manager));
+            }
+            weights.put("model.norm", full(blocks.get(1 + LAYERS), "weight", manager));
+            if (tensor.rank() == 0) {
+                TrainedLlama.write(settings.llama, config, weights);
+            }
+        }
+    }
+
+    private static NDArray full(Block block, String parameter, NDManager manager) {
+        return ((ShardedBlock) block).full(parameter, manager);
+    }
+
     /** Has the model go on from the beginning of the text; on all ranks that share it. */
     private String write(Trainer trainer, ProcessGroup tensor) {
         Random random = new Random(settings.seed);
-        int[] written = Arrays.copyOf(tokens, PROMPT + SAMPLE);
-        byte[] bytes = Arrays.copyOf(text, PROMPT + SAMPLE);
+        byte[] written = Arrays.copyOf(text, PROMPT + SAMPLE);
         for (int i = PROMPT; i < written.length; i++) {
             // What follows the last token does not matter to it.
-            long[] context = new long[CONTEXT];
-            int begin = Math.max(0, i - CONTEXT);
+            long[] context = new long[settings.context];
+            context[0] = TrainedLlama.BEGIN;
+            int begin = Math.max(0, i - settings.context + 1);
             for (int k = begin; k < i; k++) {
-                context[k - begin] = written[k];
+                context[1 + k - begin] = Byte.toUnsignedInt(written[k]);
             }
             try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
                 NDList input = new NDList(manager.create(context));
                 NDArray part = trainer.evaluate(input).singletonOrThrow();
                 NDArray scores = DifferentiableCollectives.allGather(part, -1, tensor);
-                NDArray last = scores.get((i - begin - 1) + ", :" + vocabulary.length);
-                written[i] = draw(Torch.cast(last, ScalarType.FLOAT32).softmax(0), random);
-                bytes[i] = vocabulary[written[i]];
+                NDArray last = scores.get((i - begin) + ", :" + TrainedLlama.BYTES);
+                written[i] = (byte) draw(Torch.cast(last, ScalarType.FLOAT32).softmax(0), random);
             }
         }
-        return new String(bytes, StandardCharsets.UTF_8);
+        return new String(written, StandardCharsets.UTF_8);
     }
 
     private static int draw(NDArray distribution, Random random) {

@@ -29,7 +29,8 @@ public final class KilledTrainMain {
         byte[] text = Files.readAllBytes(Path.of(args[0]));
         try (ProcessGroup group = ProcessGroups.init("shm")) {
             TrainJob.Settings settings =
-                    new TrainJob.Settings(group, 1, false, 60, 4, 1, Path.of(args[1]), 10);
+                    new TrainJob.Settings(
+                            group, 1, false, 60, 64, 4, 1, Path.of(args[1]), 10, null);
             TrainJob.Listener listener =
                     new TrainJob.Listener() {
                         @Override

@@ -1,0 +1,58 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.llama;
+
+import ai.djl.ndarray.NDArray;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.Map;
+import org.djlx.fusedops.llama.LlamaConfig;
+
+/** Writes a Llama that was trained on bytes of text, in Hugging Face's layout. */
+public final class TrainedLlama {
+
+    /** The tokens that are bytes: a byte's token is its value. */
+    public static final int BYTES = 256;
+
+    /** The token that begins every text. */
+    public static final int BEGIN = tokenizer().id(BytePairEncoding.BEGIN);
+
+    /** How many tokens there are: all bytes, and the special ones. */
+    public static final int VOCABULARY = BytePairEncoding.smallest();
+
+    private TrainedLlama() {}
+
+    private static BytePairEncoding tokenizer() {
+        return BytePairEncoding.train("", BytePairEncoding.smallest());
+    }
+
+    /**
+     * Writes a model directory, for one rank; {@code --ranks} of the programs that read it says
+     * otherwise.
+     *
+     * @param directory where to; it is created if it is not there, and files in it are replaced
+     * @param config the sizes, of {@link #VOCABULARY} tokens
+     * @param weights the weight of each module by its name there, such as {@code
+     *     model.layers.0.mlp.up_proj}; they are closed
+     * @throws IOException if a file cannot be written
+     * @throws IllegalArgumentException if a tensor is missing or has another shape
+     */
+    public static void write(Path directory, LlamaConfig config, Map<String, NDArray> weights)
+            throws IOException {
+        LlamaDirectory.write(
+                directory,
+                config,
+                tokenizer(),
+                1,
+                Long.MAX_VALUE,
+                tensor -> {
+                    NDArray weight = weights.get(tensor.name().replaceFirst("\\.weight$", ""));
+                    if (weight == null) {
+                        throw new IllegalArgumentException("there is no " + tensor.name());
+                    }
+                    return weight;
+                });
+    }
+}
