@@ -94,21 +94,7 @@ class LlamaGpuTest {
     @ValueSource(ints = {1, 2, 4})
     void readsAPromptAsItDecodesIt(int ranks) throws Exception {
         LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
-        LlamaConfig config =
-                new LlamaConfig(
-                        small.vocabularySize(),
-                        256,
-                        16_384,
-                        2,
-                        small.heads(),
-                        small.kvHeads(),
-                        small.headSize(),
-                        small.maxLength(),
-                        small.epsilon(),
-                        small.rope(),
-                        false,
-                        List.of(),
-                        small.type());
+        LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
         LlamaFiles.write(directory, config, 1);
         int[] tokens = new Random(3).ints(300, 0, config.vocabularySize()).toArray();
         CacheBlocks blocks = new CacheBlocks(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
@@ -216,20 +202,7 @@ class LlamaGpuTest {
     void drawsByTheWeightsOfScores(int ranks) throws Exception {
         LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
         LlamaConfig config =
-                new LlamaConfig(
-                        150_003,
-                        small.hiddenSize(),
-                        small.intermediateSize(),
-                        1,
-                        small.heads(),
-                        small.kvHeads(),
-                        small.headSize(),
-                        small.maxLength(),
-                        small.epsilon(),
-                        small.rope(),
-                        false,
-                        List.of(),
-                        small.type());
+                resized(small, 150_003, small.hiddenSize(), small.intermediateSize(), 1);
         LlamaFiles.write(directory, config, 1);
         Random random = new Random(2);
         try (Safetensors files = Safetensors.open(directory);
@@ -476,5 +449,23 @@ class LlamaGpuTest {
 
     private LlamaGenerator build(UnaryOperator<LlamaGenerator.Builder> change) throws IOException {
         return change.apply(LlamaGenerator.builder().setDirectory(directory)).build();
+    }
+
+    private static LlamaConfig resized(
+            LlamaConfig config, int vocabulary, int hidden, int intermediate, int layers) {
+        return new LlamaConfig(
+                vocabulary,
+                hidden,
+                intermediate,
+                layers,
+                config.heads(),
+                config.kvHeads(),
+                config.headSize(),
+                config.maxLength(),
+                config.epsilon(),
+                config.rope(),
+                false,
+                List.of(),
+                config.type());
     }
 }
