@@ -145,7 +145,8 @@ final class TrainJob {
                                 settings.bfloat16 ? ScalarType.BFLOAT16 : ScalarType.FLOAT32)
                         .build();
         SequentialBlock model = new SequentialBlock().add(embedding);
-        RotaryEmbedding rotary = RotaryEmbedding.builder().setHeadSize(SIZE / HEADS).build();
+        RotaryEmbedding rotary =
+                RotaryEmbedding.builder().setHeadSize(SIZE / HEADS).optBase(THETA).build();
         for (int i = 0; i < LAYERS; i++) {
             model.add(
                     ParallelTransformerBlock.builder()
@@ -156,10 +157,16 @@ final class TrainJob {
                             .setHeadSize(SIZE / HEADS)
                             .setHidden(HIDDEN)
                             .optRotary(rotary)
+                            .optEpsilon((float) EPSILON)
                             .optSequenceLength(settings.context)
                             .build());
         }
-        return model.add(RmsNorm.builder().setGroup(tensor).optSequenceParallel(divided).build())
+        return model.add(
+                        RmsNorm.builder()
+                                .setGroup(tensor)
+                                .optSequenceParallel(divided)
+                                .optEpsilon((float) EPSILON)
+                                .build())
                 .add(
                         ColumnParallelLinear.builder()
                                 .setGroup(tensor)
@@ -275,7 +282,7 @@ final class TrainJob {
         long[] batch = new long[own * context];
         long[] next = new long[own * context];
         for (int row = 0; row < settings.batch; row++) {
-            int begin = random.nextInt(text.length - context);
+            int begin = random.nextInt(text.length - context + 1);
             int place = (row - own * data.rank()) * context;
             if (place >= 0 && place < batch.length) {
                 for (int i = 0; i < context; i++) {
