@@ -25,10 +25,11 @@ using kernels::Control;
 using kernels::Launch;
 typedef kernels::Rows<kernels::Float32> Rows;  // of any type, as they are all alike
 
-enum Algorithm { ONE_SHOT, TWO_SHOT, MESH };
+enum Algorithm { ONE_SHOT, TWO_SHOT, DIRECT, MESH };
 
-const char* const ALGORITHMS[] = {"one_shot", "two_shot", "mesh"};
+const char* const ALGORITHMS[] = {"one_shot", "two_shot", "direct", "mesh"};
 const int MESH_THREADS = 512;
+const int DIRECT_BLOCKS = 8;
 const int REDUCE_THREADS = 512;
 const int MAX_REDUCE_BLOCKS = 528;
 const int MESH_RANKS = 8;
@@ -41,7 +42,7 @@ static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the str
 static_assert(sizeof(Rows) == 7 * sizeof(u64), "the members of RmsNormKernels.Rows");
 
 struct ReducedType : Type {
-  const void* all_reduce[3];  // the kernel of each algorithm
+  const void* all_reduce[4];  // the kernel of each algorithm
   const void* reduce;
   const void* all_reduce_rms_norm;
   const void* add_rms_norm;
@@ -51,7 +52,7 @@ struct ReducedType : Type {
   {                                                                                                           \
     ELEMENT(name, size),                                                                                         \
         {(const void*)kernels::one_shot_##name, (const void*)kernels::two_shot_##name,                        \
-         (const void*)kernels::mesh_##name},                                                                  \
+         (const void*)kernels::direct_##name, (const void*)kernels::mesh_##name},                                                                  \
         (const void*)kernels::reduce_##name, (const void*)kernels::all_reduce_rms_norm_##name,                \
         (const void*)kernels::add_rms_norm_##name                                                             \
   }
@@ -74,19 +75,19 @@ Elements sum(const Type& type, Algorithm algorithm, const std::vector<Elements>&
 
 // How a rank's region is divided; as RegionLayout does, without signals and P2P buffer.
 struct Layout {
-  u64 slots[3];   // the size of a slot for each algorithm
-  u64 begins[3];  // where its halves begin
-  u64 halves[3];  // their size
+  u64 slots[4];   // the size of a slot for each algorithm
+  u64 begins[4];  // where its halves begin
+  u64 halves[4];  // their size
   u64 size;
 
   explicit Layout(u64 ranks) {
     u64 part = align((TWO_SHOT_BYTES + ranks - 1) / ranks, 4096);
-    slots[ONE_SHOT] = slots[TWO_SHOT] = std::max(ONE_SHOT_BYTES, 2 * part);
+    slots[ONE_SHOT] = slots[TWO_SHOT] = slots[DIRECT] = std::max(ONE_SHOT_BYTES, 2 * part);
     slots[MESH] = 2 * ONE_SHOT_BYTES;
     halves[MESH] = (ranks + 1) * slots[MESH];
-    halves[ONE_SHOT] = halves[TWO_SHOT] = (ranks - 1) * slots[ONE_SHOT];
+    halves[ONE_SHOT] = halves[TWO_SHOT] = halves[DIRECT] = (ranks - 1) * slots[ONE_SHOT];
     begins[MESH] = align(sizeof(Control), 4096);
-    begins[ONE_SHOT] = begins[TWO_SHOT] = begins[MESH] + 2 * halves[MESH];
+    begins[ONE_SHOT] = begins[TWO_SHOT] = begins[DIRECT] = begins[MESH] + 2 * halves[MESH];
     size = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
   }
 };
@@ -128,7 +129,7 @@ class Group {
     u64 packs = (count * type.size + 15) / 16;
     u64 work = algorithm == TWO_SHOT ? (packs + size() - 1) / size() : packs;
     int threads = algorithm == MESH ? MESH_THREADS : 256;
-    u64 blocks = std::clamp<u64>((work + threads - 1) / threads, 1, max_blocks);
+    u64 blocks = std::clamp<u64>((work + threads - 1) / threads, 1, algorithm == DIRECT ? std::min(max_blocks, DIRECT_BLOCKS) : max_blocks);
     use(ranks[rank].gpu);
     check(cudaLaunchKernel(type.all_reduce[algorithm], dim3(blocks), dim3(threads), arguments, 0, ranks[rank].stream),
           ALGORITHMS[algorithm]);
@@ -302,11 +303,12 @@ const u64 NORM_SHAPES[][2] = {{1, 1}, {5, 4096}, {7, 33}, {2, 4097}, {70, 100}, 
 bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   Group group(gpus);
   std::vector<Job*> jobs;
-  const u64 begins[] = {1, 0, 3};
-  for (int algorithm = 0; algorithm < (group.size() == MESH_RANKS ? 3 : 2); algorithm++) {
+  const u64 begins[] = {1, 0, 3};  // Direct all-reduces are aligned.
+  for (int algorithm = 0; algorithm < (group.size() == MESH_RANKS ? 4 : 3); algorithm++) {
     u64 most = (algorithm == TWO_SHOT ? TWO_SHOT_BYTES : ONE_SHOT_BYTES) / type.size;
     for (u64 count : {u64(1), u64(7), u64(9), u64(1003), u64(20011), most - 1, most}) {
-      jobs.push_back(new AllReduce(group, type, (Algorithm)algorithm, count, begins[jobs.size() % 3], jobs.size() % 2));
+      u64 begin = algorithm == DIRECT ? 0 : begins[jobs.size() % 3];
+      jobs.push_back(new AllReduce(group, type, (Algorithm)algorithm, count, begin, jobs.size() % 2));
     }
   }
   for (auto& shape : NORM_SHAPES) {
@@ -342,6 +344,8 @@ void load_kernels(int gpus) {
     Group alone(std::vector<int>{gpu});
     for (const ReducedType& type : TYPES) {
       for (Algorithm algorithm : {ONE_SHOT, TWO_SHOT, MESH}) alone.enqueue(0, type, algorithm, nullptr, 0, 1, PATIENCE);
+      cudaFuncAttributes unused;  // Direct all-reduces wait for others whatever there is to do; this loads the kernel, too.
+      check(cudaFuncGetAttributes(&unused, type.all_reduce[DIRECT]), "cudaFuncGetAttributes");
       alone.enqueue(0, NormCall{type, {nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1}}, PATIENCE);
     }
     if (!alone.finish()) exit(WRONG);

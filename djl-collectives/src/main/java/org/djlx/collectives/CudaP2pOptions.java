@@ -70,7 +70,8 @@ public final class CudaP2pOptions extends BackendOptions {
 
     // On 2 and 4 H200s two-shot is ahead of NCCL up to 64 MiB. On 8 it takes 0.95 of NCCL's time at
     // 16 MiB and 1.17 at 64; between the two, where nothing was measured, both would be alike at 20
-    // to 22 MiB. Of 5 to 7 ranks nothing was measured either: they are taken for 8.
+    // to 22 MiB. Of 5 to 7 ranks nothing was measured either: they are taken for 8. Direct was
+    // measured on 2 alone.
     private static final long TWO_SHOT_BYTES = 64 << 20;
     private static final long TWO_SHOT_BYTES_OF_MANY = 16 << 20;
     private static final int MANY = 5; // ranks
@@ -84,6 +85,7 @@ public final class CudaP2pOptions extends BackendOptions {
     private final Long twoShotBytes; // likewise
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
+    private final Boolean direct; // null if it depends on the number of ranks
 
     private CudaP2pOptions(Builder builder) {
         super(
@@ -96,6 +98,7 @@ public final class CudaP2pOptions extends BackendOptions {
         twoShotBytes = builder.twoShotBytes;
         topology = builder.topology;
         sharedGpus = builder.sharedGpus;
+        direct = builder.direct;
     }
 
     /**
@@ -166,13 +169,14 @@ public final class CudaP2pOptions extends BackendOptions {
     public String toString() {
         return String.format(
                 "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %s, topology"
-                        + " %s%s%s",
+                        + " %s%s%s%s",
                 bufferSize,
                 heapSize,
                 oneShotBytes == null ? USUAL : oneShotBytes,
                 twoShotBytes == null ? USUAL : twoShotBytes,
                 topology == null ? "from NVML" : topology,
                 sharedGpus ? ", shared GPUs" : "",
+                direct == null ? "" : direct ? ", direct" : ", not direct",
                 ncclOptions.isVerify() ? ", verified" : "");
     }
 
@@ -183,6 +187,26 @@ public final class CudaP2pOptions extends BackendOptions {
      */
     public boolean isSharedGpus() {
         return sharedGpus;
+    }
+
+    /**
+     * Tells whether ranks of one process may read and write each other's tensors.
+     *
+     * @return whether they may
+     */
+    public boolean isDirect() {
+        return direct == null || direct;
+    }
+
+    /**
+     * Tells whether an all-reduce is direct, if it is too large for two-shot.
+     *
+     * @param worldSize the number of ranks, at least 1
+     * @param recorded whether it is recorded into a graph, which cannot hold what NCCL runs
+     * @return whether it is, where it can be
+     */
+    public boolean isDirect(int worldSize, boolean recorded) {
+        return direct != null ? direct : worldSize < MANY || recorded;
     }
 
     /**
@@ -205,6 +229,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private Long twoShotBytes;
         private GpuTopology.Kind topology;
         private boolean sharedGpus;
+        private Boolean direct;
 
         private Builder() {}
 
@@ -261,7 +286,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *
          * <p>Kernels of large all-reduces take all multiprocessors but 32 until the other ranks
          * have come. Where these are to go on with something else, as with the backward pass behind
-         * gradients, a smaller size leaves large ones to NCCL, which takes a few.
+         * gradients, smaller sizes here and for two-shot leave large ones to what takes a few (see
+         * {@link #optDirect}).
          *
          * @param bytes the size in bytes; unless set, 64 MiB for two ranks, otherwise 768 KiB
          *     divided by the number of other ranks
@@ -308,6 +334,22 @@ public final class CudaP2pOptions extends BackendOptions {
          */
         public Builder optSharedGpus(boolean shared) {
             this.sharedGpus = shared;
+            return this;
+        }
+
+        /**
+         * Lets ranks that are threads of one process reduce large tensors where they lie: each
+         * reads and writes a part of all ranks' tensors, by a few blocks that leave the other
+         * multiprocessors to what runs beside them. Otherwise NCCL reduces tensors that are too
+         * large for two-shot, as it does where ranks are processes, where libtorch's segments of
+         * memory can grow ({@code expandable_segments}), and for types and operations that only
+         * NCCL has.
+         *
+         * @param allowed whether they may; unless set, up to four ranks, and in graphs
+         * @return this builder
+         */
+        public Builder optDirect(boolean allowed) {
+            this.direct = allowed;
             return this;
         }
 

@@ -189,6 +189,37 @@ public final class CudaMemory {
         }
     }
 
+    /**
+     * Tells whether GPUs that have access to a peer address memory of it: what {@code cudaMalloc}
+     * made, but not what is mapped for those GPUs alone that it names.
+     *
+     * @param device the GPU that has the memory
+     * @param address an address in it
+     * @return whether they do
+     * @see CudaDevice#enablePeerAccess
+     */
+    public static boolean isPeerAccessible(CudaDevice device, long address) {
+        return Legacy.is(device, address);
+    }
+
+    /** As {@link Owner}. */
+    private static final class Legacy {
+
+        static boolean is(CudaDevice device, long address) {
+            try (IntPointer value = new IntPointer(1)) {
+                value.put(0);
+                int result =
+                        device.in(
+                                () ->
+                                        cudart.cuPointerGetAttribute(
+                                                value,
+                                                cudart.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                                                address));
+                return result == cudart.CUDA_SUCCESS && value.get() != 0;
+            }
+        }
+    }
+
     static void requirePositive(long byteSize) {
         if (byteSize <= 0) {
             throw new IllegalArgumentException("the size must be positive: " + byteSize + " bytes");

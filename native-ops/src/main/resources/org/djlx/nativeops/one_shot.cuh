@@ -15,6 +15,7 @@ struct Control {
   u32 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
   u32 epoch;      // launches that have ended
   u32 ended;      // blocks of this launch that have ended
+  u64 tensors[MAX_RANKS];  // of the others, where they read and write each other's
 };
 
 struct Peers {

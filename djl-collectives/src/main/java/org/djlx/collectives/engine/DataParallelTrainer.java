@@ -41,6 +41,9 @@ import org.djlx.nativeops.NoGradient;
  */
 final class DataParallelTrainer extends Trainer {
 
+    // The largest gradients that are reduced by kernels of many blocks.
+    private static final long KERNEL_BYTES = 1 << 20;
+
     private final DataParallelConfig settings;
     private final Optimizer optimizer;
     private final boolean processes;
@@ -168,10 +171,16 @@ final class DataParallelTrainer extends Trainer {
         if (!devices[0].isGpu()) {
             return new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
         }
-        NcclOptions nccl = NcclOptions.builder().optDevices(devices).build();
-        return "cuda_p2p".equals(backend)
-                ? CudaP2pOptions.builder().optNcclOptions(nccl).build()
-                : nccl;
+        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices);
+        if (!"cuda_p2p".equals(backend)) {
+            return nccl.build();
+        }
+        // Beside the backward pass: few blocks, which come before those of its kernels.
+        return CudaP2pOptions.builder()
+                .optNcclOptions(nccl.optHighPriorityStream(true).build())
+                .optOneShotBytes(KERNEL_BYTES)
+                .optTwoShotBytes(KERNEL_BYTES)
+                .build();
     }
 
     /** Returns the rank of this process among those that train the model. */

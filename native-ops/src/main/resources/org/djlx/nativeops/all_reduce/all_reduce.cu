@@ -7,8 +7,9 @@
 //   one-shot   slots of the other ranks, in their order         a slot holds a whole tensor, or what is not there yet
 //   two-shot   the same slots                                   a slot holds a part, and from its middle on the sum of another
 //   mesh       slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor
+//   direct     none: every rank reads and writes the others' tensors themselves
 //
-// Data is pushed. In one-shot and two-shot, whoever reads it sees whether it has arrived. In the mesh a block writes its packs
+// But for direct, data is pushed. In one-shot and two-shot, whoever reads it sees whether it has arrived. In the mesh a block writes its packs
 // into the slots of the peers, then raises its flag on them; it waits for the flags of the same block on the peers, which have
 // written the same packs, and needs no other block. Flags are epochs, which only grow, and the epoch is counted in memory, so
 // that a launch can be replayed by a graph.
@@ -29,16 +30,16 @@
 #endif
 #include "one_shot.cuh"
 
-// Tells the ranks in `mask` that this block has written what they wait for, and waits until they have told this one.
-// Returns false, to all threads of the block, if one did not.
-__device__ bool exchange(const Launch& launch, int phase, u32 mask, u32 epoch) {
+// Tells the ranks in `mask`, by the flags of a block, that this one has written what they wait for, and waits until they have
+// told this one. Returns false, to all threads of the block, if one did not.
+__device__ bool exchange(const Launch& launch, int phase, u32 block, u32 mask, u32 epoch) {
   __syncthreads();  // all threads' writes come before the flags
   bool good = true;
   u32 peer = threadIdx.x;
   if (peer < RANKS && (mask >> peer & 1)) {
     __threadfence_system();
-    raise(&control(launch, peer)->flags[phase][blockIdx.x][launch.rank], epoch);
-    good = wait(&control(launch, launch.rank)->flags[phase][blockIdx.x][peer], epoch, launch.status, launch.timeout, peer);
+    raise(&control(launch, peer)->flags[phase][block][launch.rank], epoch);
+    good = wait(&control(launch, launch.rank)->flags[phase][block][peer], epoch, launch.status, launch.timeout, peer);
   }
   return __syncthreads_and(good);
 }
@@ -150,7 +151,7 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
     for (u32 peer = 0; peer < RANKS; peer++)
       if (four >> peer & 1) slot(launch, peer, epoch, launch.rank)[i] = value;
   }
-  bool good = exchange(launch, 0, four, epoch);
+  bool good = exchange(launch, 0, blockIdx.x, four, epoch);
   u32 relayed = __ffs(~four) - 1;  // the first slot that no tensor uses
   u32 relayed_there = __ffs(four) - 1;
   // Sums are kept in this rank's own slots of the other four until the relay's arrive beside them.
@@ -175,7 +176,7 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
         slot(launch, launch.rank, epoch, RANKS)[words * i + k] = floats;
       }
     }
-    good = exchange(launch, 1, 1u << relay, epoch);
+    good = exchange(launch, 1, blockIdx.x, 1u << relay, epoch);
   }
   if (good) {
     bool lower = four & 1;
@@ -197,6 +198,84 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
+// Every rank sums a part of all tensors where they lie, and writes the sum to all of them. No other rank touches that part, so
+// ranks wait for each other at the beginning, when all tell one another where their tensors are, and at the end alone; and no
+// block waits for a certain one of another rank, so that a few suffice. The tensors are aligned to packs, and the GPUs of all
+// ranks address them, as memory of cudaMalloc in one process is once peers have access to each other.
+template <typename T>
+__device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
+  const int AT_ONCE = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // packs of each rank: what is under way hides the links' latency
+  __shared__ typename T::Bits* tensors[RANKS];
+  __shared__ bool last;
+  u32 epoch = begin_epoch(launch);
+  Control* own = control(launch, launch.rank);
+  bool good = true;
+  u32 peer = threadIdx.x;
+  if (peer < RANKS) {
+    u64 address = (u64)tensor;
+    if (peer != launch.rank) {
+      if (blockIdx.x == 0) {
+        control(launch, peer)->tensors[launch.rank] = address;
+        raise(&control(launch, peer)->flags[0][0][launch.rank], epoch);
+      }
+      good = wait(&own->flags[0][0][peer], epoch, launch.status, launch.timeout, peer);
+      // Whoever has given up, as hosts then tell all, may have given its tensor up.
+      good = good && launch.status->stop == 0;
+      address = *(volatile u64*)&own->tensors[peer];
+    }
+    tensors[peer] = (typename T::Bits*)address;
+  }
+  good = __syncthreads_and(good);
+  if (good) {
+    u64 packs = count / Pack<T>::COUNT;
+    u64 part = (packs + RANKS - 1) / RANKS;
+    u64 begin = launch.rank * part, end = begin + part < packs ? begin + part : packs;
+    u64 stride = (u64)gridDim.x * blockDim.x;
+    for (u64 first = begin + blockIdx.x * (u64)blockDim.x + threadIdx.x; first < end; first += AT_ONCE * stride) {
+      uint4 parts[AT_ONCE][RANKS];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) {
+        u64 i = first + k * stride;
+        if (i >= end) continue;
+#pragma unroll
+        for (int rank = 0; rank < RANKS; rank++) parts[k][rank] = ((const uint4*)tensors[rank])[i];
+      }
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) {
+        u64 i = first + k * stride;
+        if (i >= end) continue;
+        Sum<T> sum;
+        sum.set(parts[k][0]);
+#pragma unroll
+        for (int rank = 1; rank < RANKS; rank++) sum.add(parts[k][rank]);
+        uint4 value = sum.result(divisor);
+#pragma unroll
+        for (int rank = 0; rank < RANKS; rank++) ((uint4*)tensors[rank])[i] = value;
+      }
+    }
+    // What is left is less than a pack.
+    if (launch.rank == RANKS - 1 && blockIdx.x == 0 && threadIdx.x == 0 && packs * Pack<T>::COUNT < count) {
+      Sum<T> sum;
+      sum.set(load_pack<T>(tensors[0], count, packs));
+      for (int rank = 1; rank < RANKS; rank++) sum.add(load_pack<T>(tensors[rank], count, packs));
+      for (int rank = 0; rank < RANKS; rank++) store_pack<T>(tensors[rank], count, packs, sum.result(divisor));
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system();
+    last = atomicAdd(&own->ended, 1) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (last) {
+    if (good) exchange(launch, 1, 0, (1u << RANKS) - 1, epoch);
+    if (threadIdx.x == 0) {
+      own->ended = 0;
+      *(volatile u32*)&own->epoch = epoch;
+    }
+  }
+}
+
 // More ranks need more registers.
 const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
 
@@ -208,6 +287,10 @@ const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
   extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
       two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
     two_shot<T>(tensor, count, launch, divisor);                                                                           \
+  }                                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+      direct_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                    \
+    direct<T>(tensor, count, launch, divisor);                                                                             \
   }                                                                                                                        \
   extern "C" __global__ void __launch_bounds__(512)                                                                        \
       mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \
@@ -239,6 +322,6 @@ extern "C" __global__ void barrier(const __grid_constant__ Launch launch, const 
   u32 epoch = begin_epoch(launch);
   signals.clear();
   flags.clear();
-  exchange(launch, 0, (1u << RANKS) - 1, epoch);
+  exchange(launch, 0, 0, (1u << RANKS) - 1, epoch);
   end_epoch(launch, epoch);
 }

@@ -14,6 +14,7 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaKernel;
+import org.djlx.nativeops.CudaMemory;
 import org.djlx.nativeops.CudaModule;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.GpuTopology;
@@ -35,7 +36,8 @@ final class AllReduceKernels implements AutoCloseable {
     enum Algorithm {
         ONE_SHOT("one_shot"),
         TWO_SHOT("two_shot"),
-        MESH("mesh");
+        MESH("mesh"),
+        DIRECT("direct");
 
         private final String kernel;
 
@@ -52,6 +54,8 @@ final class AllReduceKernels implements AutoCloseable {
     private static final int MESH_THREADS = 512;
     private static final int MESH_BLOCKS = 64; // each has flags
     private static final int THREADS = 256;
+    private static final int DIRECT_BLOCKS = 8; // saturate the links of an H200
+    private static final long PACK = 16; // bytes
 
     // Multiprocessors that are left to NCCL's kernels, so that messages pass all-reduces that wait.
     // On 2 H200s the first message between two ranks did with 32 left, and did not with 8.
@@ -78,7 +82,7 @@ final class AllReduceKernels implements AutoCloseable {
             new EnumMap<>(Algorithm.class);
     private final WaitStatus status;
     private final KernelArguments arguments = new KernelArguments();
-    private final KernelStruct launch; // of one-shot, two-shot and the barrier
+    private final KernelStruct launch; // of all but the mesh
     private final KernelStruct meshLaunch;
     private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
@@ -98,14 +102,17 @@ final class AllReduceKernels implements AutoCloseable {
                         "-DRANKS=" + region.ranks());
         for (Algorithm algorithm : Algorithm.values()) {
             Map<ScalarType, CudaKernel> ofType = new EnumMap<>(ScalarType.class);
+            kernels.put(algorithm, ofType);
+            if (algorithm == Algorithm.DIRECT && !region.isDirect()) {
+                continue;
+            }
             // A GPU from before bfloat16 has no kernels for that.
             TYPES.forEach(
                     (type, name) ->
                             module.findKernel(algorithm.kernel + "_" + name)
                                     .ifPresent(kernel -> ofType.put(type, kernel)));
-            kernels.put(algorithm, ofType);
         }
-        launch = launch(Algorithm.ONE_SHOT); // Two-shot uses the same slots.
+        launch = launch(Algorithm.ONE_SHOT); // Two-shot uses the same slots, direct none.
         meshLaunch = launch(Algorithm.MESH);
         blocks = blocks(device);
         P2pLinks links = region.links();
@@ -201,8 +208,13 @@ final class AllReduceKernels implements AutoCloseable {
         } while (done < count);
     }
 
+    /** Tells whether a tensor can be reduced by {@link Algorithm#DIRECT}, or only a copy of it. */
+    static boolean isDirect(CudaDevice device, long address) {
+        return address % PACK == 0 && CudaMemory.isPeerAccessible(device, address);
+    }
+
     private LaunchSize size(Algorithm algorithm, long byteSize) {
-        long packs = ceilDiv(byteSize, 16);
+        long packs = ceilDiv(byteSize, PACK);
         if (algorithm == Algorithm.MESH) {
             long wanted = Math.max(1, ceilDiv(packs, MESH_THREADS));
             return LaunchSize.of((int) Math.min(MESH_BLOCKS, wanted), MESH_THREADS);
@@ -210,6 +222,9 @@ final class AllReduceKernels implements AutoCloseable {
         long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;
         // MOST_THREADS of the kernels
         int most = region.ranks() <= 4 ? 1024 : 512;
+        if (algorithm == Algorithm.DIRECT) {
+            return LaunchSize.of(Math.min(blocks, DIRECT_BLOCKS), most);
+        }
         int threads = ceilDiv(work, THREADS) <= blocks ? THREADS : most;
         return LaunchSize.of((int) Math.min(blocks, ceilDiv(work, threads)), threads);
     }
@@ -228,7 +243,6 @@ final class AllReduceKernels implements AutoCloseable {
      */
     record Words(long begin, long rows, long distance, long byteSize) {
 
-        private static final long PACK = 16;
         static final Words NONE = new Words(0, 0, 0, 0);
 
         private long[] members() {

@@ -11,7 +11,9 @@ import java.time.Duration;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
+import java.util.Queue;
 import java.util.Set;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
 import java.util.function.Function;
@@ -61,6 +63,9 @@ final class P2p {
     private final P2pQueue queue;
     private final CurrentStreams currentStreams;
     private final BooleanSupplier recorded; // whether the current stream is
+
+    // What gives tensors up into which ranks that come late may still write.
+    private final Queue<Runnable> abandoned = new ConcurrentLinkedQueue<>();
 
     private P2p(
             GroupContext context,
@@ -173,7 +178,7 @@ final class P2p {
             own.removeAll(kernels.names());
             if (!own.isEmpty()) {
                 logger.info(
-                        "rank {} of group '{}' does without {}, which another GPU cannot run",
+                        "rank {} of group '{}' does without {}, which another rank cannot run",
                         context.rank(),
                         context.name(),
                         own);
@@ -274,11 +279,14 @@ final class P2p {
                 if (oneShot) {
                     return Algorithm.ONE_SHOT;
                 }
-                boolean twoShot =
-                        byteSize <= options.twoShotBytes(ranks, false)
-                                || byteSize <= options.twoShotBytes(ranks, true)
-                                        && recorded.getAsBoolean();
-                return twoShot ? Algorithm.TWO_SHOT : null;
+                if (byteSize <= options.twoShotBytes(ranks, false)) {
+                    return Algorithm.TWO_SHOT;
+                }
+                boolean graph = recorded.getAsBoolean();
+                if (byteSize <= options.twoShotBytes(ranks, graph)) {
+                    return Algorithm.TWO_SHOT;
+                }
+                return options.isDirect(ranks, graph) ? Algorithm.DIRECT : null;
             case HYBRID_CUBE_MESH:
                 return oneShot ? Algorithm.MESH : null;
             default:
@@ -291,8 +299,11 @@ final class P2p {
         TensorInfo info = operation.tensor();
         operation.setAlgorithm(algorithm.kernel());
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
+        boolean direct = algorithm == Algorithm.DIRECT;
         NcclBackend.Kernel kernel =
-                (address, stream) ->
+                new NcclBackend.Kernel() {
+                    @Override
+                    public void launch(long address, CudaStream stream) {
                         kernels.enqueue(
                                 stream,
                                 algorithm,
@@ -301,23 +312,43 @@ final class P2p {
                                 info.type(),
                                 divisor,
                                 operation.timeout());
+                    }
+
+                    @Override
+                    public void releaseFailed(Runnable release) {
+                        if (direct) {
+                            abandoned.add(release);
+                        } else {
+                            release.run();
+                        }
+                    }
+                };
         return device.within(
                 () -> {
                     CudaStream current = currentStreams.get();
+                    boolean inPlace =
+                            info.isContiguous()
+                                    && (!direct
+                                            || AllReduceKernels.isDirect(device, info.address()));
                     return current.isCapturing()
                             ? queue.capture(
                                     operation,
                                     current,
-                                    (stream, captured) -> capture(stream, tensor, info, kernel),
+                                    (stream, captured) ->
+                                            capture(stream, tensor, info, inPlace, kernel),
                                     List.of(tensor))
-                            : nccl.run(operation, tensor, current, kernel);
+                            : nccl.run(operation, tensor, inPlace, current, kernel);
                 });
     }
 
-    /** Puts a kernel into a graph, on the tensor or, if it is not contiguous, on a copy. */
+    /** Puts a kernel into a graph, on the tensor or on a copy. */
     private static void capture(
-            CudaStream stream, NDArray tensor, TensorInfo info, NcclBackend.Kernel kernel) {
-        if (info.isContiguous()) {
+            CudaStream stream,
+            NDArray tensor,
+            TensorInfo info,
+            boolean inPlace,
+            NcclBackend.Kernel kernel) {
+        if (inPlace) {
             kernel.launch(info.address(), stream);
             return;
         }
@@ -374,6 +405,6 @@ final class P2p {
         waits.close();
         buffers.close();
         region.closePeers();
-        RetiredRegions.add(region, hosts);
+        RetiredRegions.add(region, hosts, abandoned);
     }
 }

@@ -20,6 +20,7 @@ final class P2pRegion implements AutoCloseable {
     private final RegionLayout layout;
     private final P2pLinks links;
     private final int rank;
+    private final boolean direct;
     private final AutoCloseable own;
     private final NativeMemory[] memory; // of each rank; null if it is not linked
     private final long[] addresses; // 0 there
@@ -30,6 +31,7 @@ final class P2pRegion implements AutoCloseable {
      * @param layout how it is divided
      * @param links which ranks address each other's
      * @param rank this rank
+     * @param direct whether this rank's GPU reaches all memory of the others, not the regions alone
      * @param own what frees this rank's memory
      * @param memory that of each rank, null where it is not linked; the others' are closed by
      *     {@link #closePeers}
@@ -38,11 +40,13 @@ final class P2pRegion implements AutoCloseable {
             RegionLayout layout,
             P2pLinks links,
             int rank,
+            boolean direct,
             AutoCloseable own,
             NativeMemory[] memory) {
         this.layout = layout;
         this.links = links;
         this.rank = rank;
+        this.direct = direct;
         this.own = own;
         this.memory = memory.clone();
         this.addresses =
@@ -63,6 +67,11 @@ final class P2pRegion implements AutoCloseable {
 
     int ranks() {
         return addresses.length;
+    }
+
+    /** Tells whether this rank's GPU reaches all memory of the others that cudaMalloc made. */
+    boolean isDirect() {
+        return direct;
     }
 
     /** The memory of a rank, which must be linked to this one. */

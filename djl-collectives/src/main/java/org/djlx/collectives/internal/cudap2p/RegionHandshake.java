@@ -65,6 +65,7 @@ final class RegionHandshake {
     private RegionLayout layout;
     private DescriptorChannel channel; // null if it could not be opened
     private CudaVirtualMemory own;
+    private boolean direct; // this rank's GPU reaches all memory of the others
 
     private RegionHandshake(
             GroupContext context,
@@ -126,6 +127,7 @@ final class RegionHandshake {
                             handshake.layout,
                             handshake.links,
                             context.rank(),
+                            handshake.direct,
                             handshake.own,
                             handshake.memory);
             done = true;
@@ -270,6 +272,7 @@ final class RegionHandshake {
     }
 
     private void allocate() {
+        direct = options.isDirect() && cards.stream().allMatch(this::isHere);
         for (int peer : linked) {
             Card card = cards.get(peer);
             if (isHere(card) && card.ordinal != device.device().getDeviceId()) {
@@ -278,8 +281,10 @@ final class RegionHandshake {
                 if (!other.canAccessPeer(device)) {
                     throw new EngineException(other + " cannot access " + device);
                 }
+                direct = direct && enableAccess(other);
             }
         }
+        direct = direct && isTorchMemoryAccessible();
         try {
             own = CudaVirtualMemory.allocate(device, opened, layout.byteSize());
         } catch (CudaException e) {
@@ -294,6 +299,24 @@ final class RegionHandshake {
             long oneShot = begin + layout.begin(Algorithm.ONE_SHOT);
             stream.memsetAsync(oneShot, RegionLayout.ABSENT, 2 * layout.half(Algorithm.ONE_SHOT));
             stream.synchronize();
+        }
+    }
+
+    private boolean enableAccess(CudaDevice other) {
+        try {
+            device.enablePeerAccess(other);
+            return true;
+        } catch (CudaException e) {
+            logger.debug("{} cannot access all memory of {}", device, other, e);
+            return false;
+        }
+    }
+
+    /** Segments of libtorch's that can grow are memory of which peers would have to be told. */
+    private boolean isTorchMemoryAccessible() {
+        try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
+            NDArray any = Torch.empty(manager, new Shape(1), ScalarType.INT32);
+            return AllReduceKernels.isDirect(device, Torch.dataPointer(any));
         }
     }
 

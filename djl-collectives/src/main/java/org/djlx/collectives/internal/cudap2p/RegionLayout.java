@@ -118,7 +118,7 @@ final class RegionLayout {
         return switch (algorithm) {
             case ONE_SHOT -> slot;
             case TWO_SHOT -> slot / 2 * worldSize;
-            case MESH -> Long.MAX_VALUE;
+            case MESH, DIRECT -> Long.MAX_VALUE;
         };
     }
 

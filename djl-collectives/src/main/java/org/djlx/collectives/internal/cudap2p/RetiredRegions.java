@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.List;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.host.HostSync;
@@ -24,18 +25,19 @@ final class RetiredRegions {
 
     private RetiredRegions() {}
 
-    private record Retired(P2pRegion region, HostSync hosts) {}
+    private record Retired(P2pRegion region, HostSync hosts, Collection<Runnable> others) {}
 
     /**
      * Gives a region up, whose peers' memory this rank has unmapped.
      *
      * @param region this rank's memory
      * @param hosts the other ranks, of which this one takes its leave; closed with the region
+     * @param others what gives up other memory that they may write into; run then
      */
-    static void add(P2pRegion region, HostSync hosts) {
+    static void add(P2pRegion region, HostSync hosts, Collection<Runnable> others) {
         hosts.leave();
         synchronized (RETIRED) {
-            RETIRED.add(new Retired(region, hosts));
+            RETIRED.add(new Retired(region, hosts, others));
             if (RETIRED.size() == 1) {
                 Thread thread = new Thread(RetiredRegions::freeInTime, "cuda_p2p-free");
                 thread.setDaemon(true);
@@ -71,6 +73,7 @@ final class RetiredRegions {
             RETIRED.removeAll(unused);
             for (Retired retired : unused) {
                 try {
+                    retired.others.forEach(Runnable::run);
                     retired.region.close();
                     retired.hosts.close();
                 } catch (RuntimeException e) {

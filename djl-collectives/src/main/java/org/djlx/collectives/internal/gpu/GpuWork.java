@@ -119,6 +119,15 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         return ended;
     }
 
+    /**
+     * Tells whether the operation has failed; known before {@link #release} is called.
+     *
+     * @return whether it has
+     */
+    protected final boolean hasFailed() {
+        return failure != null;
+    }
+
     /** Starts the time that the operation may take once more. */
     protected final void restartTime() {
         startNanos = System.nanoTime();

@@ -30,6 +30,11 @@ record Call(
 
         /** Enqueues the operation on the queue's stream; does not wait. */
         void enqueue(NcclCommunicator nccl, CudaStream stream);
+
+        /** Gives up the tensors, at once or later, when the operation has failed. */
+        default void releaseFailed(Runnable release) {
+            release.run();
+        }
     }
 
     /** Gives up the tensors. */

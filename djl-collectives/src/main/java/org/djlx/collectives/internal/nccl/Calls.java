@@ -39,7 +39,18 @@ final class Calls {
 
     /** What no NCCL is needed for. */
     static Call kernel(DeviceTensor io, NcclBackend.Kernel kernel) {
-        Call.Body body = (nccl, stream) -> kernel.launch(io.address(), stream);
+        Call.Body body =
+                new Call.Body() {
+                    @Override
+                    public void enqueue(NcclCommunicator nccl, CudaStream stream) {
+                        kernel.launch(io.address(), stream);
+                    }
+
+                    @Override
+                    public void releaseFailed(Runnable release) {
+                        kernel.releaseFailed(release);
+                    }
+                };
         return new Call(body, List.of(), List.of(io), NO_DETAIL, false);
     }
 

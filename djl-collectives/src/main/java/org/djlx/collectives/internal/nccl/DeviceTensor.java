@@ -16,8 +16,9 @@ import org.djlx.nativeops.Torch;
 /**
  * The elements of a tensor as one run of GPU memory, from when an operation is issued until it has
  * ended. It keeps the tensor's storage alive even if the array is closed meanwhile: DJL would give
- * the memory to the next array of the current stream. A tensor that is not contiguous is copied by
- * {@link #load}, in its turn: an operation before may write the tensor.
+ * the memory to the next array of the current stream. A tensor that is not contiguous, or must not
+ * be touched where it lies, is copied by {@link #load}, in its turn: an operation before may write
+ * it.
  */
 final class DeviceTensor implements AutoCloseable {
 
@@ -28,12 +29,12 @@ final class DeviceTensor implements AutoCloseable {
     private final long address;
     private final boolean input;
 
-    private DeviceTensor(NDManager manager, NDArray tensor, boolean input) {
+    private DeviceTensor(NDManager manager, NDArray tensor, boolean input, boolean copied) {
         this.input = input;
         hold = null;
         original = Torch.alias(manager, tensor);
         info = Torch.info(original);
-        if (info.isContiguous()) {
+        if (info.isContiguous() && !copied) {
             contiguous = original;
             address = info.address();
         } else {
@@ -52,20 +53,23 @@ final class DeviceTensor implements AutoCloseable {
         address = info.address();
     }
 
-    /** For a tensor of which much is known already, and that is read and written. */
-    static DeviceTensor inPlace(NDManager manager, NDArray tensor, TensorInfo info) {
-        return info.isContiguous()
-                ? new DeviceTensor(tensor, info)
-                : new DeviceTensor(manager, tensor, true);
+    /** For a contiguous tensor of which much is known already, and that is read and written. */
+    static DeviceTensor inPlace(NDArray tensor, TensorInfo info) {
+        return new DeviceTensor(tensor, info);
+    }
+
+    /** For a tensor that is read and written, but not where it lies. */
+    static DeviceTensor copied(NDManager manager, NDArray tensor) {
+        return new DeviceTensor(manager, tensor, true, true);
     }
 
     static DeviceTensor input(NDManager manager, NDArray tensor) {
-        return new DeviceTensor(manager, tensor, true);
+        return new DeviceTensor(manager, tensor, true, false);
     }
 
     /** For a tensor that is written as a whole. */
     static DeviceTensor output(NDManager manager, NDArray tensor) {
-        return new DeviceTensor(manager, tensor, false);
+        return new DeviceTensor(manager, tensor, false, false);
     }
 
     long address() {
@@ -85,7 +89,7 @@ final class DeviceTensor implements AutoCloseable {
         return info.byteSize();
     }
 
-    /** Tells whether the memory is a copy's, as the tensor is not contiguous. */
+    /** Tells whether the memory is a copy's. */
     boolean isStaged() {
         return contiguous != original;
     }

@@ -242,6 +242,15 @@ public final class NcclBackend extends Backend {
          * @param stream where
          */
         void launch(long address, CudaStream stream);
+
+        /**
+         * Gives up what an operation held that has failed and ended on this GPU.
+         *
+         * @param release gives it up; to be run later where another GPU may still write into it
+         */
+        default void releaseFailed(Runnable release) {
+            release.run();
+        }
     }
 
     /**
@@ -434,12 +443,21 @@ public final class NcclBackend extends Backend {
      *
      * @param operation the operation, of which the tensor is known
      * @param tensor what the kernel changes
+     * @param inPlace whether it can do so in the tensor's memory, and need not be given a copy
      * @param current the caller's current stream, which is not being captured
      * @param kernel the kernel
      * @return the work
      */
-    public Work run(Operation operation, NDArray tensor, CudaStream current, Kernel kernel) {
-        DeviceTensor io = DeviceTensor.inPlace(resources.manager(), tensor, operation.tensor());
+    public Work run(
+            Operation operation,
+            NDArray tensor,
+            boolean inPlace,
+            CudaStream current,
+            Kernel kernel) {
+        DeviceTensor io =
+                inPlace
+                        ? DeviceTensor.inPlace(tensor, operation.tensor())
+                        : DeviceTensor.copied(resources.manager(), tensor);
         return issue(queue, current, operation, Calls.kernel(io, kernel), List.of(tensor), -1);
     }
 

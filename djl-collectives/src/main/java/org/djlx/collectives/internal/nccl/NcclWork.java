@@ -118,7 +118,11 @@ final class NcclWork extends GpuWork {
 
     @Override
     protected void release() {
-        call.release();
+        if (hasFailed()) {
+            call.body().releaseFailed(call::release);
+        } else {
+            call.release();
+        }
     }
 
     @Override

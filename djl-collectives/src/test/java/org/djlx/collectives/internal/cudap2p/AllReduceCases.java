@@ -142,6 +142,21 @@ final class AllReduceCases {
      * @param manager makes arrays on its GPU
      */
     static void check(ProcessGroup group, NDManager manager) {
+        checkSizes(group, manager);
+        String dump = group.flightRecorder().dump().toJson();
+        assertTrue(dump.contains("one_shot"), dump);
+        assertTrue(dump.contains("two_shot"), dump);
+    }
+
+    /** The same sizes and alignments by ranks that reach each other's tensors. */
+    static void checkDirect(ProcessGroup group, NDManager manager) {
+        checkSizes(group, manager);
+        String dump = group.flightRecorder().dump().toJson();
+        assertTrue(dump.contains("\"direct\""), dump);
+        assertFalse(dump.contains("_shot"), dump);
+    }
+
+    private static void checkSizes(ProcessGroup group, NDManager manager) {
         long salt = 0;
         for (ScalarType type : TYPES) {
             long largest = P2pRanks.ONE_SHOT_BYTES / type.itemSize();
@@ -152,8 +167,5 @@ final class AllReduceCases {
                 }
             }
         }
-        String dump = group.flightRecorder().dump().toJson();
-        assertTrue(dump.contains("one_shot"), dump);
-        assertTrue(dump.contains("two_shot"), dump);
     }
 }

@@ -35,7 +35,7 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
-import org.junit.jupiter.params.provider.ValueSource;
+import org.junit.jupiter.params.provider.CsvSource;
 
 /**
  * Thousands of all-reduces of random sizes, types and alignments, beside NCCL's of the same
@@ -61,15 +61,17 @@ class CudaP2pAgainstNcclTest {
         GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);
     }
 
-    /** One-shot, two-shot and NCCL; then, for two ranks, one-shot alone, by several launches. */
+    /** One-shot and two-shot; for two ranks, one-shot alone, by several launches; direct. */
     @ParameterizedTest
-    @ValueSource(longs = {1 << 20, MAX_BYTES})
-    void allReducesOfRandomSizes(long oneShotBytes) {
+    @CsvSource({"1048576, 67108864", "67108864, 67108864", "65536, 262144"})
+    void allReducesOfRandomSizes(long oneShotBytes, long twoShotBytes) {
         NcclOptions nccl = NcclOptions.builder().optTimeout(TIMEOUT).optBlockingWait(false).build();
         CudaP2pOptions p2p =
                 CudaP2pOptions.builder()
                         .optBufferSize(1 << 20)
                         .optOneShotBytes(oneShotBytes)
+                        .optTwoShotBytes(twoShotBytes)
+                        .optDirect(true)
                         .optNcclOptions(nccl)
                         .build();
         int worldSize = Math.min(RegionLayout.MAX_RANKS, CudaDevice.count());
@@ -81,11 +83,11 @@ class CudaP2pAgainstNcclTest {
                     groups,
                     group -> {
                         ProcessGroup reference = references.get(group.rank());
-                        long sameBits = Math.max(oneShotBytes, p2p.twoShotBytes(worldSize, false));
-                        compare(group, reference, sameBits, OPERATIONS);
+                        compare(group, reference, OPERATIONS);
                         String dump = group.flightRecorder().dump().toJson();
                         assertTrue(dump.contains("one_shot"), dump);
                         assertEquals(oneShotBytes < MAX_BYTES, dump.contains("two_shot"), dump);
+                        assertEquals(twoShotBytes < MAX_BYTES, dump.contains("\"direct\""), dump);
                         return null;
                     });
         } finally {
@@ -94,11 +96,10 @@ class CudaP2pAgainstNcclTest {
         }
     }
 
-    /** One rank: both groups reduce the same, results of up to some size have the same bits. */
-    private static void compare(
-            ProcessGroup group, ProcessGroup reference, long sameBits, int operations) {
+    /** One rank: both groups reduce the same, and results have the same bits on all ranks. */
+    private static void compare(ProcessGroup group, ProcessGroup reference, int operations) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-            Comparison comparison = new Comparison(group, reference, sameBits, manager);
+            Comparison comparison = new Comparison(group, reference, manager);
             List<Reduction> warmUp = new ArrayList<>();
             for (ScalarType type : TYPES) {
                 for (long byteSize : new long[] {4, 1 << 10, 1 << 18, 1 << 20, MAX_BYTES}) {
@@ -160,7 +161,6 @@ class CudaP2pAgainstNcclTest {
 
         private final ProcessGroup group;
         private final ProcessGroup reference;
-        private final long sameBits;
         private final NDManager manager;
         private final Random own; // differs from rank to rank
         private final Map<ScalarType, NativeMemory> numbers = new EnumMap<>(ScalarType.class);
@@ -173,10 +173,9 @@ class CudaP2pAgainstNcclTest {
         private final List<Work> works = new ArrayList<>();
         private boolean warm;
 
-        Comparison(ProcessGroup group, ProcessGroup reference, long sameBits, NDManager manager) {
+        Comparison(ProcessGroup group, ProcessGroup reference, NDManager manager) {
             this.group = group;
             this.reference = reference;
-            this.sameBits = sameBits;
             this.manager = manager;
             own = new Random(SEED + 1 + group.rank());
             for (ScalarType type : TYPES) {
@@ -257,11 +256,9 @@ class CudaP2pAgainstNcclTest {
             follow(group.allReduce(result, reduction.op()));
             follow(reference.allReduce(expected, reduction.op()));
             compareValues(scope, i, result, expected);
-            if (reduction.count() * type.itemSize() <= sameBits) {
-                Torch.copy(expected, result);
-                follow(reference.broadcast(expected, 0));
-                compareBits(scope, i, result, expected);
-            }
+            Torch.copy(expected, result);
+            follow(reference.broadcast(expected, 0));
+            compareBits(scope, i, result, expected);
         }
 
         /** Lets what is enqueued next come after an operation. */

@@ -5,7 +5,6 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -122,10 +121,10 @@ class CudaP2pOptionsTest {
     @ParameterizedTest
     @CsvSource({
         "2, 67108864, ONE_SHOT",
-        "2, 67108865, ",
+        "2, 67108865, DIRECT",
         "3, 393217, TWO_SHOT",
         "4, 67108864, TWO_SHOT",
-        "4, 67108865, ",
+        "4, 67108865, DIRECT",
         "5, 16777217, ",
         "8, 112347, ONE_SHOT",
         "8, 112348, TWO_SHOT",
@@ -136,11 +135,24 @@ class CudaP2pOptionsTest {
         P2pLinks links = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, ranks);
         CudaP2pOptions usual = CudaP2pOptions.builder().build();
         assertEquals(algorithm, P2p.algorithm(usual, links, byteSize, () -> false));
-        boolean holds = algorithm != null || byteSize <= 64 << 20;
-        assertEquals(holds, P2p.algorithm(usual, links, byteSize, () -> true) != null);
+        boolean twoShot = algorithm == null && byteSize <= 64 << 20;
+        assertEquals(
+                twoShot ? Algorithm.TWO_SHOT : algorithm == null ? Algorithm.DIRECT : algorithm,
+                P2p.algorithm(usual, links, byteSize, () -> true));
         CudaP2pOptions set =
                 CudaP2pOptions.builder().optOneShotBytes(0).optTwoShotBytes(byteSize).build();
         assertEquals(Algorithm.TWO_SHOT, P2p.algorithm(set, links, byteSize, () -> false));
-        assertNull(P2p.algorithm(set, links, byteSize + 1, () -> true));
+        assertEquals(Algorithm.DIRECT, P2p.algorithm(set, links, byteSize + 1, () -> true));
+        for (boolean allowed : new boolean[] {false, true}) {
+            CudaP2pOptions told =
+                    CudaP2pOptions.builder()
+                            .optOneShotBytes(0)
+                            .optTwoShotBytes(0)
+                            .optDirect(allowed)
+                            .build();
+            assertEquals(
+                    allowed ? Algorithm.DIRECT : null,
+                    P2p.algorithm(told, links, byteSize, () -> false));
+        }
     }
 }

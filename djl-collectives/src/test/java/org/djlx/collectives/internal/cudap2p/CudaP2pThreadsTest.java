@@ -28,6 +28,7 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclBatch;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.ProcessGroup;
@@ -283,9 +284,59 @@ class CudaP2pThreadsTest {
     }
 
     @Test
-    void stridedTensors() {
+    void directAllReduceHasTheBitsOfRankOrder() {
+        run(P2pRanks.directOptions(), AllReduceCases::checkDirect);
+    }
+
+    /** Only the GPUs of the group are told of such memory: a copy is reduced. */
+    @Test
+    void directAllReduceOfMemoryThatPeersDoNotReach() {
         run(
-                P2pRanks.options(),
+                P2pRanks.directOptions().optHeapSize(1 << 20),
+                (group, manager) -> {
+                    P2pAllocator heap = group.p2pBuffers().orElseThrow().allocator();
+                    try (NDArray tensor =
+                            heap.allocate(manager, new Shape(1000), ScalarType.FLOAT32)) {
+                        tensor.muli(0).addi(group.rank() + 1);
+                        group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
+                        float sum = worldSize * (worldSize + 1) / 2f;
+                        assertEquals(sum, tensor.max().getFloat());
+                        assertEquals(sum, tensor.min().getFloat());
+                    }
+                });
+    }
+
+    /** Rank 0 gives up, closes its tensor and goes on; what comes too late changes nothing. */
+    @Test
+    void directAllReduceThatOneRankCallsTooLate() {
+        CountDownLatch failed = new CountDownLatch(1);
+        run(
+                P2pRanks.directOptions(),
+                (group, manager) -> {
+                    NDArray tensor = manager.ones(new Shape(100_000));
+                    group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                    if (group.rank() > 0) {
+                        Replays.await(failed);
+                    }
+                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(1));
+                    Executable sum =
+                            () -> hasty.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
+                    String message = assertThrows(CollectiveException.class, sum).getMessage();
+                    assertTrue(message.contains("rank"), message);
+                    tensor.close();
+                    NDArray next = manager.full(new Shape(100_000), 7f);
+                    failed.countDown();
+                    group.destroy();
+                    assertEquals(7, next.max().getFloat());
+                    assertEquals(7, next.min().getFloat());
+                });
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void stridedTensors(boolean direct) {
+        run(
+                direct ? P2pRanks.directOptions() : P2pRanks.options(),
                 (group, manager) -> {
                     Shape shape = new Shape(37, 5);
                     NDArray tensor =
@@ -434,12 +485,20 @@ class CudaP2pThreadsTest {
                 dynamicTest("one-shot", () -> messagesPass(1000, true)),
                 dynamicTest("two-shot, the first message", () -> messagesPass(500_000, false)),
                 dynamicTest("two-shot", () -> messagesPass(500_000, true)),
+                dynamicTest(
+                        "direct, the first message",
+                        () -> messagesPass(P2pRanks.directOptions(), 500_000, false)),
+                dynamicTest("direct", () -> messagesPass(P2pRanks.directOptions(), 500_000, true)),
                 dynamicTest("NCCL", () -> messagesPass(8_000_000, true)));
     }
 
     private void messagesPass(int count, boolean connected) {
+        messagesPass(P2pRanks.options(), count, connected);
+    }
+
+    private void messagesPass(CudaP2pOptions.Builder options, int count, boolean connected) {
         run(
-                P2pRanks.options(),
+                options,
                 (group, manager) -> {
                     NDArray message = manager.full(new Shape(100), (float) group.rank());
                     NDArray tensor = manager.ones(new Shape(count));
@@ -712,11 +771,12 @@ class CudaP2pThreadsTest {
                                 (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
     }
 
-    @Test
-    void graphsOfAllReduces() {
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void graphsOfAllReduces(boolean direct) {
         for (long count : new long[] {1000, 500_000}) {
             run(
-                    P2pRanks.options(),
+                    direct ? P2pRanks.directOptions() : P2pRanks.options(),
                     (group, manager) ->
                             Replays.check(
                                     group,

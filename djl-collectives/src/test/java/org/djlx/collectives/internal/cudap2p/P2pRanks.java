@@ -53,6 +53,11 @@ public final class P2pRanks {
         return options(NcclOptions.builder());
     }
 
+    /** As {@link #options()}, with all all-reduces direct that kernels can do. */
+    static CudaP2pOptions.Builder directOptions() {
+        return options().optOneShotBytes(0).optTwoShotBytes(0).optDirect(true);
+    }
+
     /** As {@link #options()}, with calls compared before they run. */
     public static CudaP2pOptions.Builder verifiedOptions() {
         return options(NcclOptions.builder().optVerify(true));

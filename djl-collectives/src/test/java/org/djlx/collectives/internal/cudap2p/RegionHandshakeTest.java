@@ -180,6 +180,7 @@ class RegionHandshakeTest {
         assertOptionsDiffer(swapped, "a buffer of 0 bytes, a heap of 268435456");
         assertOptionsDiffer(CudaP2pOptions.builder().optOneShotBytes(1), "one-shot up to 1,");
         assertOptionsDiffer(CudaP2pOptions.builder().optTwoShotBytes(1), "two-shot up to 1,");
+        assertOptionsDiffer(CudaP2pOptions.builder().optDirect(false), ", not direct");
         assertOptionsDiffer(CudaP2pOptions.builder().optSharedGpus(true), "shared GPUs");
         assertOptionsDiffer(
                 CudaP2pOptions.builder().optTopology(GpuTopology.Kind.OTHER), "topology OTHER");
