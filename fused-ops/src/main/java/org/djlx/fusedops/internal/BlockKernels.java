@@ -41,7 +41,8 @@ public final class BlockKernels implements AutoCloseable {
     private static final int WARP = 32;
     private static final int PACK = 16; // bytes
     private static final int NORM_THREADS = 512; // at most
-    private static final int NORM_BLOCKS = 2; // of a multiprocessor, for gradients
+    private static final int NORM_BLOCKS = 3; // of a multiprocessor
+    private static final int GRADIENT_BLOCKS = 2; // of a norm
     private static final int ROTATION_THREADS = 256; // at most
     private static final long[] NO_HEADS = new long[5];
     private static final int SUM_THREADS = 8 * WARP;
@@ -246,12 +247,9 @@ public final class BlockKernels implements AutoCloseable {
                             rows,
                             size)
                     .add(epsilon);
-            call.launch(of(x).norm, LaunchSize.of(blocks(rows), normThreads(x, size)));
+            int blocks = (int) Math.min(rows, (long) NORM_BLOCKS * multiprocessors);
+            call.launch(of(x).norm, LaunchSize.of(blocks, normThreads(x, size)));
         }
-    }
-
-    private static int blocks(long wanted) {
-        return (int) Math.min(Integer.MAX_VALUE, wanted);
     }
 
     private static int normThreads(NDArray x, long size) {
@@ -275,7 +273,7 @@ public final class BlockKernels implements AutoCloseable {
         try (Call call = new Call()) {
             NDArray ofX = call.like(x);
             NDArray ofWeight = call.like(weight);
-            int blocks = (int) Math.min(rows, (long) NORM_BLOCKS * multiprocessors);
+            int blocks = (int) Math.min(rows, (long) GRADIENT_BLOCKS * multiprocessors);
             NDArray parts =
                     call.temporary(
                             Torch.empty(

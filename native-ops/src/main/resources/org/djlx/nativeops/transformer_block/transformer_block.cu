@@ -12,7 +12,8 @@ const int MAX_WARPS = MAX_THREADS / WARP;
 //   dx      = r (dy weight - x r^2 mean(dy weight x))
 //   dweight = sum of dy x r over the rows
 // Of a residual connection the rows are the sum of two, rounded before they are normalised, and other gradients reach that
-// sum, which are added to dx. A block has a row at a time; what it reads twice is in its cache.
+// sum, which are added to dx. A block has a row at a time. If a thread has no more than a pack of it, that stays in registers, and
+// the next row is on its way while the block adds up this one; otherwise what is read twice is in the block's cache.
 
 template <typename T>
 struct Norm {
@@ -66,7 +67,45 @@ __device__ __forceinline__ void load(Sum<T>& values, const typename T::Bits* row
 }
 
 template <typename T>
+__device__ __forceinline__ void rms_norm_short(const Norm<T>& of, float epsilon) {
+  __shared__ float sums[2][1][MAX_WARPS];
+  u32 pack = threadIdx.x;
+  bool any = pack * Pack<T>::COUNT < of.size;
+  auto read = [&](const typename T::Bits* rows, u64 row) {
+    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : make_uint4(0, 0, 0, 0);
+  };
+  uint4 weight = read(of.weight, 0);
+  uint4 next = read(of.x, blockIdx.x), next_addend = of.sum ? read(of.addend, blockIdx.x) : next;
+  u32 turn = 0;
+  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
+    Sum<T> values, factors;
+    values.set(next);
+    if (of.sum) {
+      values.add(next_addend);
+      uint4 rounded = values.result(1);
+      if (any) store_pack<T>(of.sum + row * of.size, of.size, pack, rounded);
+      values.set(rounded);
+      next_addend = read(of.addend, row + gridDim.x);
+    }
+    next = read(of.x, row + gridDim.x);
+    float squares[1] = {};
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) squares[0] += values.values[k] * values.values[k];
+    sum_of_block(squares, sums[turn]);
+    float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
+    factors.set(weight);
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
+    if (any) store_pack<T>(of.y + row * of.size, of.size, pack, values.result(1));
+  }
+}
+
+template <typename T>
 __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
+  if (of.size <= (u64)blockDim.x * Pack<T>::COUNT) {
+    rms_norm_short(of, epsilon);
+    return;
+  }
   __shared__ float sums[2][1][MAX_WARPS];
   u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   u32 turn = 0;
@@ -99,10 +138,58 @@ __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
   }
 }
 
-// Each thread adds up the weight's gradient of its own elements, in shared memory of `size` floats, in whole packs: element k
-// of pack i is number i of part k, so that a warp's lie side by side.
+template <typename T>
+__device__ __forceinline__ void rms_norm_gradient_short(const NormGradient<T>& of, float epsilon) {
+  __shared__ float sums[2][2][MAX_WARPS];
+  u32 pack = threadIdx.x;
+  bool any = pack * Pack<T>::COUNT < of.size;
+  auto read = [&](const typename T::Bits* rows, u64 row) {
+    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : make_uint4(0, 0, 0, 0);
+  };
+  uint4 weight = read(of.weight, 0);
+  uint4 next_x = read(of.x, blockIdx.x), next_dy = read(of.dy, blockIdx.x);
+  float of_weight[Pack<T>::COUNT] = {};
+  u32 turn = 0;
+  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
+    Sum<T> values, gradients, factors;
+    values.set(next_x);
+    gradients.set(next_dy);
+    factors.set(weight);
+    uint4 dsum = of.dsum ? read(of.dsum, row) : weight;
+    next_x = read(of.x, row + gridDim.x);
+    next_dy = read(of.dy, row + gridDim.x);
+    float products[2] = {};  // x^2, and dy weight x
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) {
+      products[0] += values.values[k] * values.values[k];
+      products[1] += gradients.values[k] * factors.values[k] * values.values[k];
+    }
+    sum_of_block(products, sums[turn]);
+    float scale = 1 / sqrtf(products[0] / of.size + epsilon);
+    float slope = scale * scale * (products[1] / of.size);
+#pragma unroll
+    for (int k = 0; k < Pack<T>::COUNT; k++) {
+      of_weight[k] += gradients.values[k] * (values.values[k] * scale);
+      gradients.values[k] = scale * (gradients.values[k] * factors.values[k] - values.values[k] * slope);
+    }
+    if (of.dsum) gradients.add(dsum);
+    if (any) store_pack<T>(of.dx + row * of.size, of.size, pack, gradients.result(1));
+  }
+#pragma unroll
+  for (int k = 0; k < Pack<T>::COUNT; k++) {
+    u64 element = (u64)pack * Pack<T>::COUNT + k;
+    if (element < of.size) of.parts[blockIdx.x * of.size + element] = of_weight[k];
+  }
+}
+
+// Of longer rows each thread adds up the weight's gradient of its own elements in shared memory of `size` floats, in whole
+// packs: element k of pack i is number i of part k, so that a warp's lie side by side.
 template <typename T>
 __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, float epsilon) {
+  if (of.size <= (u64)blockDim.x * Pack<T>::COUNT) {
+    rms_norm_gradient_short(of, epsilon);
+    return;
+  }
   extern __shared__ float of_weight[];
   __shared__ float sums[2][2][MAX_WARPS];
   u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
@@ -293,15 +380,34 @@ struct GateGradient {
 
 __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
+// A thread reads two packs at once, so that more is on its way.
 template <typename T>
 __device__ __forceinline__ void gate(const Gate<T>& of) {
-  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
-    Sum<T> gates, values;
-    load(gates, of.gate + turn.row * of.distance, of.size, turn.pack);
-    load(values, of.value + turn.row * of.distance, of.size, turn.pack);
+  const int AT_ONCE = 2;
+  Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT);
+  while (turn.left()) {
+    uint4 gates[AT_ONCE], values[AT_ONCE];
+    typename T::Bits* y[AT_ONCE];
+    u64 pack[AT_ONCE];
 #pragma unroll
-    for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] *= gates.values[k] * sigmoid(gates.values[k]);
-    store_pack<T>(of.y + turn.row * of.size, of.size, turn.pack, values.result(1));
+    for (int i = 0; i < AT_ONCE; i++) {
+      y[i] = turn.left() ? of.y + turn.row * of.size : nullptr;
+      pack[i] = turn.pack;
+      if (!turn.left()) continue;
+      gates[i] = load_pack<T>(of.gate + turn.row * of.distance, of.size, turn.pack);
+      values[i] = load_pack<T>(of.value + turn.row * of.distance, of.size, turn.pack);
+      turn.next();
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+      if (!y[i]) continue;
+      Sum<T> gate, result;
+      gate.set(gates[i]);
+      result.set(values[i]);
+#pragma unroll
+      for (int k = 0; k < Pack<T>::COUNT; k++) result.values[k] *= gate.values[k] * sigmoid(gate.values[k]);
+      store_pack<T>(y[i], of.size, pack[i], result.result(1));
+    }
   }
 }
 
@@ -356,11 +462,11 @@ __device__ __forceinline__ void place(const Columns<T>& of) {
 }
 
 #define KERNELS(name, T)                                                                                            \
-  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                         \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS, 3)                                                      \
       rms_norm_##name(const __grid_constant__ Norm<T> of, float epsilon) {                                          \
     rms_norm<T>(of, epsilon);                                                                                       \
   }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                         \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS, 2)                                                      \
       rms_norm_gradient_##name(const __grid_constant__ NormGradient<T> of, float epsilon) {                         \
     rms_norm_gradient<T>(of, epsilon);                                                                              \
   }                                                                                                                 \
