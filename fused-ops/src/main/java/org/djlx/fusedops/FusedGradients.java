@@ -220,7 +220,16 @@ final class FusedGradients {
                 Optional<NDArray> sum =
                         ProductSums.of(group).flatMap(sums -> sums.multiply(own, left, right));
                 if (sum.isPresent()) {
-                    return own == null ? sum.get() : null;
+                    if (own != null) {
+                        return null;
+                    }
+                    if (!weight.hasGradient()) {
+                        return sum.get();
+                    }
+                    try (NDArray gradient = sum.get()) {
+                        Torch.setGradient(weight, gradient); // Autograd would make a copy.
+                        return null;
+                    }
                 }
             }
             NDArray product = left.matMul(right);

@@ -97,6 +97,8 @@ final class AotiTorch {
 
     static native int aoti_torch_new_tensor_handle(long tensor, long resultAddress);
 
+    static native int aoti_torch_new_uninitialized_tensor(long resultAddress);
+
     static native int aoti_torch_delete_tensor_object(long tensor);
 
     static native int aoti_torch_call_dispatcher(long operator, long overload, long stack);

@@ -256,6 +256,50 @@ public final class Torch {
     }
 
     /**
+     * Replaces the gradient of an array that requires one, as setting {@code torch.Tensor.grad}.
+     * Without a gradient the next backward pass keeps what it computes, where it would add to one
+     * that is zero.
+     *
+     * @param array the array, a leaf that requires a gradient; no backward pass that reaches it is
+     *     under way
+     * @param gradient its new gradient, whose storage it shares from now on, of its shape, type and
+     *     device; null for none, which DJL's {@link NDArray#getGradient()} shows as zeros
+     * @throws IllegalArgumentException if the array requires no gradient, or the gradient is not
+     *     like it, requires one itself, or lies in memory that is not libtorch's
+     * @throws EngineException if libtorch does not keep gradients where this expects them
+     */
+    public static void setGradient(NDArray array, NDArray gradient) {
+        long leaf = TorchChecks.tensor(array, "the array");
+        if (!array.hasGradient()) {
+            throw new IllegalArgumentException(
+                    "setGradient: the array requires no gradient, so it has none to replace");
+        }
+        long tensor = 0;
+        if (gradient != null) {
+            tensor = TorchChecks.tensor(gradient, "the gradient");
+            if (!array.getShape().equals(gradient.getShape())
+                    || scalarType(array) != scalarType(gradient)
+                    || !device(array).equals(device(gradient))
+                    || requiresGradient(gradient)
+                    || gradient instanceof MemoryView
+                    || BufferOfArray.get((PtNDArray) gradient) != null) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "setGradient: an array of %s, %s on %s cannot have a gradient of"
+                                        + " %s, %s on %s; its gradient must be alike, require none"
+                                        + " itself, and lie in memory of libtorch",
+                                array.getShape(),
+                                scalarType(array),
+                                device(array),
+                                gradient.getShape(),
+                                scalarType(gradient),
+                                device(gradient)));
+            }
+        }
+        GradientSlot.set(leaf, tensor);
+    }
+
+    /**
      * Returns a second array on the storage of an array. The storage lives until both are closed,
      * so that work under way can hold on to an array that its owner may close. That goes for the
      * array itself: what DJL derives from an array without copying (slices, transposes, reshapes)

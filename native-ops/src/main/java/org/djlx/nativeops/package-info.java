@@ -27,6 +27,7 @@
  *   + TorchArguments        what such an operator is called with
  *   + CudaStreamGuard       makes a stream libtorch's current one
  *     AotiTorch             the functions
+ *     GradientSlot          where a tensor keeps its gradient
  *     AotiTorchCuda         those for CUDA
  *     TorchCuda             whether this libtorch can use GPUs
  *     TorchDispatcher       calls operators by name

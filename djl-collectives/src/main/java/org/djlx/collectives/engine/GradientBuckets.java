@@ -28,7 +28,7 @@ import org.djlx.nativeops.Torch;
  * are on their way, or else in the step.
  *
  * <p>Gradients are reduced in place. If another pass follows before the step, what was reduced is
- * carried apart, and the pass begins at zero.
+ * carried apart, and the pass begins with none.
  */
 final class GradientBuckets {
 
@@ -146,13 +146,11 @@ final class GradientBuckets {
     private void carry(NDArray parameter, NDArray gradient) {
         NDArray sum = carried.get(parameter);
         if (sum == null) {
-            sum = Torch.cast(gradient, Torch.scalarType(gradient));
-            sum.attach(parent);
-            carried.put(parameter, sum);
+            carried.put(parameter, Torch.alias(parent, gradient));
         } else {
             Torch.addInPlace(sum, gradient);
         }
-        JniUtils.zeroGrad((PtNDArray) parameter);
+        Torch.setGradient(parameter, null);
     }
 
     /** Says that the gradients of parameters are complete, and sends what that allows. */

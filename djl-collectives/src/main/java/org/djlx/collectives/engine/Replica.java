@@ -9,8 +9,6 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
-import ai.djl.pytorch.engine.PtNDArray;
-import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.util.Pair;
@@ -228,10 +226,14 @@ final class Replica implements AutoCloseable {
         passes = 0;
     }
 
-    /** Zeroes the gradients. */
+    /** Gives the gradients up: there are none, which counts as zeros. */
     void zeroGradients() {
         buckets.reset();
-        trained().forEach(array -> JniUtils.zeroGrad((PtNDArray) array));
+        for (NDArray array : trained()) {
+            if (array.hasGradient()) {
+                Torch.setGradient(array, null);
+            }
+        }
     }
 
     /**
@@ -274,9 +276,9 @@ final class Replica implements AutoCloseable {
             updates.update(optimizer, id, array, gradient);
         } else {
             optimizer.update(id, array, gradient);
-            // Most of DJL's optimizers have done so.
-            JniUtils.zeroGrad((PtNDArray) array);
         }
+        // DJL's optimizers set it to zero, to which the next pass would have to add.
+        Torch.setGradient(array, null);
     }
 
     private static void await(CountDownLatch latch) {

@@ -71,6 +71,10 @@ final class Conversion implements GradientRule {
                     return null;
                 }
             }
+            try (NDArray own = Torch.cast(gradient, Torch.scalarType(original))) {
+                Torch.setGradient(original, own); // Autograd would make a copy.
+                return null;
+            }
         }
         return Torch.cast(gradient, Torch.scalarType(original));
     }

@@ -1,6 +1,5 @@
 // Updates of a parameter as DJL's optimizers do them, which call an operator of libtorch for each step of the formula: here in one
-// pass over the parameter, its gradient and its state, all of `count` floats. The gradient is set to zero. No synchronisation
-// with anybody.
+// pass over the parameter, its gradient and its state, all of `count` floats. No synchronisation with anybody.
 //
 // Results are the same to the bit as DJL's (ai_djl_pytorch_jni_PyTorchLibrary_optim.cc): each operator rounds its result, and those
 // that add a multiple round once, as a fused multiply-add. __fmul_rn and its like keep the compiler from fusing any others.
@@ -61,13 +60,13 @@ struct Adam {
 
 // The tensors need not be aligned to more than their elements.
 template <typename Rule>
-__device__ void update(const Rule& rule, float* weight, float* gradient, float* first, float* second, u64 count) {
+__device__ void update(const Rule& rule, float* weight, const float* gradient, float* first, float* second, u64 count) {
   const int PACK = 4;
   u64 packs = (count + PACK - 1) / PACK;
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
     Pack<Float32> w, g, a, b;
     w.all = load_pack<Float32>((u32*)weight, count, i);
-    g.all = load_pack<Float32>((u32*)gradient, count, i);
+    g.all = load_pack<Float32>((const u32*)gradient, count, i);
     if (Rule::STATES > 0) a.all = load_pack<Float32>((u32*)first, count, i);
     if (Rule::STATES > 1) b.all = load_pack<Float32>((u32*)second, count, i);
 #pragma unroll
@@ -83,24 +82,23 @@ __device__ void update(const Rule& rule, float* weight, float* gradient, float* 
       if (Rule::STATES > 1) b.elements[k] = Float32::store(v.second);
     }
     store_pack<Float32>((u32*)weight, count, i, w.all);
-    store_pack<Float32>((u32*)gradient, count, i, make_uint4(0, 0, 0, 0));
     if (Rule::STATES > 0) store_pack<Float32>((u32*)first, count, i, a.all);
     if (Rule::STATES > 1) store_pack<Float32>((u32*)second, count, i, b.all);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    sgd(float* weight, float* gradient, u64 count, float rate, float decay, float rescale, float clip) {
+    sgd(float* weight, const float* gradient, u64 count, float rate, float decay, float rescale, float clip) {
   update(Sgd{rate, decay, rescale, clip}, weight, gradient, nullptr, nullptr, count);
 }
 
-extern "C" __global__ void __launch_bounds__(256) momentum(float* weight, float* gradient, float* state, u64 count, float rate,
+extern "C" __global__ void __launch_bounds__(256) momentum(float* weight, const float* gradient, float* state, u64 count, float rate,
                                                           float decay, float rescale, float clip, float momentum) {
   update(Momentum{rate, decay, rescale, clip, momentum}, weight, gradient, state, nullptr, count);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    adam(float* weight, float* gradient, float* mean, float* variance, u64 count, float rate, float corrected, float decay,
+    adam(float* weight, const float* gradient, float* mean, float* variance, u64 count, float rate, float corrected, float decay,
          float rescale, float clip, float beta1, float beta2, float epsilon, int decoupled) {
   update(Adam{rate, corrected, decay, rescale, clip, beta1, beta2, epsilon, decoupled}, weight, gradient, mean, variance, count);
 }
