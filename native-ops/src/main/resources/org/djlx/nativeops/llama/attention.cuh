@@ -66,9 +66,10 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate writes some of them.
   if (PLACED) await_others();
   int position = of.positions[row];
-  // Whoever awaits this kernel relies on those before, too: blocks that have tokens await them, and there are some. The others make
-  // room for them at once.
-  if (position < (int)(chunk * CHUNK)) return;
+  if (position < (int)(chunk * CHUNK)) {
+    await_others();  // who awaits this kernel relies on those before, too
+    return;
+  }
   u32 count = position / CHUNK + 1;
   const Bits* qkv = of.qkv + (u64)row * of.heads * (SHARING + 2) * HEAD;
   const int* table = of.table + (u64)row * of.table_stride;
