@@ -338,12 +338,17 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Lets ranks that are threads of one process reduce large tensors where they lie: each
-         * reads and writes a part of all ranks' tensors, by a few blocks that leave the other
-         * multiprocessors to what runs beside them. Otherwise NCCL reduces tensors that are too
-         * large for two-shot, as it does where ranks are processes, where libtorch's segments of
-         * memory can grow ({@code expandable_segments}), and for types and operations that only
-         * NCCL has.
+         * Lets ranks that are threads of one process, on GPUs that are all linked by NVLink, reduce
+         * large tensors where they lie: each reads and writes a part of all ranks' tensors, by a
+         * few blocks that leave the other multiprocessors to what runs beside them. Otherwise NCCL
+         * reduces tensors that are too large for two-shot, as it does where ranks are processes,
+         * where libtorch's segments of memory can grow ({@code expandable_segments}), and for types
+         * and operations that only NCCL has.
+         *
+         * <p>When such an all-reduce has failed, for example because a rank was late, that rank may
+         * still write into the tensor: its values count for nothing, whatever is written to it,
+         * until all ranks have destroyed the group. Its memory is kept until then; that of a graph
+         * as long as the graph.
          *
          * @param allowed whether they may; unless set, up to four ranks, and in graphs
          * @return this builder

@@ -9,13 +9,14 @@
 const int MAX_RANKS = 8;
 const int MAX_BLOCKS = 64;
 const int PHASES = 2;
+const int TOLD = 3;
 
 // At the beginning of a rank's region. The flags are raised by others.
 struct Control {
   u32 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
   u32 epoch;      // launches that have ended
   u32 ended;      // blocks of this launch that have ended
-  u64 tensors[MAX_RANKS];  // of the others, where they read and write each other's
+  u64 told[MAX_RANKS][TOLD];  // by each of the others, where they read and write each other's tensors
 };
 
 struct Peers {

@@ -175,10 +175,14 @@ final class DataParallelTrainer extends Trainer {
         if (!"cuda_p2p".equals(backend)) {
             return nccl.build();
         }
+        CudaP2pOptions.Builder options =
+                CudaP2pOptions.builder().optNcclOptions(nccl.optHighPriorityStream(true).build());
+        CudaP2pOptions usual = options.build();
+        if (!usual.isDirect(devices.length, false)) {
+            return usual;
+        }
         // Beside the backward pass: few blocks, which come before those of its kernels.
-        return CudaP2pOptions.builder()
-                .optNcclOptions(nccl.optHighPriorityStream(true).build())
-                .optOneShotBytes(KERNEL_BYTES)
+        return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
                 .optTwoShotBytes(KERNEL_BYTES)
                 .build();
     }

@@ -198,36 +198,59 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
+// Tells a peer of this rank's tensor: where it is, and how many packs it has, in words that have the epoch beside 32 bits each. So a
+// peer takes no word of another launch for one of this, not even if it is late and this rank has given up and gone on.
+__device__ void tell(u64* words, u64 address, u64 packs, u32 epoch) {
+  u32 values[TOLD] = {(u32)address, (u32)(address >> 32), (u32)packs};
+  for (int i = 0; i < TOLD; i++) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words + i), "l"((u64)epoch << 32 | values[i]) : "memory");
+  }
+}
+
+// Waits for what a peer tells. Returns its tensor; null if it does not come, or has another size.
+__device__ u64 told(const u64* words, u64 packs, u32 epoch, const Launch& launch, u32 peer) {
+  u64 begin = now();
+  for (u32 i = 1;; i++) {
+    u64 values[TOLD];
+    bool here = true;
+    for (int k = 0; k < TOLD; k++) {
+      asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(values[k]) : "l"(words + k) : "memory");
+      here = here && values[k] >> 32 == epoch;
+    }
+    bool given_up = (here || i % 1024 == 0) && (launch.status->stop != 0 || now() - begin > launch.timeout);
+    if (here && !given_up && (u32)values[2] == (u32)packs) return (u32)values[0] | values[1] << 32;
+    if (here || given_up) {
+      launch.status->missing = 1 + peer;
+      __threadfence_system();
+      return 0;
+    }
+  }
+}
+
 // Every rank sums a part of all tensors where they lie, and writes the sum to all of them. No other rank touches that part, so
-// ranks wait for each other at the beginning, when all tell one another where their tensors are, and at the end alone; and no
-// block waits for a certain one of another rank, so that a few suffice. The tensors are aligned to packs, and the GPUs of all
-// ranks address them, as memory of cudaMalloc in one process is once peers have access to each other.
+// ranks wait for each other at the beginning, for the first block of each to tell of its tensor, and at the end alone. A rank's
+// blocks need not run at once. The tensors are aligned to packs, and the GPUs of all ranks address them, as memory of cudaMalloc in
+// one process is once peers have access to each other. The host keeps the memory of one that has failed, as a rank that is late
+// may still write into it.
 template <typename T>
 __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   const int AT_ONCE = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // packs of each rank: what is under way hides the links' latency
   __shared__ typename T::Bits* tensors[RANKS];
-  __shared__ bool last;
+  __shared__ bool last, all_good;
   u32 epoch = begin_epoch(launch);
   Control* own = control(launch, launch.rank);
-  bool good = true;
+  u64 packs = count / Pack<T>::COUNT;
   u32 peer = threadIdx.x;
+  u64 address = (u64)tensor;
   if (peer < RANKS) {
-    u64 address = (u64)tensor;
     if (peer != launch.rank) {
-      if (blockIdx.x == 0) {
-        control(launch, peer)->tensors[launch.rank] = address;
-        raise(&control(launch, peer)->flags[0][0][launch.rank], epoch);
-      }
-      good = wait(&own->flags[0][0][peer], epoch, launch.status, launch.timeout, peer);
-      // Whoever has given up, as hosts then tell all, may have given its tensor up.
-      good = good && launch.status->stop == 0;
-      address = *(volatile u64*)&own->tensors[peer];
+      if (blockIdx.x == 0) tell(control(launch, peer)->told[launch.rank], address, packs, epoch);
+      address = told(own->told[peer], packs, epoch, launch, peer);
     }
     tensors[peer] = (typename T::Bits*)address;
   }
-  good = __syncthreads_and(good);
+  bool good = __syncthreads_and(address != 0);
   if (good) {
-    u64 packs = count / Pack<T>::COUNT;
     u64 part = (packs + RANKS - 1) / RANKS;
     u64 begin = launch.rank * part, end = begin + part < packs ? begin + part : packs;
     u64 stride = (u64)gridDim.x * blockDim.x;
@@ -261,14 +284,19 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
       for (int rank = 0; rank < RANKS; rank++) store_pack<T>(tensors[rank], count, packs, sum.result(divisor));
     }
   }
+  // The last block tells the others that all of this rank's have ended well. Those that have not are counted above the rest.
+  const u32 FAILED = 1 << 16;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
-    last = atomicAdd(&own->ended, 1) == gridDim.x - 1;
+    u32 before = atomicAdd(&own->ended, good ? 1 : FAILED + 1);
+    __threadfence_system();
+    last = before % FAILED == gridDim.x - 1;
+    all_good = good && before < FAILED;
   }
   __syncthreads();
   if (last) {
-    if (good) exchange(launch, 1, 0, (1u << RANKS) - 1, epoch);
+    if (all_good) exchange(launch, 1, 0, (1u << RANKS) - 1, epoch);
     if (threadIdx.x == 0) {
       own->ended = 0;
       *(volatile u32*)&own->epoch = epoch;

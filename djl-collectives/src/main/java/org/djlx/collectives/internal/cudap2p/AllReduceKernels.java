@@ -208,8 +208,8 @@ final class AllReduceKernels implements AutoCloseable {
         } while (done < count);
     }
 
-    /** Tells whether a tensor can be reduced by {@link Algorithm#DIRECT}, or only a copy of it. */
-    static boolean isDirect(CudaDevice device, long address) {
+    /** Tells whether {@link Algorithm#DIRECT} reaches a tensor, or only a copy of it. */
+    static boolean isReachable(CudaDevice device, long address) {
         return address % PACK == 0 && CudaMemory.isPeerAccessible(device, address);
     }
 

@@ -8,12 +8,11 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
-import java.util.Queue;
 import java.util.Set;
-import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
 import java.util.function.Function;
@@ -64,8 +63,9 @@ final class P2p {
     private final CurrentStreams currentStreams;
     private final BooleanSupplier recorded; // whether the current stream is
 
-    // What gives tensors up into which ranks that come late may still write.
-    private final Queue<Runnable> abandoned = new ConcurrentLinkedQueue<>();
+    // What gives tensors up into which ranks that come late may still write; null when all have
+    // left. Guarded by this.
+    private List<Runnable> abandoned = new ArrayList<>();
 
     private P2p(
             GroupContext context,
@@ -316,9 +316,7 @@ final class P2p {
 
                     @Override
                     public void releaseFailed(Runnable release) {
-                        if (direct) {
-                            abandoned.add(release);
-                        } else {
+                        if (!direct || !abandon(release)) {
                             release.run();
                         }
                     }
@@ -329,7 +327,8 @@ final class P2p {
                     boolean inPlace =
                             info.isContiguous()
                                     && (!direct
-                                            || AllReduceKernels.isDirect(device, info.address()));
+                                            || AllReduceKernels.isReachable(
+                                                    device, info.address()));
                     return current.isCapturing()
                             ? queue.capture(
                                     operation,
@@ -405,6 +404,20 @@ final class P2p {
         waits.close();
         buffers.close();
         region.closePeers();
-        RetiredRegions.add(region, hosts, abandoned);
+        RetiredRegions.add(region, hosts, this::releaseAbandoned);
+    }
+
+    /** Keeps what a failed operation held until all ranks have left; false if they have. */
+    private synchronized boolean abandon(Runnable release) {
+        return abandoned != null && abandoned.add(release);
+    }
+
+    private void releaseAbandoned() {
+        List<Runnable> releases;
+        synchronized (this) {
+            releases = abandoned;
+            abandoned = null;
+        }
+        releases.forEach(Runnable::run);
     }
 }

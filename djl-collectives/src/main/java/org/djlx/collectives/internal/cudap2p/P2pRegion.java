@@ -31,7 +31,8 @@ final class P2pRegion implements AutoCloseable {
      * @param layout how it is divided
      * @param links which ranks address each other's
      * @param rank this rank
-     * @param direct whether this rank's GPU reaches all memory of the others, not the regions alone
+     * @param direct whether all-reduces may read and write the tensors of all ranks, as far as this
+     *     one can tell
      * @param own what frees this rank's memory
      * @param memory that of each rank, null where it is not linked; the others' are closed by
      *     {@link #closePeers}
@@ -69,7 +70,7 @@ final class P2pRegion implements AutoCloseable {
         return addresses.length;
     }
 
-    /** Tells whether this rank's GPU reaches all memory of the others that cudaMalloc made. */
+    /** Tells whether all-reduces may be direct, as far as this rank can tell. */
     boolean isDirect() {
         return direct;
     }

@@ -65,7 +65,7 @@ final class RegionHandshake {
     private RegionLayout layout;
     private DescriptorChannel channel; // null if it could not be opened
     private CudaVirtualMemory own;
-    private boolean direct; // this rank's GPU reaches all memory of the others
+    private boolean direct; // all-reduces may be, as far as this rank can tell
 
     private RegionHandshake(
             GroupContext context,
@@ -272,7 +272,10 @@ final class RegionHandshake {
     }
 
     private void allocate() {
-        direct = options.isDirect() && cards.stream().allMatch(this::isHere);
+        direct =
+                options.isDirect()
+                        && links.kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK
+                        && cards.stream().allMatch(this::isHere);
         for (int peer : linked) {
             Card card = cards.get(peer);
             if (isHere(card) && card.ordinal != device.device().getDeviceId()) {
@@ -316,7 +319,10 @@ final class RegionHandshake {
     private boolean isTorchMemoryAccessible() {
         try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
             NDArray any = Torch.empty(manager, new Shape(1), ScalarType.INT32);
-            return AllReduceKernels.isDirect(device, Torch.dataPointer(any));
+            return AllReduceKernels.isReachable(device, Torch.dataPointer(any));
+        } catch (EngineException e) { // There is no memory now.
+            logger.debug("group '{}' does without direct all-reduces", context.name(), e);
+            return false;
         }
     }
 

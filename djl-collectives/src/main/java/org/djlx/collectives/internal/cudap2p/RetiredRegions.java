@@ -5,7 +5,6 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import java.util.ArrayList;
-import java.util.Collection;
 import java.util.List;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.host.HostSync;
@@ -25,7 +24,7 @@ final class RetiredRegions {
 
     private RetiredRegions() {}
 
-    private record Retired(P2pRegion region, HostSync hosts, Collection<Runnable> others) {}
+    private record Retired(P2pRegion region, HostSync hosts, Runnable others) {}
 
     /**
      * Gives a region up, whose peers' memory this rank has unmapped.
@@ -34,7 +33,7 @@ final class RetiredRegions {
      * @param hosts the other ranks, of which this one takes its leave; closed with the region
      * @param others what gives up other memory that they may write into; run then
      */
-    static void add(P2pRegion region, HostSync hosts, Collection<Runnable> others) {
+    static void add(P2pRegion region, HostSync hosts, Runnable others) {
         hosts.leave();
         synchronized (RETIRED) {
             RETIRED.add(new Retired(region, hosts, others));
@@ -73,7 +72,11 @@ final class RetiredRegions {
             RETIRED.removeAll(unused);
             for (Retired retired : unused) {
                 try {
-                    retired.others.forEach(Runnable::run);
+                    retired.others.run();
+                } catch (RuntimeException e) {
+                    logger.warn("memory that a failed operation held cannot be freed", e);
+                }
+                try {
                     retired.region.close();
                     retired.hosts.close();
                 } catch (RuntimeException e) {

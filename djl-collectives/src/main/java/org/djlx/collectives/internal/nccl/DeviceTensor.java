@@ -24,21 +24,22 @@ final class DeviceTensor implements AutoCloseable {
 
     private final NDArray original; // null if the hold is all that is needed
     private final NDArray contiguous; // likewise
-    private final TensorHold hold; // or null
+    private final TensorHold hold; // of a copy too, which ends with the manager; or null
     private final TensorInfo info;
     private final long address;
     private final boolean input;
 
     private DeviceTensor(NDManager manager, NDArray tensor, boolean input, boolean copied) {
         this.input = input;
-        hold = null;
         original = Torch.alias(manager, tensor);
         info = Torch.info(original);
         if (info.isContiguous() && !copied) {
             contiguous = original;
+            hold = null;
             address = info.address();
         } else {
             contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
+            hold = new TensorHold(contiguous);
             address = Torch.dataPointer(contiguous);
         }
     }
@@ -115,9 +116,10 @@ final class DeviceTensor implements AutoCloseable {
     public void close() {
         if (hold != null) {
             hold.close();
-            return;
         }
-        contiguous.close();
-        original.close();
+        if (original != null) {
+            contiguous.close();
+            original.close();
+        }
     }
 }

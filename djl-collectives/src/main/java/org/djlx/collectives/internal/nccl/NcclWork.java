@@ -107,6 +107,10 @@ final class NcclWork extends GpuWork {
         call.body().enqueue(nccl, stream);
     }
 
+    private synchronized boolean isLaunched() {
+        return ready == null;
+    }
+
     /** Marks the end of what {@link #launch} enqueued, when NCCL has it in the stream. */
     void launched(CudaStream stream) {
         if (hasEnded()) {
@@ -118,7 +122,7 @@ final class NcclWork extends GpuWork {
 
     @Override
     protected void release() {
-        if (hasFailed()) {
+        if (hasFailed() && isLaunched()) {
             call.body().releaseFailed(call::release);
         } else {
             call.release();

@@ -306,25 +306,37 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** Rank 0 gives up, closes its tensor and goes on; what comes too late changes nothing. */
-    @Test
-    void directAllReduceThatOneRankCallsTooLate() {
+    /**
+     * Rank 0 gives up two sums, closes its tensors and goes on; what comes too late changes
+     * nothing. Of a strided tensor a copy is reduced.
+     */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void directAllReduceThatOneRankCallsTooLate(boolean strided) {
         CountDownLatch failed = new CountDownLatch(1);
+        Shape shape = new Shape(1000, 100);
         run(
                 P2pRanks.directOptions(),
                 (group, manager) -> {
-                    NDArray tensor = manager.ones(new Shape(100_000));
+                    NDArray whole = manager.ones(shape);
+                    NDArray tensor = strided ? whole.transpose() : whole;
                     group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
                     if (group.rank() > 0) {
                         Replays.await(failed);
                     }
                     ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(1));
-                    Executable sum =
-                            () -> hasty.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
-                    String message = assertThrows(CollectiveException.class, sum).getMessage();
+                    NDArray small = manager.ones(new Shape(10));
+                    Executable sums =
+                            () -> {
+                                Work first = hasty.allReduce(tensor, ReduceOp.SUM);
+                                hasty.allReduce(small, ReduceOp.SUM);
+                                first.await(group.timeout());
+                            };
+                    String message = assertThrows(CollectiveException.class, sums).getMessage();
                     assertTrue(message.contains("rank"), message);
-                    tensor.close();
-                    NDArray next = manager.full(new Shape(100_000), 7f);
+                    whole.close();
+                    small.close();
+                    NDArray next = manager.full(shape, 7f);
                     failed.countDown();
                     group.destroy();
                     assertEquals(7, next.max().getFloat());
