@@ -103,6 +103,7 @@ public final class NcclBackend extends Backend {
                     .build();
 
     private static final Duration CONNECT_PATIENCE = Duration.ofMinutes(1);
+    private static final Duration DISPOSAL_PATIENCE = Duration.ofSeconds(5);
 
     private final GroupContext context;
     private final NcclOptions options;
@@ -276,6 +277,9 @@ public final class NcclBackend extends Backend {
      */
     public static NcclBackend create(GroupContext context, NcclOptions options) {
         requireNccl();
+        // What still frees a communicator may wait for all that the GPU runs, and have others wait
+        // meanwhile that would end that.
+        Disposal.await(DISPOSAL_PATIENCE);
         Optional<Device> given = DeviceChoice.given(context, options);
         Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
         Set<NcclBackend> family = ConcurrentHashMap.newKeySet();
@@ -547,8 +551,8 @@ public final class NcclBackend extends Backend {
                     ? refused
                     : new IllegalStateException(
                             operation
-                                    + " cannot go into a CUDA graph, as NCCL runs it; small"
-                                    + " all-reduces and fused operators of backend 'cuda_p2p' can");
+                                    + " cannot go into a CUDA graph, as NCCL runs it; sums"
+                                    + " and fused operators of backend 'cuda_p2p' can");
         }
         return issue(where, current, operation, call, result, peer);
     }
