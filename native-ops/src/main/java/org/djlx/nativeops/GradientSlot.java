@@ -4,6 +4,7 @@
  */
 package org.djlx.nativeops;
 
+import ai.djl.Device;
 import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -73,7 +74,7 @@ final class GradientSlot {
 
     private static void tryOut() {
         long none = handle(0);
-        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             NDArray leaf = manager.ones(new Shape(1));
             NDArray gradient = manager.ones(new Shape(1));
             leaf.setRequiresGradient(true);

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -22,7 +23,8 @@ import org.junit.jupiter.api.Test;
 
 class TorchGradientTest {
 
-    private final NDManager manager = NDManager.newBaseManager("PyTorch");
+    // What a GPU has is never memory of the JVM.
+    private final NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
     private NDArray leaf;
 
     @BeforeEach

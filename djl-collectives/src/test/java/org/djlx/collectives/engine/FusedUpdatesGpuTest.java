@@ -114,8 +114,6 @@ class FusedUpdatesGpuTest {
                     whole.get("1:1001"),
                     gradients.get("1:1001"));
             assertArrayEquals(expected.toFloatArray(), whole.toFloatArray());
-            assertEquals(0, gradients.get("1:1001").abs().sum().getFloat());
-            assertTrue(gradients.getFloat(0) != 0 && gradients.getFloat(1001) != 0);
         }
     }
 
