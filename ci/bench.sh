@@ -5,6 +5,7 @@
 #   ci/bench.sh gpu [arguments of `samples/run.sh bench-gpu`]
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
 #     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
+#     JVMs compile early and by C1 alone, as README.md advises for ranks that are threads; the files name their options.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
 #   ci/bench.sh train [arguments of `samples/run.sh bench-train`]
 #     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, where python3 has it, PyTorch
@@ -61,6 +62,8 @@ bench_gpu() {
   local -a args=()
   # NVSwitch's multicast can take a host out of service.
   export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+  # Code that counts branches for C2 makes calls by two threads at once take half as long again, for thousands of calls.
+  export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
   [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
   [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
   while (($#)); do

@@ -7,6 +7,7 @@ package org.djlx.samples.bench;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import java.io.IOException;
+import java.lang.management.ManagementFactory;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Instant;
@@ -42,6 +43,11 @@ final class BenchReport {
         all.put("os", System.getProperty("os.name") + " " + System.getProperty("os.version"));
         all.putAll(versions);
         put("versions", all);
+        put(
+                "jvmOptions",
+                ManagementFactory.getRuntimeMXBean().getInputArguments().stream()
+                        .filter(option -> option.startsWith("-XX:"))
+                        .toList());
     }
 
     /** Adds a figure, or rows of them: whatever Gson writes; one of that name is replaced. */
