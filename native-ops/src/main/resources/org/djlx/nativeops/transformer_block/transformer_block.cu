@@ -7,6 +7,13 @@
 const int MAX_THREADS = 512;
 const int MAX_WARPS = MAX_THREADS / WARP;
 
+// Blocks of norms that a multiprocessor is to have room for; from before compute capability 8.0 some have 1024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+const int NORM_BLOCKS = 2;
+#else
+const int NORM_BLOCKS = 3;
+#endif
+
 // ---------------------------------------------------------------------------------------------------------------------------
 // RMSNorm: y = x / sqrt(mean(x^2) + epsilon) * weight, for `rows` rows of `size` elements. With r = 1 / sqrt(...),
 //   dx      = r (dy weight - x r^2 mean(dy weight x))
@@ -462,7 +469,7 @@ __device__ __forceinline__ void place(const Columns<T>& of) {
 }
 
 #define KERNELS(name, T)                                                                                            \
-  extern "C" __global__ void __launch_bounds__(MAX_THREADS, 3)                                                      \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS, NORM_BLOCKS)                                            \
       rms_norm_##name(const __grid_constant__ Norm<T> of, float epsilon) {                                          \
     rms_norm<T>(of, epsilon);                                                                                       \
   }                                                                                                                 \
