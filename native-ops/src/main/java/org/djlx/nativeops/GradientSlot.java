@@ -18,8 +18,9 @@ import com.sun.jna.Pointer;
  * Where a leaf keeps its gradient: {@code tensor.grad}, which can be set in C++ and Python alone. A
  * handle is an {@code at::Tensor}, whose only member points to its {@code c10::TensorImpl}; so is
  * what {@code TensorImpl::mutable_grad()} returns. Two of these change what they hold by swapping
- * their pointers, as {@code std::swap} would. That this is so is tried once, on a tensor of one
- * element, before any other is touched.
+ * their pointers, as {@code std::swap} would. How many handles there are is counted behind the
+ * pointer that a {@code c10::TensorImpl} begins with. That this is so is tried once, on a tensor of
+ * one element, before any other is touched.
  */
 final class GradientSlot {
 
@@ -27,8 +28,11 @@ final class GradientSlot {
         Native.register(
                 GradientSlot.class,
                 com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libc10.so")));
-        tryOut();
+        NONE = tryOut();
     }
+
+    private static final long NONE; // the TensorImpl of what is no tensor
+    private static final int COUNT = 8; // where a TensorImpl has the number of its handles
 
     private GradientSlot() {}
 
@@ -66,13 +70,19 @@ final class GradientSlot {
         }
     }
 
+    /** Returns how many handles there are of a leaf's gradient; 0 if it has none. */
+    static int holders(long leaf) {
+        long impl = of(leaf).getLong(0);
+        return impl == NONE ? 0 : new Pointer(impl).getInt(COUNT) - 1;
+    }
+
     private static void swap(Pointer one, Pointer other) {
         long word = one.getLong(0);
         one.setLong(0, other.getLong(0));
         other.setLong(0, word);
     }
 
-    private static void tryOut() {
+    private static long tryOut() {
         long none = handle(0);
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             NDArray leaf = manager.ones(new Shape(1));
@@ -83,15 +93,19 @@ final class GradientSlot {
             boolean holds = before == new Pointer(none).getLong(0);
             if (holds) {
                 JniUtils.backward((PtNDArray) leaf, (PtNDArray) gradient, false, false);
+                long impl;
                 try (NDArray after = JniUtils.getGradient((PtNDArray) leaf)) {
-                    long impl = new Pointer(TorchChecks.tensor(after, "it")).getLong(0);
+                    impl = new Pointer(TorchChecks.tensor(after, "it")).getLong(0);
                     holds = slot.getLong(0) == impl && impl != before;
+                    holds = holds && new Pointer(impl).getInt(COUNT) == 2;
                 }
+                holds = holds && new Pointer(impl).getInt(COUNT) == 1;
             }
             if (!holds) {
                 throw new EngineException(
                         "this libtorch keeps gradients elsewhere than Torch.setGradient knows");
             }
+            return before;
         } finally {
             AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(none), "Torch.setGradient");
         }

@@ -260,19 +260,19 @@ public final class Torch {
      * Without a gradient the next backward pass keeps what it computes, where it would add to one
      * that is zero.
      *
-     * @param array the array, a leaf that requires a gradient; no backward pass that reaches it is
-     *     under way
+     * @param array the array; no backward pass that reaches it is under way
      * @param gradient its new gradient, whose storage it shares from now on, of its shape, type and
-     *     device; null for none, which DJL's {@link NDArray#getGradient()} shows as zeros
-     * @throws IllegalArgumentException if the array requires no gradient, or the gradient is not
-     *     like it, requires one itself, or lies in memory that is not libtorch's
+     *     device, and not a view of memory that is not libtorch's; null for none, which DJL's
+     *     {@link NDArray#getGradient()} shows as new zeros of float32
+     * @throws IllegalArgumentException if the array is to have a gradient and requires none, or the
+     *     gradient is not like it, requires one itself, or lies in memory that is not libtorch's
      * @throws EngineException if libtorch does not keep gradients where this expects them
      */
     public static void setGradient(NDArray array, NDArray gradient) {
         long leaf = TorchChecks.tensor(array, "the array");
-        if (!array.hasGradient()) {
+        if (gradient != null && !array.hasGradient()) {
             throw new IllegalArgumentException(
-                    "setGradient: the array requires no gradient, so it has none to replace");
+                    "setGradient: the array requires no gradient, so it cannot have this one");
         }
         long tensor = 0;
         if (gradient != null) {
@@ -297,6 +297,18 @@ public final class Torch {
             }
         }
         GradientSlot.set(leaf, tensor);
+    }
+
+    /**
+     * Returns how many open arrays are the gradient of another, as {@link NDArray#getGradient()}
+     * makes them.
+     *
+     * @param array the other
+     * @return their number; 0 also if it has no gradient
+     * @throws EngineException if libtorch does not keep gradients where this expects them
+     */
+    public static int gradientHolders(NDArray array) {
+        return GradientSlot.holders(TorchChecks.tensor(array, "the array"));
     }
 
     /**

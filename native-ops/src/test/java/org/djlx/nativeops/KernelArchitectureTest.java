@@ -61,7 +61,7 @@ class KernelArchitectureTest {
         if (bfloat16) {
             types.add("bfloat16");
         }
-        Set<String> allReduce = names(List.of("one_shot", "two_shot", "mesh"), types);
+        Set<String> allReduce = names(List.of("one_shot", "two_shot", "mesh", "direct"), types);
         allReduce.add("barrier");
         assertEquals(allReduce, kernels(compiler, architecture, "all_reduce/all_reduce.cu"));
         assertEquals(

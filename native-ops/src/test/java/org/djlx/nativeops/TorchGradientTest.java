@@ -5,6 +5,7 @@
 package org.djlx.nativeops;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -86,6 +87,19 @@ class TorchGradientTest {
     }
 
     @Test
+    void whoHoldsAGradient() {
+        assertEquals(0, Torch.gradientHolders(leaf));
+        backward();
+        assertEquals(0, Torch.gradientHolders(leaf));
+        try (NDArray one = leaf.getGradient();
+                NDArray other = leaf.getGradient()) {
+            assertEquals(2, Torch.gradientHolders(leaf));
+            assertArrayEquals(one.toFloatArray(), other.toFloatArray());
+        }
+        assertEquals(0, Torch.gradientHolders(leaf));
+    }
+
+    @Test
     void aHundredThousandTimes() {
         try (NDArray gradient = create(4, 5, 6)) {
             for (int i = 0; i < 100_000; i++) {
@@ -106,7 +120,6 @@ class TorchGradientTest {
         required.setRequiresGradient(true);
         assertRefused(leaf, required, "require none");
         assertRefused(other, create(1, 2), "requires no gradient");
-        assertRefused(other, null, "requires no gradient");
         NDArray ofTheJvm =
                 manager.create(ByteBuffer.allocateDirect(12), new Shape(3), DataType.FLOAT32);
         assertRefused(leaf, ofTheJvm, "memory of libtorch");

@@ -146,11 +146,28 @@ final class GradientBuckets {
     private void carry(NDArray parameter, NDArray gradient) {
         NDArray sum = carried.get(parameter);
         if (sum == null) {
-            carried.put(parameter, Torch.alias(parent, gradient));
+            sum = Torch.cast(gradient, Torch.scalarType(gradient));
+            sum.attach(parent);
+            carried.put(parameter, sum);
         } else {
             Torch.addInPlace(sum, gradient);
         }
-        Torch.setGradient(parameter, null);
+        clear(parameter, 1);
+    }
+
+    /**
+     * Gives a gradient up, so that the next pass need not add to it; or sets it to zero, where
+     * somebody holds it who may look at it again, or that DJL would not show as zeros of its type.
+     *
+     * @param own how many arrays that hold it are to be closed
+     */
+    static void clear(NDArray parameter, int own) {
+        if (Torch.scalarType(parameter) == ScalarType.FLOAT32
+                && Torch.gradientHolders(parameter) <= own) {
+            Torch.setGradient(parameter, null);
+        } else {
+            JniUtils.zeroGrad((PtNDArray) parameter);
+        }
     }
 
     /** Says that the gradients of parameters are complete, and sends what that allows. */

@@ -56,7 +56,10 @@ import org.djlx.nativeops.NativeLibrary;
  * does not change the gradients: unlike with DJL's own engines, where each device has a loss of its
  * own and what it adds up is larger by the number of devices where that is a mean. On GPUs DJL's
  * {@code Sgd}, {@code Adam} and {@code AdamW} update a parameter of float32 by one kernel, with the
- * same results; other optimizers, and other types, as they do without this engine.
+ * same results; other optimizers, and other types, as they do without this engine. A float32
+ * parameter has no gradient behind a step, unless an array from {@code getGradient()} is still
+ * open, which then has zeros; asked for it, DJL makes zeros each time, to be closed as all that it
+ * returns.
  *
  * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
  * them. {@link GradientReduction} says how their gradients become one: added up, unless {@code

@@ -9,11 +9,14 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.util.Pair;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
@@ -56,6 +59,7 @@ final class Replica implements AutoCloseable {
     private final NDManager manager;
     private final Store store;
     private final List<Own> parameters = new ArrayList<>();
+    private final Set<NDArray> shared = Collections.newSetFromMap(new IdentityHashMap<>());
     private final GradientBuckets buckets;
     private FusedUpdates updates; // null if there are none, or none has been asked for
     private boolean hasAskedForUpdates;
@@ -109,13 +113,21 @@ final class Replica implements AutoCloseable {
 
     /** Makes this rank's arrays. To be called once, when the block has been initialised. */
     void load(Block block) {
+        Map<NDArray, NDArray> owns = new IdentityHashMap<>();
         for (Pair<String, Parameter> named : block.getParameters()) {
             Parameter parameter = named.getValue();
             String id = parameter.getId();
             if (store.arrays.containsKey(id)) {
                 continue; // A block may share one.
             }
-            NDArray array = own(parameter.getArray());
+            NDArray original = parameter.getArray();
+            if (owns.containsKey(original)) {
+                store.arrays.put(id, owns.get(original));
+                shared.add(owns.get(original));
+                continue; // Two parameters may share an array.
+            }
+            NDArray array = own(original);
+            owns.put(original, array);
             array.setRequiresGradient(parameter.requiresGradient());
             store.arrays.put(id, array);
             // An optimizer keeps its state by id and device, which ranks may share.
@@ -214,6 +226,8 @@ final class Replica implements AutoCloseable {
             buckets.ready(
                     complete.stream()
                             .map(parameter -> store.arrays.get(parameter.getId()))
+                            // One parameter may be complete while another still adds to it.
+                            .filter(array -> !shared.contains(array))
                             .toList());
         }
         if (last) {
@@ -226,12 +240,16 @@ final class Replica implements AutoCloseable {
         passes = 0;
     }
 
-    /** Gives the gradients up: there are none, which counts as zeros. */
+    /** Gives the gradients up, those of frozen parameters, too. */
     void zeroGradients() {
         buckets.reset();
-        for (NDArray array : trained()) {
-            if (array.hasGradient()) {
-                Torch.setGradient(array, null);
+        parameters.forEach(own -> clear(own.array));
+    }
+
+    private static void clear(NDArray array) {
+        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
+            if (gradient != null) {
+                GradientBuckets.clear(array, 1);
             }
         }
     }
@@ -260,6 +278,7 @@ final class Replica implements AutoCloseable {
                 };
         try {
             NoGradient.run(() -> buckets.finish(trained(), update));
+            parameters.stream().filter(own -> !own.isTrained()).forEach(own -> clear(own.array));
         } finally {
             updated.countDown(); // Also if it has failed.
         }
@@ -277,8 +296,7 @@ final class Replica implements AutoCloseable {
         } else {
             optimizer.update(id, array, gradient);
         }
-        // DJL's optimizers set it to zero, to which the next pass would have to add.
-        Torch.setGradient(array, null);
+        GradientBuckets.clear(array, 1);
     }
 
     private static void await(CountDownLatch latch) {
