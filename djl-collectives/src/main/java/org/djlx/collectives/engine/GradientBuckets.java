@@ -44,6 +44,7 @@ final class GradientBuckets {
         private int ready;
         private List<NDArray> sent; // the gradients, or rounded copies of them
         private Work work; // null if nothing is on its way
+        private Work waited; // the same, when streams wait for it
 
         void issue(
                 ProcessGroup group,
@@ -62,6 +63,12 @@ final class GradientBuckets {
             }
         }
 
+        /** Returns how many arrays of this class and of an all-reduce under way are a gradient. */
+        int holders() {
+            boolean underWay = waited != null && !waited.isCompleted();
+            return underWay && sent == gradients ? 2 : 1;
+        }
+
         void complete() {
             if (work == null) {
                 return;
@@ -71,6 +78,7 @@ final class GradientBuckets {
             } else {
                 work.await();
             }
+            waited = work;
             work = null;
             if (sent != gradients) {
                 for (int i = 0; i < sent.size(); i++) {
@@ -136,6 +144,7 @@ final class GradientBuckets {
                         bucket.complete();
                         for (int i = 0; i < bucket.parameters.size(); i++) {
                             carry(bucket.parameters.get(i), bucket.gradients.get(i));
+                            clear(bucket.parameters.get(i), bucket.holders());
                         }
                     }
                 });
@@ -152,7 +161,6 @@ final class GradientBuckets {
         } else {
             Torch.addInPlace(sum, gradient);
         }
-        clear(parameter, 1);
     }
 
     /**
@@ -215,6 +223,7 @@ final class GradientBuckets {
                     Torch.addInPlace(bucket.gradients.get(i), sum);
                 }
                 visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
+                clear(bucket.parameters.get(i), bucket.holders());
             }
         }
         reset();

@@ -296,7 +296,6 @@ final class Replica implements AutoCloseable {
         } else {
             optimizer.update(id, array, gradient);
         }
-        GradientBuckets.clear(array, 1);
     }
 
     private static void await(CountDownLatch latch) {
