@@ -9,6 +9,8 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.List;
+import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.TimeUnit;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -33,6 +35,7 @@ public final class HostCostMain {
 
     private static final int TOGETHER = 50; // calls until the GPU is waited for
     private static final int COUNTED = 20;
+    private static final int LIMIT_SECONDS = 60;
     private static final int BUFFER_BYTES = 64 << 20;
     private static final int[] EDGES = {
         20, 50, 100, 150, 200, 300, 500, 1000, 2000, 4000, 6000, 8000, 10_000, 20_000, 40_000
@@ -53,10 +56,13 @@ public final class HostCostMain {
         }
         double[][] micros = new double[ranks][calls];
         String[] counts = new String[ranks];
+        // A barrier of the group is NCCL's, which knows no ranks that share a GPU.
+        CyclicBarrier meeting = new CyclicBarrier(ranks);
         ProcessGroups.run(
                 ProcessGroups.local("cuda_p2p", ranks, options.build()),
                 group -> {
-                    counts[group.rank()] = measure(operation[0], group, micros[group.rank()]);
+                    double[] own = micros[group.rank()];
+                    counts[group.rank()] = measure(operation[0], group, meeting, own);
                     return null;
                 });
         StringBuilder line = new StringBuilder(args[0]);
@@ -70,7 +76,9 @@ public final class HostCostMain {
     }
 
     /** Times calls, on a stream of their own, and returns the native calls of one. */
-    private static String measure(String operation, ProcessGroup group, double[] micros) {
+    private static String measure(
+            String operation, ProcessGroup group, CyclicBarrier meeting, double[] micros)
+            throws Exception {
         try (CudaDevice device = CudaDevice.open(group.device());
                 CudaStream stream = CudaStream.create(device);
                 NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
@@ -79,7 +87,7 @@ public final class HostCostMain {
             for (int i = 0; i < micros.length; i++) {
                 if (i % TOGETHER == 0) {
                     stream.synchronize();
-                    group.barrier();
+                    meeting.await(LIMIT_SECONDS, TimeUnit.SECONDS);
                 }
                 long start = System.nanoTime();
                 call.run();
@@ -91,7 +99,7 @@ public final class HostCostMain {
             }
             NativeCalls after = NativeCalls.ofThread();
             stream.synchronize();
-            group.barrier();
+            meeting.await(LIMIT_SECONDS, TimeUnit.SECONDS);
             guard.close();
             return String.format(
                     "driver calls %.1f, other native ones %.1f",
