@@ -38,18 +38,22 @@ final class BlockBench {
     record Size(int tokens, int size, int heads, int keyValueHeads, int headSize, int hidden) {}
 
     /**
-     * Medians, in milliseconds.
+     * Medians, in milliseconds of one round.
      *
+     * @param fromIdle the block's, of rounds that each begin with an idle GPU: it has nothing to do
+     *     until the host has launched the first kernels. In a model of many layers, whose host runs
+     *     ahead, that is once a step and not once a block
      * @param both matmuls and attention one after the other. A GPU that has just multiplied at full
      *     power has a lower clock for the attention, and so both take longer than the sum of each
      *     alone
      */
-    record Times(double block, double matmuls, double attention, double both) {}
+    record Times(double block, double fromIdle, double matmuls, double attention, double both) {}
 
     private final ProcessGroup group;
     private final Size size;
     private final ScalarType type;
     private final int warmUp;
+    private final int turns;
     private final int rounds;
 
     /**
@@ -57,29 +61,35 @@ final class BlockBench {
      *
      * @param warmUp the rounds before those that count. The JVM compiles what the host does only
      *     after some hundred; before that the GPU waits for the host where a round begins
+     * @param turns how many times it is measured
+     * @param rounds of a turn, one behind the other
      */
-    BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int rounds) {
+    BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
         this.group = group;
         this.size = size;
         this.type = type;
         this.warmUp = warmUp;
+        this.turns = turns;
         this.rounds = rounds;
     }
 
     Times run() {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-            double block = block();
+            Round block = block(manager);
             Round matmuls = matmuls(manager);
             Round attention = attention(manager);
+            double fromIdle = median(block, 1);
             return new Times(
-                    block,
-                    median(matmuls),
-                    median(attention),
+                    median(block, rounds),
+                    fromIdle,
+                    median(matmuls, rounds),
+                    median(attention, rounds),
                     median(
-                            round -> {
-                                matmuls.run(round);
-                                attention.run(round);
-                            }));
+                            own -> {
+                                matmuls.run(own);
+                                attention.run(own);
+                            },
+                            rounds));
         }
     }
 
@@ -87,25 +97,29 @@ final class BlockBench {
         void run(NDManager manager);
     }
 
-    /** Begins each round when all ranks are there and all devices have nothing left to do. */
-    private double median(Round round) {
-        double[] times = new double[rounds];
-        for (int i = -warmUp; i < rounds; i++) {
+    /** Begins each turn when all ranks are there and all devices have nothing left to do. */
+    private double median(Round round, int rounds) {
+        double[] times = new double[turns];
+        for (int i = -(warmUp + rounds - 1) / rounds; i < turns; i++) {
             try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
                 NDArray mark = manager.zeros(new Shape(1));
                 mark.getFloat(); // What was queued before is done.
                 group.barrier().await();
                 long begin = System.nanoTime();
-                round.run(manager);
+                for (int j = 0; j < rounds; j++) {
+                    try (NDManager own = manager.newSubManager()) {
+                        round.run(own);
+                    }
+                }
                 // The device is done when it has done this.
                 NoGradient.get(() -> mark.add(mark).getFloat());
                 if (i >= 0) {
-                    times[i] = (System.nanoTime() - begin) / 1e6;
+                    times[i] = (System.nanoTime() - begin) / 1e6 / rounds;
                 }
             }
         }
         Arrays.sort(times);
-        return times[rounds / 2];
+        return times[turns / 2];
     }
 
     private NDArray random(NDManager manager, long... shape) {
@@ -116,7 +130,7 @@ final class BlockBench {
                                 type));
     }
 
-    private double block() {
+    private Round block(NDManager manager) {
         ParallelTransformerBlock block =
                 ParallelTransformerBlock.builder()
                         .setGroup(group)
@@ -128,31 +142,26 @@ final class BlockBench {
                         .optRotary(RotaryEmbedding.builder().setHeadSize(size.headSize).build())
                         .build();
         Shape shape = new Shape(size.tokens / group.worldSize(), size.size);
-        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-            block.setInitializer(new NormalInitializer(0.02f), Parameter.Type.WEIGHT);
-            block.initialize(manager, DataType.FLOAT32, shape);
-            ParameterStore store = new ParameterStore(manager, false);
-            NDArray x = random(manager, shape.getShape());
-            NDArray gradient = random(manager, shape.getShape());
-            return median(
-                    own -> {
-                        try (GradientScope scope = GradientScope.open()) {
-                            NDArray input = x.stopGradient();
-                            input.attach(own);
-                            // Its gradient goes to the layer before, and is not added to anything.
-                            scope.record(
-                                    "the layer before",
-                                    List.of(x),
-                                    List.of(),
-                                    List.of(input),
-                                    (inputs, kept, gradients) -> Collections.singletonList(null));
-                            NDArray y =
-                                    block.forward(store, new NDList(input), true)
-                                            .singletonOrThrow();
-                            scope.backward(List.of(y), List.of(gradient));
-                        }
-                    });
-        }
+        block.setInitializer(new NormalInitializer(0.02f), Parameter.Type.WEIGHT);
+        block.initialize(manager, DataType.FLOAT32, shape);
+        ParameterStore store = new ParameterStore(manager, false);
+        NDArray x = random(manager, shape.getShape());
+        NDArray gradient = random(manager, shape.getShape());
+        return round -> {
+            try (GradientScope scope = GradientScope.open()) {
+                NDArray input = x.stopGradient();
+                input.attach(round);
+                // Its gradient goes to the layer before, and is not added to anything.
+                scope.record(
+                        "the layer before",
+                        List.of(x),
+                        List.of(),
+                        List.of(input),
+                        (inputs, kept, gradients) -> Collections.singletonList(null));
+                NDArray y = block.forward(store, new NDList(input), true).singletonOrThrow();
+                scope.backward(List.of(y), List.of(gradient));
+            }
+        };
     }
 
     /** The matmuls of this rank's part, for all tokens, each with both of its gradients. */

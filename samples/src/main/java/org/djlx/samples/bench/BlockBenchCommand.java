@@ -23,7 +23,7 @@ import picocli.CommandLine.Spec;
             "Measures the forward and the backward pass of a transformer block of Llama 3 8B's"
                     + " sizes that all ranks share, sequence-parallel, with parameters of float32,"
                     + " beside its matmuls alone and its attention alone. Times are the slowest"
-                    + " rank's medians.",
+                    + " rank's medians of turns.",
             "Ranks are threads: all GPUs, or 2 on the CPU, for which smaller sizes are meant."
         })
 public final class BlockBenchCommand implements Callable<Integer> {
@@ -80,7 +80,15 @@ public final class BlockBenchCommand implements Callable<Integer> {
             description = "Rounds that do not count; ${DEFAULT-VALUE} if not given.")
     private int warmUp;
 
-    @Option(names = "--rounds", defaultValue = "30", description = "${DEFAULT-VALUE} if not given.")
+    @Option(names = "--turns", defaultValue = "20", description = "${DEFAULT-VALUE} if not given.")
+    private int turns;
+
+    @Option(
+            names = "--rounds",
+            defaultValue = "8",
+            description =
+                    "Rounds of a turn, which begins with an idle GPU, one behind the other as the"
+                            + " layers of a model; ${DEFAULT-VALUE} if not given.")
     private int rounds;
 
     @Mixin private ReportOptions reports;
@@ -91,13 +99,13 @@ public final class BlockBenchCommand implements Callable<Integer> {
     public Integer call() throws Exception {
         int gpus = ranks.gpus();
         int count = ranks.count();
-        if (tokens < 1 || tokens % count != 0 || rounds < 1 || warmUp < 0) {
+        if (tokens < 1 || tokens % count != 0 || turns < 1 || rounds < 1 || warmUp < 0) {
             throw new ParameterException(
                     spec.commandLine(),
                     String.format(
-                            "--tokens %d must be divisible among %s, --rounds be 1 or more, not %d,"
-                                    + " and --warm-up 0 or more, not %d",
-                            tokens, Ranks.count(count), rounds, warmUp));
+                            "--tokens %d must be divisible among %s, --turns and --rounds be 1 or"
+                                    + " more, not %d and %d, and --warm-up 0 or more, not %d",
+                            tokens, Ranks.count(count), turns, rounds, warmUp));
         }
         if (heads < 1
                 || keyValueHeads < 1
@@ -121,19 +129,30 @@ public final class BlockBenchCommand implements Callable<Integer> {
                         .run(
                                 gpus > 0 ? "cuda_p2p" : "shm",
                                 group ->
-                                        new BlockBench(group, size, type.type, warmUp, rounds)
+                                        new BlockBench(
+                                                        group, size, type.type, warmUp, turns,
+                                                        rounds)
                                                 .run());
         double block = slowest(all.stream().map(BlockBench.Times::block).toList());
+        double fromIdle = slowest(all.stream().map(BlockBench.Times::fromIdle).toList());
         double matmuls = slowest(all.stream().map(BlockBench.Times::matmuls).toList());
         double attention = slowest(all.stream().map(BlockBench.Times::attention).toList());
         double both = slowest(all.stream().map(BlockBench.Times::both).toList());
         spec.commandLine()
                 .getOut()
                 .printf(
-                        "%s, %d tokens, %s: block %.2f ms, its matmuls alone %.2f ms,"
-                                + " its attention alone %.2f ms, one behind the other %.2f ms;"
-                                + " block / that %.3f%n",
-                        ranks.text(), tokens, type, block, matmuls, attention, both, block / both);
+                        "%s, %d tokens, %s: block %.2f ms (%.2f from idle), its matmuls alone"
+                                + " %.2f ms, its attention alone %.2f ms, one behind the other"
+                                + " %.2f ms; block / that %.3f%n",
+                        ranks.text(),
+                        tokens,
+                        type,
+                        block,
+                        fromIdle,
+                        matmuls,
+                        attention,
+                        both,
+                        block / both);
         spec.commandLine().getOut().flush();
         if (reports.json() != null) {
             BenchReport report =
@@ -148,7 +167,10 @@ public final class BlockBenchCommand implements Callable<Integer> {
             report.put("keyValueHeads", keyValueHeads);
             report.put("hidden", hidden);
             report.put("dtype", type.name());
+            report.put("turns", turns);
+            report.put("rounds", rounds);
             report.put("blockMilliseconds", block);
+            report.put("blockFromIdleMilliseconds", fromIdle);
             report.put("matmulsMilliseconds", matmuls);
             report.put("attentionMilliseconds", attention);
             report.put("matmulsAndAttentionMilliseconds", both);

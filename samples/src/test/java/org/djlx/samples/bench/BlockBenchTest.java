@@ -30,15 +30,17 @@ class BlockBenchTest {
         root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
         String arguments =
                 "bench-block --ranks 2 --tokens 8 --heads 2 --key-value-heads 1 --hidden 4"
-                        + " --dtype bfloat16 --warm-up 1 --rounds 3";
+                        + " --dtype bfloat16 --warm-up 1 --turns 3 --rounds 2";
         assertEquals(0, root.execute((arguments + " --json " + json).split(" ")), out::toString);
         JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
-        for (String part : new String[] {"block", "matmuls", "attention"}) {
+        for (String part : new String[] {"block", "blockFromIdle", "matmuls", "attention"}) {
             assertTrue(report.get(part + "Milliseconds").getAsDouble() > 0, report::toString);
         }
         assertTrue(out.toString().contains("its matmuls alone"), out::toString);
         assertEquals(2, Main.commandLine().execute("bench-block", "--tokens", "3"));
         assertEquals(2, Main.commandLine().execute("bench-block", "--warm-up", "-1"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--turns", "0"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--rounds", "0"));
         assertEquals(2, Main.commandLine().execute("bench-block", "--heads", "12"));
         assertEquals(2, Main.commandLine().execute("bench-block", "--key-value-heads", "0"));
         assertEquals(2, Main.commandLine().execute("bench-block", "--hidden", "0"));
