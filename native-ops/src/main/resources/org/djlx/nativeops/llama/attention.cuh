@@ -66,11 +66,13 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate writes some of them.
   if (PLACED) await_others();
   int position = of.positions[row];
+  u64 first_chunk = of.first_chunks[row];
   if (position < (int)(chunk * CHUNK)) {
-    await_others();  // who awaits this kernel relies on those before, too
+    if (position < 0) await_others();  // who awaits this kernel relies on those before, too
     return;
   }
   u32 count = position / CHUNK + 1;
+  first_chunk = first_chunk * of.heads + (u64)head * count;
   const Bits* qkv = of.qkv + (u64)row * of.heads * (SHARING + 2) * HEAD;
   const int* table = of.table + (u64)row * of.table_stride;
   auto place = [&](int token) { return ((u64)(table[token / BLOCK] + token % BLOCK) * of.heads + head) * HEAD; };
@@ -214,7 +216,6 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     }
   }
   __syncthreads();
-  u64 first_chunk = (u64)of.first_chunks[row] * of.heads + (u64)head * count;
   const int ENTRY = HEAD + 2;
   Bits* output = of.output + ((u64)row * of.heads + head) * SHARING * HEAD;
   for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
@@ -241,10 +242,10 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     }
   }
   if (count == 1) return;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
     u32* ended = &of.ended[row * of.heads + head];
+    __threadfence();
     is_last = atomicAdd(ended, 1) == count - 1;
     if (is_last) *ended = 0;
     __threadfence();
