@@ -33,7 +33,9 @@ final class CudaMarks implements Marks {
 
     @Override
     public void synchronize() {
-        device.synchronize();
+        // Not for the device: other ranks may share it, and what they have issued since then may
+        // wait for this one.
+        stream.synchronize();
     }
 
     @Override
