@@ -312,6 +312,19 @@ public final class Torch {
     }
 
     /**
+     * Returns how often operators of libtorch have written to an array in place, directly or
+     * through views; kernels and copies that know its address alone are not counted.
+     *
+     * @param array the array
+     * @return the number
+     * @throws EngineException if libtorch does not count for it, as in its inference mode
+     */
+    public static long version(NDArray array) {
+        long tensor = TorchChecks.tensor(array, "the array");
+        return TorchDispatcher.number(TorchDispatcher.Operator.VERSION, "Torch.version", tensor);
+    }
+
+    /**
      * Returns a second array on the storage of an array. The storage lives until both are closed,
      * so that work under way can hold on to an array that its owner may close. That goes for the
      * array itself: what DJL derives from an array without copying (slices, transposes, reshapes)

@@ -27,7 +27,8 @@ final class TorchDispatcher {
         MUL_("aten::mul_", "Tensor"),
         SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", ""),
         SET_("aten::set_", ""),
-        SILU("aten::silu", "");
+        SILU("aten::silu", ""),
+        VERSION("aten::_version", "");
 
         private final Memory name;
         private final Memory overload;
@@ -60,6 +61,11 @@ final class TorchDispatcher {
     /** Calls an operator that returns a bool. */
     static boolean tell(Operator operator, String operation, long... tensors) {
         return (byte) result(operator, operation, tensors) != 0;
+    }
+
+    /** Calls an operator that returns an int. */
+    static long number(Operator operator, String operation, long... tensors) {
+        return result(operator, operation, tensors);
     }
 
     /**

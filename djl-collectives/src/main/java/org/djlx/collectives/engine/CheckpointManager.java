@@ -154,6 +154,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                     own.group(),
                     "restore",
                     () -> path.getFileName() + " with checksum " + opened[0].checksum());
+            own.zeroGradients(); // What a pass has left belongs to other parameters.
             apply(opened[0], own);
             if (own.process() == 0) {
                 deleteAfter(newest);

@@ -19,9 +19,12 @@ import ai.djl.training.listener.MemoryTrainingListener;
 import ai.djl.training.listener.TimeMeasureTrainingListener;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.BackendOptions;
@@ -33,6 +36,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.nativeops.NoGradient;
 
 /**
@@ -43,6 +47,7 @@ final class DataParallelTrainer extends Trainer {
 
     // The largest gradients that are reduced by kernels of many blocks.
     private static final long KERNEL_BYTES = 1 << 20;
+    private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
 
     private final DataParallelConfig settings;
     private final Optimizer optimizer;
@@ -206,6 +211,12 @@ final class DataParallelTrainer extends Trainer {
         return optimizer;
     }
 
+    /** Gives up the gradients of passes before. */
+    void zeroGradients() {
+        closePasses();
+        replicas.forEach(Replica::zeroGradients);
+    }
+
     /** Has each rank its parameters, for a call that reads or writes them. */
     void prepare(String call) {
         requireUsable(call);
@@ -218,8 +229,13 @@ final class DataParallelTrainer extends Trainer {
 
     /** Ends the operations of ranks that wait for one that failed. */
     private void abandon(Throwable cause) {
-        failure = cause;
-        ownGroups.forEach(ProcessGroup::destroy);
+        failure = failure == null ? cause : failure;
+        // At once: a rank's end waits for its operations, which on GPUs wait for other ranks' ends.
+        List<Thread> ends =
+                ownGroups.stream()
+                        .map(group -> LongCalls.start("trainer-abandon", group::destroy))
+                        .toList();
+        LongCalls.join(ends, ABANDON_PATIENCE);
     }
 
     private void requireUsable(String call) {
@@ -252,6 +268,7 @@ final class DataParallelTrainer extends Trainer {
         }
         Block block = getModel().getBlock();
         replicas.forEach(replica -> replica.load(block));
+        alignOptimizer();
         loaded = true;
         if (replicas.get(0).group() != null) {
             eachRank(
@@ -261,6 +278,33 @@ final class DataParallelTrainer extends Trainer {
                         }
                         replica.verify("before training", false);
                     });
+        }
+    }
+
+    /**
+     * Has an optimizer that another trainer used before keep for all ranks what it keeps for the
+     * first: there may have been fewer ranks, or one failed in the middle of a step.
+     */
+    private void alignOptimizer() {
+        if (replicas.size() == 1) {
+            return;
+        }
+        OptimizerState state;
+        try {
+            state = new OptimizerState(optimizer);
+        } catch (IllegalStateException e) {
+            return; // What one that is not DJL's keeps, and by which ids, is its own.
+        }
+        Replica first = replicas.get(0);
+        for (Replica replica : replicas.subList(1, replicas.size())) {
+            for (int i = 0; i < first.parameters().size(); i++) {
+                Replica.Own from = first.parameters().get(i);
+                Map<String, NDArray> copies = new HashMap<>();
+                state.arrays(from.id(), first.device())
+                        .forEach((slot, array) -> copies.put(slot, replica.copy(array)));
+                String id = replica.parameters().get(i).id();
+                state.set(id, replica.device(), state.count(from.id()), copies);
+            }
         }
     }
 
@@ -355,8 +399,30 @@ final class DataParallelTrainer extends Trainer {
                                 + " data.stopGradient(), or train on one rank");
             }
         }
+        if (scope != null) {
+            replicas.get(0).requireNotedGradients("forward", replicas.size());
+        }
         List<Device> devices = replicas.stream().map(Replica::device).toList();
-        return SplitForward.run(workers, devices, data, labels, scope, body, passes::add);
+        boolean done = false;
+        try {
+            NDList predictions =
+                    SplitForward.run(
+                            workers,
+                            devices,
+                            data,
+                            labels,
+                            scope,
+                            body,
+                            rank -> replicas.get(rank).beginIncompletePass(),
+                            replicas.get(0)::noteGradients,
+                            passes::add);
+            done = true;
+            return predictions;
+        } finally {
+            if (!done && scope != null) {
+                replicas.forEach(Replica::reduceLate); // Some ranks have begun a pass.
+            }
+        }
     }
 
     private void closePasses() {
@@ -371,6 +437,7 @@ final class DataParallelTrainer extends Trainer {
         long begin = System.nanoTime();
         closePasses();
         load();
+        replicas.get(0).requireNotedGradients("step", replicas.size());
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean(!check);
         CountDownLatch updated = new CountDownLatch(1);
@@ -395,6 +462,8 @@ final class DataParallelTrainer extends Trainer {
             return;
         }
         closed = true;
+        // A thread that was interrupted before would fail to wait for the ranks.
+        boolean interrupted = Thread.interrupted();
         closePasses();
         try {
             if (loaded && failure == null) {
@@ -408,6 +477,9 @@ final class DataParallelTrainer extends Trainer {
             replicas.forEach(Replica::close);
             workers.close();
             super.close();
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
         }
     }
 }

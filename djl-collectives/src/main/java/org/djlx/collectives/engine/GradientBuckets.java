@@ -13,6 +13,8 @@ import java.util.Collection;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -207,14 +209,43 @@ final class GradientBuckets {
         bucket.issue(group, op, compression, manager);
     }
 
-    /** Reduces what is left, waits for all, and hands it out. */
-    void finish(List<NDArray> parameters, Visitor visitor) {
+    /** Tells whether a gradient is reduced in the step alone. */
+    boolean isUnsent(NDArray parameter) {
+        return !buckets.subList(0, issued).contains(bucketOf.get(parameter));
+    }
+
+    private void issueAll(List<NDArray> parameters) {
         if (issued == 0) {
             plan(parameters);
         }
         while (issued < buckets.size()) {
             issueNext();
         }
+    }
+
+    /** Reduces what is left, waits for all, and tells whether all is zero. */
+    boolean areZero(List<NDArray> parameters) {
+        issueAll(parameters);
+        buckets.forEach(Bucket::complete);
+        return buckets.stream()
+                .flatMap(bucket -> Stream.concat(bucket.gradients.stream(), carried(bucket)))
+                .allMatch(GradientBuckets::isZero);
+    }
+
+    private Stream<NDArray> carried(Bucket bucket) {
+        return bucket.parameters.stream().map(carried::get).filter(Objects::nonNull);
+    }
+
+    private static boolean isZero(NDArray gradient) {
+        try (NDArray different = gradient.neq(0);
+                NDArray any = different.any()) {
+            return !any.getBoolean();
+        }
+    }
+
+    /** Reduces what is left, waits for all, and hands it out. */
+    void finish(List<NDArray> parameters, Visitor visitor) {
+        issueAll(parameters);
         for (Bucket bucket : buckets) {
             bucket.complete();
             for (int i = 0; i < bucket.parameters.size(); i++) {

@@ -18,6 +18,8 @@ import org.djlx.collectives.CollectiveException;
 /** A thread for each rank of a trainer; a single rank runs on the caller's. */
 final class RankWorkers implements AutoCloseable {
 
+    private static final int INTERRUPTED = -1; // in place of a rank
+
     private final List<ExecutorService> threads = new ArrayList<>();
     private final Consumer<Throwable> onFailure;
 
@@ -59,7 +61,7 @@ final class RankWorkers implements AutoCloseable {
         }
         List<Future<T>> futures = new ArrayList<>();
         Throwable[] first = new Throwable[1];
-        int[] failed = new int[1];
+        int[] failed = new int[1]; // the rank, or INTERRUPTED
         for (int i = 0; i < ranks; i++) {
             int rank = i;
             futures.add(
@@ -92,7 +94,17 @@ final class RankWorkers implements AutoCloseable {
                     break; // It is in first, or came of that.
                 } catch (InterruptedException e) {
                     interrupted = true;
-                    onFailure.accept(e); // What waits for other ranks ends.
+                    boolean isFirst = false;
+                    synchronized (first) {
+                        if (first[0] == null && onFailure == this.onFailure) {
+                            first[0] = e;
+                            failed[0] = INTERRUPTED;
+                            isFirst = true;
+                        }
+                    }
+                    if (isFirst) {
+                        onFailure.accept(e); // What waits for other ranks ends.
+                    }
                 }
             }
         }
@@ -100,6 +112,12 @@ final class RankWorkers implements AutoCloseable {
             Thread.currentThread().interrupt();
         }
         synchronized (first) {
+            if (first[0] != null && failed[0] == INTERRUPTED) {
+                throw new CollectiveException(
+                        "the thread was interrupted while it waited for the trainer's ranks, which"
+                                + " were ended",
+                        first[0]);
+            }
             if (first[0] != null) {
                 throw new CollectiveException(
                         "rank " + failed[0] + " of the trainer failed: " + first[0], first[0]);

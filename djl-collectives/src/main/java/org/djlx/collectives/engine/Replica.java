@@ -45,8 +45,9 @@ final class Replica implements AutoCloseable {
      *
      * @param name its name in the block, the same in all JVMs
      * @param id by which an optimizer knows it
+     * @param original the block's own array when training began; often the same
      */
-    record Own(String name, String id, Parameter parameter, NDArray array) {
+    record Own(String name, String id, Parameter parameter, NDArray array, NDArray original) {
 
         boolean isTrained() {
             return parameter.requiresGradient();
@@ -63,7 +64,10 @@ final class Replica implements AutoCloseable {
     private final GradientBuckets buckets;
     private FusedUpdates updates; // null if there are none, or none has been asked for
     private boolean hasAskedForUpdates;
+    private final Map<NDArray, Long> versions =
+            new IdentityHashMap<>(); // of gradients, by parameter
     private int passes; // begun, and not gone back to their beginning
+    private boolean late; // whether gradients are reduced in the step alone, not before
 
     Replica(
             int index,
@@ -132,7 +136,7 @@ final class Replica implements AutoCloseable {
             store.arrays.put(id, array);
             // An optimizer keeps its state by id and device, which ranks may share.
             String own = index == 0 ? id : id + "/" + index;
-            parameters.add(new Own(named.getKey(), own, parameter, array));
+            parameters.add(new Own(named.getKey(), own, parameter, array, original));
         }
     }
 
@@ -148,6 +152,14 @@ final class Replica implements AutoCloseable {
         NDArray copy = Torch.empty(manager, original.getShape(), Torch.scalarType(original));
         NoGradient.run(() -> Torch.copy(copy, original));
         copy.setName(original.getName());
+        return copy;
+    }
+
+    /** Returns a copy on this rank's device that belongs to nobody, as what optimizers keep. */
+    NDArray copy(NDArray array) {
+        NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
+        NoGradient.run(() -> Torch.copy(copy, array));
+        copy.detach();
         return copy;
     }
 
@@ -212,6 +224,20 @@ final class Replica implements AutoCloseable {
         buckets.begin(trained());
     }
 
+    /** As {@link #beginPass}, of a pass that not all ranks take part in. */
+    void beginIncompletePass() {
+        beginPass();
+        reduceLate();
+    }
+
+    /**
+     * Leaves all reductions to the step, until it is done: not all ranks have taken part in a pass,
+     * and those that have must not begin reductions that the others know nothing of.
+     */
+    void reduceLate() {
+        late = true;
+    }
+
     /** Counts a pass whose way back ends with a call of {@link #ready} that is the last. */
     void passBegun() {
         passes++;
@@ -222,7 +248,7 @@ final class Replica implements AutoCloseable {
      * them.
      */
     void ready(Set<Parameter> complete, boolean last) {
-        if (passes == 1) {
+        if (passes == 1 && !late) {
             buckets.ready(
                     complete.stream()
                             .map(parameter -> store.arrays.get(parameter.getId()))
@@ -235,13 +261,54 @@ final class Replica implements AutoCloseable {
         }
     }
 
+    /** Notes the gradients that are reduced in the step alone, as a pass has left them. */
+    void noteGradients() {
+        versions.clear();
+        for (NDArray array : trained()) {
+            if (buckets.isUnsent(array)) {
+                versions.put(array, version(array));
+            }
+        }
+    }
+
+    /**
+     * Checks that nobody has changed gradients since the last pass.
+     *
+     * @throws IllegalStateException if somebody has: the other ranks would not know
+     */
+    void requireNotedGradients(String call, int ranks) {
+        for (Own own : parameters) {
+            Long noted = versions.get(own.array);
+            if (noted != null && noted != version(own.array)) {
+                throw new IllegalStateException(
+                        String.format(
+                                "%s: the gradient of '%s' was changed behind the backward pass,"
+                                        + " where it is what rank 0 alone has: %d ranks have a part"
+                                        + " of it each, which the step adds up. Clip by the"
+                                        + " optimizer (optClipGrad), put penalties into the loss,"
+                                        + " or train on one rank; collector.zeroGradients() gives"
+                                        + " the gradients up",
+                                call, own.name, ranks));
+            }
+        }
+        versions.clear();
+    }
+
+    private static long version(NDArray array) {
+        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
+            return gradient == null ? -1 : Torch.version(gradient);
+        }
+    }
+
     /** Forgets passes that will not go back any more. */
     void forgetPasses() {
         passes = 0;
+        late = false;
     }
 
     /** Gives the gradients up, those of frozen parameters, too. */
     void zeroGradients() {
+        versions.clear();
         buckets.reset();
         parameters.forEach(own -> clear(own.array));
     }
@@ -257,19 +324,17 @@ final class Replica implements AutoCloseable {
     /**
      * Adds the gradients of all ranks up and updates the parameters.
      *
-     * @param check whether to look for a gradient other than zero
+     * @param check whether to look for a gradient other than zero before anything is updated
      * @param updated open when the first rank of this JVM has updated a parameter, for which the
      *     others wait: in its first update of a step a learning-rate tracker may change itself, as
      *     DJL's {@code MultiFactorTracker} does, and they share it
-     * @return whether there is one
+     * @return whether there is one, or nobody has looked
      */
     boolean step(Optimizer optimizer, boolean check, CountDownLatch updated) {
         Map<NDArray, String> ids = new IdentityHashMap<>();
         parameters.forEach(own -> ids.put(own.array, own.id));
-        boolean[] different = {!check};
         GradientBuckets.Visitor update =
                 (array, gradient) -> {
-                    different[0] = different[0] || isDifferentFromZero(gradient);
                     if (index > 0) {
                         await(updated);
                     }
@@ -277,12 +342,15 @@ final class Replica implements AutoCloseable {
                     updated.countDown();
                 };
         try {
+            if (check && NoGradient.get(() -> buckets.areZero(trained()))) {
+                return false;
+            }
             NoGradient.run(() -> buckets.finish(trained(), update));
             parameters.stream().filter(own -> !own.isTrained()).forEach(own -> clear(own.array));
         } finally {
             updated.countDown(); // Also if it has failed.
         }
-        return different[0];
+        return true;
     }
 
     private void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
@@ -307,19 +375,14 @@ final class Replica implements AutoCloseable {
         }
     }
 
-    private static boolean isDifferentFromZero(NDArray gradient) {
-        try (NDArray different = gradient.neq(0);
-                NDArray any = different.any()) {
-            return any.getBoolean();
-        }
-    }
-
-    /** Writes the parameters back to the block's own, if these are on another device. */
+    /**
+     * Writes the parameters back to the block's own, if these are on another device. Those that the
+     * program has replaced since, as by loading others, stay.
+     */
     void writeBack() {
         for (Own own : parameters) {
-            NDArray original = own.parameter.getArray();
-            if (original != own.array) {
-                NoGradient.run(() -> Torch.copy(original, own.array));
+            if (own.original != own.array && own.original == own.parameter.getArray()) {
+                NoGradient.run(() -> Torch.copy(own.original, own.array));
             }
         }
     }

@@ -13,6 +13,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.Consumer;
+import java.util.function.IntConsumer;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.Torch;
@@ -63,6 +64,9 @@ final class SplitForward implements AutoCloseable {
      *
      * @param labels null if there are none
      * @param scope where gradients are recorded; null if nowhere
+     * @param incomplete is called on each rank's thread, before any computes, if not all have a
+     *     part of a recorded pass
+     * @param back is called when a recorded pass has gone back
      * @param started is told of the pass once it must be closed by somebody, which is if it is
      *     recorded
      */
@@ -73,11 +77,21 @@ final class SplitForward implements AutoCloseable {
             NDList labels,
             GradientScope scope,
             Body body,
+            IntConsumer incomplete,
+            Runnable back,
             Consumer<SplitForward> started) {
         SplitForward pass = new SplitForward(workers);
         boolean kept = false;
         try {
             NoGradient.run(() -> pass.split(devices, data, labels));
+            if (scope != null && pass.parts.size() < devices.size()) {
+                workers.runApart(
+                        devices.size(),
+                        rank -> {
+                            incomplete.accept(rank);
+                            return null;
+                        });
+            }
             workers.runApart(
                     pass.parts.size(),
                     rank -> {
@@ -96,7 +110,7 @@ final class SplitForward implements AutoCloseable {
             NDManager owner = data.head().getManager();
             NDList whole = NoGradient.get(() -> pass.join(owner, devices.get(0)));
             if (scope != null) {
-                kept = pass.record(scope, whole);
+                kept = pass.record(scope, whole, back);
             }
             if (kept) {
                 started.accept(pass);
@@ -209,7 +223,7 @@ final class SplitForward implements AutoCloseable {
     }
 
     /** Records the predictions that have a gradient, and tells whether any has. */
-    private boolean record(GradientScope scope, NDList whole) {
+    private boolean record(GradientScope scope, NDList whole, Runnable back) {
         List<Integer> recorded = new ArrayList<>();
         for (int k = 0; k < whole.size(); k++) {
             int index = k;
@@ -229,6 +243,7 @@ final class SplitForward implements AutoCloseable {
                 (inputs, kept, gradients) -> {
                     try {
                         goBack(recorded, gradients);
+                        back.run();
                     } finally {
                         close();
                     }

@@ -112,7 +112,11 @@ public final class GroupTrace {
      * @return the file in which the record will be; null if it need not be written
      */
     String failed(Operation operation, Throwable failure, String message) {
-        if (closed || isHarmless(failure)) {
+        if (closed) {
+            return null;
+        }
+        if (isHarmless(failure)) {
+            logger.warn("{}", message); // Perhaps nobody awaits it.
             return null;
         }
         hasFailed = true;

@@ -543,6 +543,9 @@ class DataParallelTest {
             try (Trainer trainer = model.newTrainer(config)) {
                 trainer.initialize(new Shape(1, Training.FEATURES));
                 NDArray x = trainer.getManager().ones(new Shape(4, Training.FEATURES));
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    collector.backward(trainer.forward(new NDList(x)).head().sum());
+                }
                 assertThrows(CollectiveException.class, trainer::step);
                 for (Executable call :
                         List.<Executable>of(

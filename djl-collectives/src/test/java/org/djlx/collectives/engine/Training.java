@@ -141,7 +141,7 @@ public final class Training {
     }
 
     /** Makes weights that depend on the seed and the shape alone. */
-    private static Initializer weights(int seed) {
+    static Initializer weights(int seed) {
         return (manager, shape, type) -> {
             Random random = new Random(seed * 1000L + shape.size());
             float[] values = new float[(int) shape.size()];

@@ -398,13 +398,18 @@ final class P2p {
 
     /** Frees everything, after {@link #stop}. */
     void free() {
-        queue.close();
-        kernels.close();
-        signals.close();
-        waits.close();
-        buffers.close();
-        region.closePeers();
-        RetiredRegions.add(region, hosts, this::releaseAbandoned);
+        try {
+            queue.close();
+            kernels.close();
+            signals.close();
+            waits.close();
+            buffers.close();
+            region.closePeers();
+        } finally {
+            // Also when the driver refuses calls: other ranks keep what is theirs until this has
+            // left.
+            RetiredRegions.add(region, hosts, this::releaseAbandoned);
+        }
     }
 
     /** Keeps what a failed operation held until all ranks have left; false if they have. */
@@ -418,6 +423,12 @@ final class P2p {
             releases = abandoned;
             abandoned = null;
         }
-        releases.forEach(Runnable::run);
+        for (Runnable release : releases) {
+            try {
+                release.run();
+            } catch (RuntimeException e) {
+                logger.warn("memory that a failed operation held cannot be freed", e);
+            }
+        }
     }
 }

@@ -64,6 +64,15 @@ final class RetiredRegions {
         }
     }
 
+    /** What cannot be freed must not keep the rest. */
+    private static void free(Runnable part) {
+        try {
+            part.run();
+        } catch (RuntimeException e) {
+            logger.warn("what ranks had to themselves cannot be freed", e);
+        }
+    }
+
     /** Frees what nobody uses any more. */
     static void free() {
         synchronized (RETIRED) {
@@ -71,17 +80,9 @@ final class RetiredRegions {
                     RETIRED.stream().filter(retired -> retired.hosts.isAlone()).toList();
             RETIRED.removeAll(unused);
             for (Retired retired : unused) {
-                try {
-                    retired.others.run();
-                } catch (RuntimeException e) {
-                    logger.warn("memory that a failed operation held cannot be freed", e);
-                }
-                try {
-                    retired.region.close();
-                    retired.hosts.close();
-                } catch (RuntimeException e) {
-                    logger.warn("P2P memory cannot be freed", e);
-                }
+                free(retired.others);
+                free(retired.region::close);
+                free(retired.hosts::close);
             }
         }
     }

@@ -37,10 +37,18 @@ final class DeviceTensor implements AutoCloseable {
             contiguous = original;
             hold = null;
             address = info.address();
-        } else {
+            return;
+        }
+        boolean done = false;
+        try {
             contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
             hold = new TensorHold(contiguous);
             address = Torch.dataPointer(contiguous);
+            done = true;
+        } finally {
+            if (!done) {
+                original.close(); // Otherwise the tensor would live as long as the manager.
+            }
         }
     }
 
