@@ -389,4 +389,18 @@ class TorchInPlaceTest {
                     Torch.cast(acc, ScalarType.BFLOAT16).close();
                 });
     }
+
+    @Test
+    void operatorsCountWhatTheyWrite() {
+        NDArray array = manager.create(new float[] {1, 2, 3});
+        long before = Torch.version(array);
+        array.add(1).close();
+        assertEquals(before, Torch.version(array), "nothing was written");
+        array.addi(1);
+        assertEquals(before + 1, Torch.version(array));
+        try (NDArray view = array.reshape(3, 1)) {
+            view.muli(2);
+        }
+        assertEquals(before + 2, Torch.version(array), "a view has the same memory");
+    }
 }
