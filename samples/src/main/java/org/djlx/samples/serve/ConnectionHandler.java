@@ -37,6 +37,9 @@ import org.slf4j.LoggerFactory;
  */
 final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpRequest> {
 
+    /** An event: answers must come to their end. */
+    static final Object TIME_IS_UP = new Object();
+
     private static final Logger logger = LoggerFactory.getLogger(ConnectionHandler.class);
 
     /** Reads a request of one kind. */
@@ -47,6 +50,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private final GenerationServer server;
     private ScheduledFuture<?> clock;
     private boolean busy;
+    private boolean timeIsUp; // the server is closing, and has waited
     private boolean chunked;
     private boolean keepAlive;
     private String route = "other";
@@ -85,11 +89,23 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
-    /** The server is closing: goodbye to whoever has nothing under way. */
+    /**
+     * The server is closing: goodbye to whoever has nothing under way, and when time is up to the
+     * others, too.
+     */
     @Override
     public void userEventTriggered(ChannelHandlerContext context, Object event) {
-        if (event == server && !busy) {
+        if (event == TIME_IS_UP) {
+            timeIsUp = true;
+            endAnswer();
+        } else if (event == server && !busy) {
             context.close();
+        }
+    }
+
+    private void endAnswer() {
+        if (timeIsUp && answer != null) {
+            answer.fail(new ApiException(503, "server_error", null, "the server is shutting down"));
         }
     }
 
@@ -379,6 +395,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                             next(context, sent);
                         });
         answer.start();
+        endAnswer(); // It may have been submitted when the others were told.
     }
 
     private void reply(ChannelHandlerContext context, FullHttpResponse reply) {

@@ -29,6 +29,7 @@ import java.io.IOException;
 import java.net.InetSocketAddress;
 import java.nio.channels.ServerSocketChannel;
 import java.nio.channels.UnresolvedAddressException;
+import java.time.Duration;
 import java.time.Instant;
 import java.util.Optional;
 import java.util.concurrent.ArrayBlockingQueue;
@@ -47,6 +48,7 @@ public final class GenerationServer implements AutoCloseable {
 
     private static final int READERS = 2;
     private static final int MAX_UNREAD = 256;
+    private static final Duration FAREWELL = Duration.ofSeconds(2);
 
     private final TextApi api;
     private final TextGenerator generator;
@@ -238,8 +240,8 @@ public final class GenerationServer implements AutoCloseable {
 
     /**
      * Takes no more requests, lets answers that are on their way come to their end for as long as
-     * the options say, cancels what is left and ends all threads. A second caller waits for the
-     * first.
+     * the options say, cancels what is left, whose clients are told, and ends all threads. A second
+     * caller waits for the first.
      */
     @Override
     public synchronized void close() {
@@ -252,6 +254,11 @@ public final class GenerationServer implements AutoCloseable {
         connections
                 .newCloseFuture()
                 .awaitUninterruptibly(options.shutdownTimeout().toMillis(), TimeUnit.MILLISECONDS);
+        connections.forEach(
+                channel -> channel.pipeline().fireUserEventTriggered(ConnectionHandler.TIME_IS_UP));
+        connections
+                .newCloseFuture()
+                .awaitUninterruptibly(FAREWELL.toMillis(), TimeUnit.MILLISECONDS);
         connections.close().awaitUninterruptibly();
         stopThreads();
     }

@@ -57,19 +57,17 @@ class GenerationServerTest {
         if (server != null) {
             server.close();
         }
-        server =
-                new GenerationServer(
-                        new TextApi("tiny", generator, ChatTemplate.PLAIN),
-                        generator,
-                        new ServerOptions(
-                                "127.0.0.1",
-                                0,
-                                token,
-                                MAX_BODY,
-                                connections,
-                                request,
-                                answer,
-                                Duration.ofSeconds(5)));
+        server = server(token, connections, request, answer, Duration.ofSeconds(5));
+    }
+
+    private GenerationServer server(
+            String token, int connections, Duration request, Duration answer, Duration shutdown)
+            throws IOException {
+        return new GenerationServer(
+                new TextApi("tiny", generator, ChatTemplate.PLAIN),
+                generator,
+                new ServerOptions(
+                        "127.0.0.1", 0, token, MAX_BODY, connections, request, answer, shutdown));
     }
 
     @Test
@@ -584,6 +582,26 @@ class GenerationServerTest {
         }
         generator.awaitCancelled(1);
         server.await();
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void closingTellsClientsWhoseAnswersDoNotEnd(boolean streamed) throws Exception {
+        server.close();
+        server = server(null, 200, LONG, LONG, Duration.ZERO);
+        CompletableFuture<HttpResponse<String>> response =
+                client.sendAsync(
+                        post("/v1/completions", "{'prompt':'HANG','stream':" + streamed + "}"),
+                        BodyHandlers.ofString());
+        while (generator.statistics().running() == 0) {
+            Thread.sleep(1);
+        }
+        server.close();
+        assertTrue(response.get().body().contains("the server is shutting down"), streamed + "");
+        if (!streamed) {
+            assertEquals(503, response.get().statusCode());
+        }
+        generator.awaitCancelled(1);
     }
 
     private static boolean isListening(int port) {
