@@ -139,8 +139,8 @@ public final class TrainCommand implements Callable<Integer> {
             paramLabel = "FOLDER",
             description =
                     "Where checkpoints are: goes on from the newest, if there is one, with the"
-                            + " losses that it would have had; text, seed, batch and context"
-                            + " must be the same.")
+                            + " losses that it would have had; text, seed, batch, context, dtype"
+                            + " and tensor parallelism must be the same.")
     private Path checkpoints;
 
     @Option(
@@ -274,8 +274,9 @@ public final class TrainCommand implements Callable<Integer> {
         Path file = checkpoints.toAbsolutePath().resolve("job.txt");
         String job =
                 String.format(
-                        "--context %d --batch %d --seed %d, text of %d bytes, CRC-32C %08x",
-                        context, batch, seed, bytes.length, checksum(bytes));
+                        "--context %d --batch %d --seed %d --dtype %s --tensor-parallel %d, text of"
+                                + " %d bytes, CRC-32C %08x",
+                        context, batch, seed, type, tensorParallel, bytes.length, checksum(bytes));
         if (Files.exists(file)) {
             String begun = Files.readString(file);
             if (!begun.equals(job)) {

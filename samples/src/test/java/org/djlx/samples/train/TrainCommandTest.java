@@ -178,8 +178,10 @@ class TrainCommandTest {
         assertEquals(written(expected), written(again));
         assertTrue(run(1, with(args, 59, "--resume", parts)).contains("of step 60"));
         String other = run(2, with(args, 60, "--resume", parts, "--seed", 2));
-        assertTrue(other.contains("was begun with --context 64 --batch 4 --seed 1, text"), other);
+        assertTrue(other.contains("was begun with --context 64 --batch 4 --seed 1 "), other);
         run(2, with(args, 60, "--resume", parts, "--batch", 8));
+        run(2, with(args, 60, "--resume", parts, "--dtype", "bfloat16"));
+        run(2, with(args, 60, "--resume", parts, "--tensor-parallel", 2));
         Files.writeString(text, "x", StandardOpenOption.APPEND);
         run(2, with(args, 60, "--resume", parts));
     }
