@@ -62,10 +62,10 @@ final class Replica implements AutoCloseable {
     private final List<Own> parameters = new ArrayList<>();
     private final Set<NDArray> shared = Collections.newSetFromMap(new IdentityHashMap<>());
     private final GradientBuckets buckets;
+    // How often the gradient of a parameter was written to when the last pass had gone back.
+    private final Map<NDArray, Long> versions = new IdentityHashMap<>();
     private FusedUpdates updates; // null if there are none, or none has been asked for
     private boolean hasAskedForUpdates;
-    private final Map<NDArray, Long> versions =
-            new IdentityHashMap<>(); // of gradients, by parameter
     private int passes; // begun, and not gone back to their beginning
     private boolean late; // whether gradients are reduced in the step alone, not before
 
@@ -231,8 +231,8 @@ final class Replica implements AutoCloseable {
     }
 
     /**
-     * Leaves all reductions to the step, until it is done: not all ranks have taken part in a pass,
-     * and those that have must not begin reductions that the others know nothing of.
+     * Leaves all reductions to the step: not all ranks have taken part in a pass, and those that
+     * have must not begin reductions that the others know nothing of. Until {@link #forgetPasses}.
      */
     void reduceLate() {
         late = true;

@@ -118,4 +118,12 @@ class DataParallelGpuTest {
         }
         assertNotEquals(whole.losses(), rounded.losses());
     }
+
+    @Test
+    @Timeout(60)
+    void aRankFailsWhileOthersReduce() {
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optDevices(gpus());
+        TrainerCareTest.failInBackward(config);
+    }
 }

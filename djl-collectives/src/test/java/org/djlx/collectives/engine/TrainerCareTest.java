@@ -21,10 +21,12 @@ import ai.djl.training.Trainer;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -210,6 +212,60 @@ class TrainerCareTest {
         if (what.equals("read")) {
             assertNear(results[0], results[1]);
         }
+    }
+
+    @Test
+    void aRankFailsWhileOthersReduce() {
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        failInBackward(config.optRanks(2));
+    }
+
+    /**
+     * Rank 1 fails on the way back, when rank 0 goes on to a reduction that it waits in; that must
+     * not take as long as operations may.
+     */
+    static void failInBackward(DataParallelConfig config) {
+        config.optBucketBytes(64).optOptimizer(Training.optimizer("sgd"));
+        SequentialBlock block =
+                new SequentialBlock()
+                        .add(Training.block())
+                        .add(TrainerCareTest::failingOnTheWayBack)
+                        .add(Training.block());
+        try (Model model = Model.newInstance("failing", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, Training.FEATURES));
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    CollectiveException e =
+                            assertThrows(
+                                    CollectiveException.class,
+                                    () -> pass(trainer, collector, 4, 1));
+                    assertTrue(e.getMessage().contains("rank 1 of the trainer"), e.getMessage());
+                    assertTrue(e.getMessage().contains("lost its way"), e.getMessage());
+                }
+            }
+        }
+    }
+
+    private static NDList failingOnTheWayBack(NDList list) {
+        NDArray in = list.head();
+        GradientScope scope = GradientScope.current().orElse(null);
+        if (scope == null) {
+            return list;
+        }
+        NDArray out = in.stopGradient();
+        scope.record(
+                "fail",
+                List.of(in),
+                List.of(),
+                List.of(out),
+                (inputs, kept, gradients) -> {
+                    if (Thread.currentThread().getName().equals("trainer-rank-1")) {
+                        throw new IllegalStateException("lost its way");
+                    }
+                    return gradients;
+                });
+        return new NDList(out);
     }
 
     @ParameterizedTest
