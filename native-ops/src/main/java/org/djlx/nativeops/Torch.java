@@ -262,8 +262,9 @@ public final class Torch {
      *
      * @param array the array; no backward pass that reaches it is under way
      * @param gradient its new gradient, whose storage it shares from now on, of its shape, type and
-     *     device, and not a view of memory that is not libtorch's; null for none, which DJL's
-     *     {@link NDArray#getGradient()} shows as new zeros of float32
+     *     device, and not a view of memory that is not libtorch's, nor a slice of an array made
+     *     from values of Java, of which that cannot be told; null for none, which DJL's {@link
+     *     NDArray#getGradient()} shows as new zeros of float32
      * @throws IllegalArgumentException if the array is to have a gradient and requires none, or the
      *     gradient is not like it, requires one itself, or lies in memory that is not libtorch's
      * @throws EngineException if libtorch does not keep gradients where this expects them
