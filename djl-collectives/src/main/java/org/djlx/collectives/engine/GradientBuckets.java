@@ -211,7 +211,7 @@ final class GradientBuckets {
 
     /** Tells whether a gradient is reduced in the step alone. */
     boolean isUnsent(NDArray parameter) {
-        return !buckets.subList(0, issued).contains(bucketOf.get(parameter));
+        return issued == 0 || buckets.indexOf(bucketOf.get(parameter)) >= issued;
     }
 
     private void issueAll(List<NDArray> parameters) {

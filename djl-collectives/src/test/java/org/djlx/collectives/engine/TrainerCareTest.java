@@ -16,6 +16,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.optimizer.Optimizer;
@@ -211,6 +212,25 @@ class TrainerCareTest {
         }
         if (what.equals("read")) {
             assertNear(results[0], results[1]);
+        }
+    }
+
+    /** A block that is no chain has all its gradients reduced in the step. */
+    @Test
+    void gradientsOfASingleBlockThatAreChangedAreFound() {
+        try (Model model = Model.newInstance("single", P2pEngine.NAME)) {
+            model.setBlock(Linear.builder().setUnits(2).build());
+            try (Trainer trainer = trainer(model, Training.optimizer("sgd"), 2)) {
+                step(trainer, 0);
+                step(trainer, 1);
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    pass(trainer, collector, 4, 2);
+                    NDArray bias = model.getBlock().getParameters().valueAt(1).getArray();
+                    collector.backward(bias.square().sum());
+                }
+                IllegalStateException e = assertThrows(IllegalStateException.class, trainer::step);
+                assertTrue(e.getMessage().contains("gradient of"), e.getMessage());
+            }
         }
     }
 
