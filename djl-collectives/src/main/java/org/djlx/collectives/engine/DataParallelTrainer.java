@@ -302,6 +302,7 @@ final class DataParallelTrainer extends Trainer {
                 Map<String, NDArray> copies = new HashMap<>();
                 state.arrays(from.id(), first.device())
                         .forEach((slot, array) -> copies.put(slot, replica.copy(array)));
+                copies.values().forEach(NDArray::detach); // As the optimizer's own.
                 String id = replica.parameters().get(i).id();
                 state.set(id, replica.device(), state.count(from.id()), copies);
             }
@@ -439,7 +440,7 @@ final class DataParallelTrainer extends Trainer {
         load();
         replicas.get(0).requireNotedGradients("step", replicas.size());
         boolean check = !stepped;
-        AtomicBoolean different = new AtomicBoolean(!check);
+        AtomicBoolean different = new AtomicBoolean();
         CountDownLatch updated = new CountDownLatch(1);
         eachRank(
                 replica -> {

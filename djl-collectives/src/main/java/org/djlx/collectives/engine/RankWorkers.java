@@ -47,15 +47,15 @@ final class RankWorkers implements AutoCloseable {
      * ranks may wait for each other: if one fails, the others are told.
      */
     <T> List<T> run(int ranks, IntFunction<T> body) {
-        return run(ranks, body, onFailure);
+        return run(ranks, body, false);
     }
 
     /** As {@link #run}, for code in which no rank waits for another. */
     <T> List<T> runApart(int ranks, IntFunction<T> body) {
-        return run(ranks, body, cause -> {});
+        return run(ranks, body, true);
     }
 
-    private <T> List<T> run(int ranks, IntFunction<T> body, Consumer<Throwable> onFailure) {
+    private <T> List<T> run(int ranks, IntFunction<T> body, boolean apart) {
         if (threads.isEmpty()) {
             return Collections.singletonList(body.apply(0));
         }
@@ -78,7 +78,9 @@ final class RankWorkers implements AutoCloseable {
                                                 first[0] = e;
                                                 failed[0] = rank;
                                             }
-                                            onFailure.accept(e);
+                                            if (!apart) {
+                                                onFailure.accept(e);
+                                            }
                                             throw e;
                                         }
                                     }));
@@ -96,7 +98,7 @@ final class RankWorkers implements AutoCloseable {
                     interrupted = true;
                     boolean isFirst = false;
                     synchronized (first) {
-                        if (first[0] == null && onFailure == this.onFailure) {
+                        if (first[0] == null && !apart) {
                             first[0] = e;
                             failed[0] = INTERRUPTED;
                             isFirst = true;

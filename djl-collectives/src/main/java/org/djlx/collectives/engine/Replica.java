@@ -149,17 +149,15 @@ final class Replica implements AutoCloseable {
         if (index == 0 && original.getDevice().equals(device)) {
             return original;
         }
-        NDArray copy = Torch.empty(manager, original.getShape(), Torch.scalarType(original));
-        NoGradient.run(() -> Torch.copy(copy, original));
+        NDArray copy = copy(original);
         copy.setName(original.getName());
         return copy;
     }
 
-    /** Returns a copy on this rank's device that belongs to nobody, as what optimizers keep. */
+    /** Returns a copy on this rank's device. */
     NDArray copy(NDArray array) {
         NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
         NoGradient.run(() -> Torch.copy(copy, array));
-        copy.detach();
         return copy;
     }
 
