@@ -65,9 +65,10 @@ import org.djlx.nativeops.NativeLibrary;
  * getGradient()} shows what rank 0 has: its part, or for gradients that have been reduced already
  * the sum. The ranks would not know of a change: gradients are clipped by the optimizer ({@code
  * optClipGrad}), and penalties are part of the loss. The step refuses gradients that were changed
- * or added to since. For the same reason parameters are the trainer's until it is closed: what the
- * program writes to them meanwhile, rank 0 has alone; what it loads or sets in their place stays
- * when the trainer is closed, and is what a new one begins with.
+ * or added to since, where it can tell: of buckets that were not reduced yet, as the first layers'
+ * never are. For the same reason parameters are the trainer's until it is closed: what the program
+ * writes to them meanwhile, rank 0 has alone; what it loads or sets in their place stays when the
+ * trainer is closed, and is what a new one begins with.
  *
  * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
  * them. {@link GradientReduction} says how their gradients become one: added up, unless {@code
