@@ -15,7 +15,8 @@ const int ATTENTION_WARPS = 8;
 const int CHUNK = ATTENTION_WARPS * TOKENS;
 const int KEY_STEPS = (HEAD + STEP - 1) / STEP;              // loads of a key by 4 lanes
 const int VALUE_STEPS = (HEAD + 8 * PACK - 1) / (8 * PACK);  // loads of a value by 8 lanes
-const int PADDED = HEAD + 4;                                 // so that lanes meet on few banks
+const int PADDED = HEAD + 8;                                 // so that lanes meet on few banks
+static_assert(BLOCK % TOKENS == 0, "tokens of a warp lie side by side");
 
 struct Attention {
   Bits* output;          // (rows, heads of keys * SHARING, HEAD)
@@ -49,6 +50,9 @@ __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const 
   to[i + HEAD / 2] = second;
 }
 
+// Where an element of a head is among those of a warp in shared memory: so that lanes meet on few banks.
+__device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
+
 // LATE: values are loaded behind the scores, which takes fewer registers, so that a multiprocessor has more blocks.
 // PLACED: decode_rotate has rotated queries, and written keys and values to the cache, as several rows are of one sequence.
 template <bool LATE, bool PLACED>
@@ -76,17 +80,19 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   const Bits* qkv = of.qkv + (u64)row * of.heads * (SHARING + 2) * HEAD;
   const int* table = of.table + (u64)row * of.table_stride;
   auto place = [&](int token) { return ((u64)(table[token / BLOCK] + token % BLOCK) * of.heads + head) * HEAD; };
+  u32 pitch = of.heads * HEAD;  // from a token to the next of its block
   const Bits* new_key = qkv + (of.heads * SHARING + head) * HEAD;
   const Bits* new_value = qkv + (of.heads * (SHARING + 1) + head) * HEAD;
 
   // What is not there reads as zeros.
   uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
   int first = chunk * CHUNK + warp * TOKENS;
+  u64 base = first <= position ? place(first) : 0;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     int token = first + half * 8 + upper;
     bool there = token < position || (PLACED && token == position);
-    const Bits* key = of.keys + (there ? place(token) : 0);
+    const Bits* key = of.keys + base + (half * 8 + upper) * pitch;
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
       u32 e = step * STEP + within * PACK;
@@ -98,7 +104,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     for (int i = 0; i < 4; i++) {
       int token = first + i / 2 * 8 + within * 2 + i % 2;
       bool there = token < end;
-      const Bits* value = !PLACED && token == position ? new_value : of.values + (there ? place(token) : 0);
+      const Bits* value = !PLACED && token == position ? new_value : of.values + base + (i / 2 * 8 + within * 2 + i % 2) * pitch;
 #pragma unroll
       for (int step = 0; step < VALUE_STEPS; step++) {
         u32 e = (step * 8 + upper) * PACK;
@@ -110,6 +116,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   if (!PLACED) await_others();
   const float* cosines = of.cosines + (u64)position * (HEAD / 2);
   const float* sines = of.sines + (u64)position * (HEAD / 2);
+#pragma unroll 1
   for (u32 i = threadIdx.x; i < SHARING * HEAD / 2; i += ATTENTION_WARPS * WARP) {
     u32 q = i / (HEAD / 2);
     const Bits* query = qkv + (head * SHARING + q) * HEAD;
@@ -122,10 +129,12 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     }
   }
   bool newest = !PLACED && chunk == count - 1;
+#pragma unroll 1
   for (u32 i = threadIdx.x; newest && i < HEAD / 2; i += ATTENTION_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
   __syncthreads();
   if (newest) {
     u64 at = place(position);
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < HEAD; i += ATTENTION_WARPS * WARP) {
       of.keys[at + i] = own_key[i];
       of.values[at + i] = new_value[i];
@@ -204,41 +213,38 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     }
     if (upper < SHARING) {
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        int k = j ^ within;  // lanes meet on few banks
+      for (int k = 0; k < 4; k++) {
         u32 e = (step * 8 + within * 2) * PACK + k * 4;
-        float4 four = k == 0   ? make_float4(weighted[0][0], weighted[0][1], weighted[0][2], weighted[0][3])
-                      : k == 1 ? make_float4(weighted[0][4], weighted[0][5], weighted[0][6], weighted[0][7])
-                      : k == 2 ? make_float4(weighted[1][0], weighted[1][1], weighted[1][2], weighted[1][3])
-                               : make_float4(weighted[1][4], weighted[1][5], weighted[1][6], weighted[1][7]);
-        if (e < HEAD) *(float4*)&merged[warp][upper][e] = four;
+        const float* four = weighted[k / 2] + k % 2 * 4;
+        if (e < HEAD) *(float4*)&merged[warp][upper][swizzled(e)] = make_float4(four[0], four[1], four[2], four[3]);
       }
     }
   }
   __syncthreads();
   const int ENTRY = HEAD + 2;
   Bits* output = of.output + ((u64)row * of.heads + head) * SHARING * HEAD;
-  for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
+#pragma unroll 1
+  for (u32 i = threadIdx.x * 2; i < SHARING * HEAD; i += 2 * ATTENTION_WARPS * WARP) {
     u32 q = i / HEAD, e = i % HEAD;
     float highest = LEAST;
 #pragma unroll
     for (int w = 0; w < ATTENTION_WARPS; w++) highest = fmaxf(highest, most_of[w][q]);
-    float total = 0, value = 0;
+    float total = 0;
+    float2 value = make_float2(0, 0);
 #pragma unroll
     for (int w = 0; w < ATTENTION_WARPS; w++) {
       float factor = exp2f(most_of[w][q] - highest);
+      float2 its = *(const float2*)&merged[w][q][swizzled(e)];
       total += sum_of[w][q] * factor;
-      value += merged[w][q][e] * factor;
+      value.x += its.x * factor;
+      value.y += its.y * factor;
     }
     if (count == 1) {
-      output[i] = T::store(value / total);
+      *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
     } else {
       float* entry = of.chunks + ((first_chunk + chunk) * SHARING + q) * ENTRY;
-      entry[e] = value;
-      if (e == 0) {
-        entry[HEAD] = highest;
-        entry[HEAD + 1] = total;
-      }
+      *(float2*)&entry[e] = value;
+      if (e == 0) *(float2*)&entry[HEAD] = make_float2(highest, total);
     }
   }
   if (count == 1) return;
@@ -252,21 +258,24 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   }
   __syncthreads();
   if (!is_last) return;
-  for (u32 i = threadIdx.x; i < SHARING * HEAD; i += ATTENTION_WARPS * WARP) {
+#pragma unroll 1
+  for (u32 i = threadIdx.x * 2; i < SHARING * HEAD; i += 2 * ATTENTION_WARPS * WARP) {
     u32 q = i / HEAD, e = i % HEAD;
     const float* entries = of.chunks + (first_chunk * SHARING + q) * ENTRY;
-    float highest = LEAST, total = 0, value = 0;
+    float highest = LEAST, total = 0;
+    float2 value = make_float2(0, 0);
 #pragma unroll 4
     for (u32 c = 0; c < count; c++) {
       const float* entry = entries + (u64)c * SHARING * ENTRY;
-      float its = __ldcg(entry + HEAD), its_sum = __ldcg(entry + HEAD + 1), its_value = __ldcg(entry + e);
-      float next = fmaxf(highest, its);
-      float old = exp2f(highest - next), factor = exp2f(its - next);
+      float2 its = __ldcg((const float2*)(entry + HEAD)), its_value = __ldcg((const float2*)(entry + e));
+      float next = fmaxf(highest, its.x);
+      float old = exp2f(highest - next), factor = exp2f(its.x - next);
       highest = next;
-      total = total * old + its_sum * factor;
-      value = value * old + its_value * factor;
+      total = total * old + its.y * factor;
+      value.x = value.x * old + its_value.x * factor;
+      value.y = value.y * old + its_value.y * factor;
     }
-    output[i] = T::store(value / total);
+    *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
   }
 }
 
