@@ -371,7 +371,7 @@ public final class LlamaKernels implements AutoCloseable {
         // Two blocks run on a multiprocessor at once, or four of the other.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
         CudaKernel kernel = several ? attentionPlaced : many ? attentionLate : attention;
-        LaunchSize size = LaunchSize.of(chunks, ATTENTION_THREADS).withGrid(heads, rows);
+        LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);
         kernel.launch(stream, size.asDependent(), arguments);
     }
 

@@ -64,7 +64,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   __shared__ float most_of[ATTENTION_WARPS][8], sum_of[ATTENTION_WARPS][8];
   __shared__ bool is_last;
   let_others_begin();
-  u32 chunk = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
+  u32 head = blockIdx.x, row = blockIdx.y, chunk = blockIdx.z;  // the last chunks, which may be short or empty, begin last
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 upper = lane / 4, within = lane % 4;
   // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate writes some of them.
