@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures, and keeps the figures in ci/results/.
 #   ci/bench.sh cpu [arguments of `samples/run.sh bench-compare`]
-#     all-reduce on this host's CPU, beside Gloo, and Open MPI where mpicc and mpirun are there
+#     all-reduce on this host's CPU, beside Gloo, and Open MPI where mpicc and mpirun are there; then coalesced
+#     operations beside separate ones, into ci/results/cpu-coalesced.json
 #   ci/bench.sh gpu [arguments of `samples/run.sh bench-gpu`]
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
 #     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
@@ -54,6 +55,7 @@ bench_cpu() {
     say "Open MPI is not here (openmpi-bin, libopenmpi-dev): left out"
   fi
   "$root/samples/run.sh" bench-compare "${args[@]}" "$@"
+  "$root/samples/run.sh" bench-coalesced --json "$root/ci/results/cpu-coalesced.json" --commit "$(commit)"
 }
 
 # Without setup: all that is needed is Java where it has been built before.

@@ -12,6 +12,7 @@ import org.djlx.samples.bench.BenchChartCommand;
 import org.djlx.samples.bench.BenchCommand;
 import org.djlx.samples.bench.BenchCompareCommand;
 import org.djlx.samples.bench.BlockBenchCommand;
+import org.djlx.samples.bench.CoalescedBenchCommand;
 import org.djlx.samples.bench.DecodeBenchCommand;
 import org.djlx.samples.bench.GpuBenchCommand;
 import org.djlx.samples.bench.TrainBenchCommand;
@@ -55,6 +56,7 @@ import picocli.CommandLine.Spec;
             OpCommand.class,
             BenchCommand.class,
             BenchCompareCommand.class,
+            CoalescedBenchCommand.class,
             LaunchCommand.class,
             PlanCommand.class,
             FlightCommand.class,

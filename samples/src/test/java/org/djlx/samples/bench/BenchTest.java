@@ -7,6 +7,8 @@ package org.djlx.samples.bench;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.PrintWriter;
@@ -79,6 +81,21 @@ class BenchTest {
     }
 
     @Test
+    void measuresCoalescedOperationsBesideSeparateOnes(@TempDir Path folder) throws Exception {
+        Path json = folder.resolve("coalesced.json");
+        assertEquals(0, run("bench-coalesced", "--json", "" + json, "256K"), err::toString);
+        JsonArray rows =
+                JsonParser.parseString(Files.readString(json))
+                        .getAsJsonObject()
+                        .getAsJsonArray("rows");
+        assertEquals(6, rows.size()); // of 3 operations, of 2 tensors and of 20
+        for (JsonElement row : rows) {
+            assertEquals(256 << 10, row.getAsJsonObject().get("bytes").getAsInt());
+            assertTrue(row.getAsJsonObject().get("ratio").getAsDouble() > 0);
+        }
+    }
+
+    @Test
     void measuresWhatAWaitingRankUses() {
         assertEquals(0, run("bench", "--idle", "0"), err::toString);
         assertTrue(out.toString().matches("idle: \\d+ ms of CPU time in 0 s\\R"), out::toString);
@@ -99,6 +116,8 @@ class BenchTest {
                 "bench --op reduce_scatter --ranks 3 4",
                 "bench --ranks 1025",
                 "bench --idle -1",
+                "bench-coalesced 3",
+                "bench-coalesced --ranks 0",
                 "bench-compare --rounds 0",
                 "bench-compare --many 0",
                 "bench-compare --idle -1",

@@ -1,0 +1,198 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.bench;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.PrintWriter;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.concurrent.Callable;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.samples.Ranks;
+import org.djlx.samples.TextTable;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code bench-coalesced}: operations on several tensors as one call, beside a call for each. */
+@Command(
+        name = "bench-coalesced",
+        description = {
+            "Measures coalesced float32 operations on CPU ranks beside separate ones on the same"
+                    + " tensors, in turns: the median time of the slowest rank.",
+            "Ranks are threads; in a process started by 'launch' or torchrun it runs that process's"
+                    + " rank."
+        })
+public final class CoalescedBenchCommand implements Callable<Integer> {
+
+    private static final List<BenchOp> OPERATIONS =
+            List.of(BenchOp.ALL_REDUCE, BenchOp.ALL_GATHER, BenchOp.REDUCE_SCATTER);
+    private static final int[] TENSORS = {2, 20};
+    private static final List<String> SIZES = List.of("4", "4K", "64K", "256K", "1M", "4M");
+    private static final long BYTES = 100L << 20; // of a rank's part in all turns of a row, about
+    private static final int MIN_TURNS = 40;
+    private static final int MAX_TURNS = 4000;
+
+    @Spec private CommandSpec spec;
+
+    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 2 if not given.")
+    private Integer ranks;
+
+    @Mixin private ReportOptions reports;
+
+    @Parameters(
+            paramLabel = "SIZE",
+            description = "The bytes of a rank's part of a tensor; 4 to 4M if not given.")
+    private List<String> sizes = SIZES;
+
+    private CoalescedBenchCommand() {}
+
+    /**
+     * A row.
+     *
+     * @param operation what was called
+     * @param tensors how many in a call
+     * @param bytes of each one, of a rank's part
+     * @param turns how often either was called and timed
+     * @param separateMicros a call for each and the wait for all
+     * @param coalescedMicros one call and its wait
+     * @param ratio of the latter to the former
+     */
+    record Row(
+            String operation,
+            int tensors,
+            long bytes,
+            int turns,
+            double separateMicros,
+            double coalescedMicros,
+            double ratio) {}
+
+    @Override
+    public Integer call() throws Exception {
+        Ranks.check(spec, "--ranks", ranks, false);
+        Ranks here = Ranks.of(ranks, 2);
+        int most = Arrays.stream(TENSORS).max().orElseThrow();
+        int tensors = most * (here.worldSize() + 1) * here.worldSize();
+        List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES, tensors);
+        List<Row> rows = here.run("shm", group -> measure(group, cases)).get(0);
+        if (here.here().contains(0)) {
+            PrintWriter out = spec.commandLine().getOut();
+            TextTable table =
+                    new TextTable(
+                            "operation", "tensors", "bytes", "separate", "coalesced", "ratio");
+            rows.forEach(
+                    row ->
+                            table.add(
+                                    row.operation,
+                                    row.tensors,
+                                    row.bytes,
+                                    rounded(row.separateMicros),
+                                    rounded(row.coalescedMicros),
+                                    rounded(row.ratio)));
+            out.printf("# %s, microseconds%n%s", Ranks.count(here.worldSize()), table);
+            out.flush();
+            if (reports.json() != null) {
+                BenchReport report =
+                        reports.report("float32 coalesced and separate, on one host", Map.of());
+                report.put("ranks", here.worldSize());
+                report.put("rows", rows);
+                report.store(reports.json());
+            }
+        }
+        return 0;
+    }
+
+    private static String rounded(double value) {
+        return String.format(Locale.ROOT, "%.2f", value);
+    }
+
+    /** Measures on one rank; returns the same on all. */
+    private static List<Row> measure(ProcessGroup group, List<BenchCase> cases) {
+        List<Row> rows = new ArrayList<>();
+        for (BenchOp op : OPERATIONS) {
+            for (int tensors : TENSORS) {
+                for (BenchCase wanted : cases) {
+                    rows.add(measure(group, op, tensors, wanted.size() / Float.BYTES));
+                }
+            }
+        }
+        return rows;
+    }
+
+    private static Row measure(ProcessGroup group, BenchOp op, int tensors, long elements) {
+        int worldSize = group.worldSize();
+        long bytes = elements * Float.BYTES;
+        int turns = (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, BYTES / tensors / bytes));
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            List<NDArray> outputs = new ArrayList<>();
+            List<NDArray> inputs = new ArrayList<>();
+            for (int i = 0; i < tensors; i++) {
+                outputs.add(manager.zeros(new Shape(elements * op.outputParts(worldSize))));
+                inputs.add(
+                        op.inPlace()
+                                ? outputs.get(i)
+                                : manager.zeros(new Shape(elements * op.inputParts(worldSize))));
+            }
+            double[] separate = new double[turns];
+            double[] coalesced = new double[turns];
+            for (int turn = -turns / 4; turn < turns; turn++) { // The first ones warm up.
+                double one = timed(group, () -> separate(group, op, outputs, inputs));
+                double other = timed(group, () -> coalesced(group, op, outputs, inputs).await());
+                if (turn >= 0) {
+                    separate[turn] = one;
+                    coalesced[turn] = other;
+                }
+            }
+            double ours = slowest(group, manager, coalesced);
+            double theirs = slowest(group, manager, separate);
+            return new Row(op.toString(), tensors, bytes, turns, theirs, ours, ours / theirs);
+        }
+    }
+
+    private static double timed(ProcessGroup group, Runnable calls) {
+        group.barrier().await();
+        long start = System.nanoTime();
+        calls.run();
+        return (System.nanoTime() - start) / 1e3;
+    }
+
+    private static void separate(
+            ProcessGroup group, BenchOp op, List<NDArray> outputs, List<NDArray> inputs) {
+        IntStream.range(0, outputs.size())
+                .mapToObj(i -> op.issue(group, outputs.get(i), inputs.get(i)))
+                .toList()
+                .forEach(Work::await);
+    }
+
+    private static Work coalesced(
+            ProcessGroup group, BenchOp op, List<NDArray> outputs, List<NDArray> inputs) {
+        return switch (op) {
+            case ALL_REDUCE -> group.allReduceCoalesced(outputs, ReduceOp.SUM);
+            case ALL_GATHER -> group.allGatherCoalesced(outputs, inputs);
+            case REDUCE_SCATTER -> group.reduceScatterCoalesced(outputs, inputs, ReduceOp.SUM);
+            default -> throw new AssertionError(op);
+        };
+    }
+
+    /** Of each turn the slowest rank counts; of those, the median. */
+    private static double slowest(ProcessGroup group, NDManager manager, double[] micros) {
+        NDArray all = manager.create(micros);
+        group.allReduce(all, ReduceOp.MAX).await();
+        double[] sorted = all.toDoubleArray();
+        Arrays.sort(sorted);
+        return sorted[sorted.length / 2];
+    }
+}
