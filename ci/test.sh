@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All checks: kernels and the trace of GPUs compile, the build has no warning, tests pass, javadoc is complete. Of the attacks (mvn -Psoak test)
-# each runs for a few seconds, and at least one round of it. Without arguments, samples/quickstart-project is built too.
+# All checks: the maps of packages are whole, kernels and the trace of GPUs compile, the build has no warning, tests pass, javadoc is
+# complete. Of the attacks (mvn -Psoak test) each runs for a few seconds, and at least one round of it. Without arguments,
+# samples/quickstart-project is built too.
 #   ci/test.sh [arguments of mvn, for example -pl samples -am]
 set -euo pipefail
 
@@ -93,9 +94,22 @@ check_quickstart_project() (
     com.example.Quickstart
 )
 
+# The map of a package, in its package-info, names each of its classes.
+check_maps() {
+  local map class missing=()
+  while read -r map; do
+    for class in "$(dirname "$map")"/*.java; do
+      class=$(basename "$class" .java)
+      [[ $class == package-info ]] || grep -qw "$class" "$map" || missing+=("${map#"$root/"}: $class")
+    done
+  done < <(grep -rl '<pre>' --include=package-info.java "$root"/*/src/main)
+  ((${#missing[@]} == 0)) || die "classes that the map of their package does not name:$(printf '\n  %s' "${missing[@]}")"
+}
+
 setup
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
+check_maps
 check_kernels
 check_profile
 # One invocation: in a second one, without `install`, a module would not find the others' jars. Javadoc is part of it.

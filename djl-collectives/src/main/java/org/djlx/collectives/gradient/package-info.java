@@ -9,6 +9,8 @@
  *   GradientScope               collects gradients on one thread: DJL's GradientCollector for ranks
  *   DifferentiableCollectives   collectives through which gradients flow
  *   GradientRule                differentiates an operator of your own
+ *   Boundary                    one call of an operator, where autograd's graph is cut
+ *   Conversion                  the way back from an array of another element type
  * </pre>
  */
 package org.djlx.collectives.gradient;

@@ -3,9 +3,17 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Llamas: {@link org.djlx.samples.llama.ServeModelCommand} writes a small one of random weights,
- * {@link org.djlx.samples.llama.TrainedLlama} one that was trained, {@link
- * org.djlx.samples.llama.RandomLlama} one to measure with; {@link
- * org.djlx.samples.llama.GenerateCommand} has one write text.
+ * Llamas that are written to directories, and that write text.
+ *
+ * <pre>
+ *   GenerateCommand    generate: writes text
+ *   ServeModelCommand  serve-model: writes a small Llama of random weights
+ *   ModelOptions       the options of commands that generate text
+ *   LoadingProgress    says how loading goes
+ *   LlamaDirectory     writes a model directory in Hugging Face's layout
+ *   RandomLlama        one of random weights
+ *   TrainedLlama       one that was trained
+ *   BytePairEncoding   a tokenizer that is learned from a text
+ * </pre>
  */
 package org.djlx.samples.llama;

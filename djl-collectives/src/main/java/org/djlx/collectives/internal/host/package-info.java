@@ -11,6 +11,7 @@
  *   SharedSegment    that memory
  *   Liveness         whether a process still runs
  *   Deadline         how long to wait
+ *   LongWaits        tells the log of ranks that wait long
  *   Required         refuses arguments that are null
  * </pre>
  */
