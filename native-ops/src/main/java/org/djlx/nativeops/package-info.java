@@ -6,7 +6,8 @@
  * java.lang.IllegalArgumentException}; a failure inside a native library an {@link
  * ai.djl.engine.EngineException}, which for CUDA's is a {@link org.djlx.nativeops.CudaException}.
  *
- * <p>A plus marks what other modules use.
+ * <p>A plus marks what other modules use; of that, a user names what public classes of theirs take
+ * or return. The rest may change at any time.
  *
  * <pre>
  *   libraries
