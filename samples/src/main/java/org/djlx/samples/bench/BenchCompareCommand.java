@@ -127,18 +127,17 @@ public final class BenchCompareCommand implements Callable<Integer> {
 
     private BenchComparison compare(List<BenchCase> cases)
             throws IOException, InterruptedException {
-        List<BenchProgram> programs =
-                new ArrayList<>(
-                        List.of(
-                                program(THREADS, THREADS, 2, "--bind"),
-                                program(PROCESSES, PROCESSES, 2, "--bind"),
-                                program(many(THREADS), THREADS, many),
-                                program(many(PROCESSES), PROCESSES, many)));
+        List<BenchProgram> programs = new ArrayList<>();
+        // First, as one that fails should do so before minutes of measurements.
         peers.forEach(
                 (name, command) ->
                         programs.add(
                                 new BenchProgram(
                                         name, List.of("bash", "-c", command + " \"$@\"", name))));
+        programs.add(program(THREADS, THREADS, 2, "--bind"));
+        programs.add(program(PROCESSES, PROCESSES, 2, "--bind"));
+        programs.add(program(many(THREADS), THREADS, many));
+        programs.add(program(many(PROCESSES), PROCESSES, many));
         PrintWriter err = spec.commandLine().getErr();
         BenchComparison comparison = new BenchComparison();
         for (int round = 0; round < rounds; round++) {
