@@ -151,6 +151,8 @@ class GenerateCommandTest {
         Files.createDirectory(none);
         assertTrue(run(1, "generate", none, "--prompt", "x").contains("config.json"));
         Files.copy(model.resolve("config.json"), none.resolve("config.json"));
+        assertTrue(run(2, "generate", none, "--prompt", "x").contains("has no tokenizer.json"));
+        Files.copy(model.resolve("tokenizer.json"), none.resolve("tokenizer.json"));
         assertTrue(run(1, "generate", none, "--prompt", "x").contains("has neither"), "no weights");
     }
 }
