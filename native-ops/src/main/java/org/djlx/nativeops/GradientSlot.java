@@ -24,20 +24,36 @@ import com.sun.jna.Pointer;
  */
 final class GradientSlot {
 
+    private static final long NONE; // the TensorImpl of what is no tensor
+    private static final Throwable FAILURE; // why gradients cannot be set; null if they can
+
     static {
-        Native.register(
-                GradientSlot.class,
-                com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libc10.so")));
-        NONE = tryOut();
+        long none = 0;
+        Throwable failure = null;
+        try {
+            Native.register(
+                    GradientSlot.class,
+                    com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libc10.so")));
+            none = tryOut();
+        } catch (RuntimeException | UnsatisfiedLinkError e) {
+            failure = e;
+        }
+        NONE = none;
+        FAILURE = failure;
     }
 
-    private static final long NONE; // the TensorImpl of what is no tensor
     private static final int COUNT = 8; // where a TensorImpl has the number of its handles
 
     private GradientSlot() {}
 
     /** {@code at::Tensor& c10::TensorImpl::mutable_grad()}. */
     static native long _ZN3c1010TensorImpl12mutable_gradEv(long tensorImpl);
+
+    private static void check() {
+        if (FAILURE != null) {
+            throw new EngineException("gradients cannot be set in this libtorch", FAILURE);
+        }
+    }
 
     private static Pointer of(long tensor) {
         long impl = new Pointer(tensor).getLong(0);
@@ -62,6 +78,7 @@ final class GradientSlot {
      * @param gradient the gradient; 0 for none
      */
     static void set(long leaf, long gradient) {
+        check();
         long handle = handle(gradient);
         try {
             swap(of(leaf), new Pointer(handle));
@@ -72,6 +89,7 @@ final class GradientSlot {
 
     /** Returns how many handles there are of a leaf's gradient; 0 if it has none. */
     static int holders(long leaf) {
+        check();
         long impl = of(leaf).getLong(0);
         return impl == NONE ? 0 : new Pointer(impl).getInt(COUNT) - 1;
     }
