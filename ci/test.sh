@@ -108,11 +108,15 @@ check_maps() {
 
 setup
 out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$out"' EXIT
 check_maps
-check_kernels
 check_profile
+# Beside the tests, which wait for other processes for much of their time.
+check_kernels >"$out/kernels.log" 2>&1 &
+kernels=$!
 # One invocation: in a second one, without `install`, a module would not find the others' jars. Javadoc is part of it.
 maven verify -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$@"
+wait "$kernels" || die "kernels: $(<"$out/kernels.log")"
+tail -1 "$out/kernels.log"
 (($#)) || check_quickstart_project
 say "All checks passed"
