@@ -164,7 +164,7 @@ public final class P2pEngine extends Engine {
     public Model newModel(String name, Device device) {
         Device where = device == null ? defaultDevice() : device;
         // Of several devices, the first has what is not divided.
-        return new P2pModel(pytorch.newModel(name, where.getDevices().get(0)), where);
+        return new P2pModel(pytorch.newModel(name, where.getDevices().get(0)), device);
     }
 
     @Override

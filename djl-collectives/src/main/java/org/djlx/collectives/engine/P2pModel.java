@@ -7,6 +7,7 @@ package org.djlx.collectives.engine;
 import ai.djl.Device;
 import ai.djl.MalformedModelException;
 import ai.djl.Model;
+import ai.djl.engine.Engine;
 import ai.djl.inference.Predictor;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -25,9 +26,11 @@ import java.net.URL;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
+import java.util.Properties;
 import java.util.ServiceLoader;
 import java.util.function.Function;
 import java.util.function.Predicate;
+import java.util.regex.Pattern;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -39,11 +42,13 @@ final class P2pModel implements Model {
 
     // By which DJL Serving knows whether a model has failed.
     private static final String FAILED = "failed";
+    private static final String LOAD_ON_DEVICES = "load_on_devices";
+    private static final Pattern ONE_MODEL = Pattern.compile("cpu|gpu\\d+(\\+gpu\\d+)*");
 
     private static final Logger LOG = LoggerFactory.getLogger(P2pModel.class);
 
     private final Model model;
-    private final Device device; // or several
+    private final Device device; // or several; null if the user has named none
     private volatile int process; // this one's rank among those that train the model
     private volatile ParallelModel parallel; // null if it is not divided
     private volatile Path directory; // of that
@@ -91,12 +96,33 @@ final class P2pModel implements Model {
                 if (loader.canLoad(modelPath)) {
                     Map<String, ?> given = options == null ? Map.of() : options;
                     directory = modelPath;
-                    parallel = loader.load(getName(), modelPath, device, given);
+                    parallel = loader.load(getName(), modelPath, device(modelPath), given);
                     return;
                 }
             }
         }
         model.load(modelPath, prefix, options);
+    }
+
+    /**
+     * Returns where a divided model goes, which DJL Serving says itself, and plain DJL does not.
+     */
+    private Device device(Path modelPath) throws IOException {
+        if (device != null) {
+            return device;
+        }
+        Path file = modelPath.resolve("serving.properties");
+        Properties properties = new Properties();
+        if (Files.exists(file)) {
+            try (InputStream in = Files.newInputStream(file)) {
+                properties.load(in);
+            }
+        }
+        // DJL Serving also knows lists and patterns of devices, each for a model of its own.
+        String devices = properties.getProperty(LOAD_ON_DEVICES, "").trim();
+        return ONE_MODEL.matcher(devices).matches()
+                ? Device.fromName(devices)
+                : Engine.getEngine(P2pEngine.NAME).defaultDevice();
     }
 
     @Override

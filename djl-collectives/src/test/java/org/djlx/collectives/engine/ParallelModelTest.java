@@ -13,6 +13,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
 import ai.djl.Model;
+import ai.djl.engine.Engine;
 import ai.djl.inference.Predictor;
 import ai.djl.modality.Input;
 import ai.djl.modality.Output;
@@ -118,6 +119,34 @@ class ParallelModelTest {
             assertTrue(Integer.parseInt(model.getProperty("failed", "0")) > 0);
         }
         assertTrue(loaded.closed);
+    }
+
+    @Test
+    void goesWhereTheDirectorySaysUnlessTheUserDoes() throws Exception {
+        Device two = Device.fromName("gpu2+gpu3");
+        Files.writeString(
+                directory.resolve("serving.properties"),
+                "engine=PyTorch-P2P\nload_on_devices=gpu2+gpu3\n");
+        // Devices that are not there, where the engine's own part of a model cannot go.
+        P2pModel model = new P2pModel(Model.newInstance("m", Device.cpu(), "PyTorch"), null);
+        model.load(directory, null, Map.of());
+        assertEquals(two.getDevices(), Loader.last.device.getDevices());
+        model.close();
+        Criteria<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(directory)
+                        .optDevice(Device.cpu())
+                        .build();
+        criteria.loadModel().close();
+        assertEquals(Device.cpu(), Loader.last.device);
+        Files.writeString(
+                directory.resolve("serving.properties"),
+                "engine=PyTorch-P2P\nload_on_devices=gpu0;gpu1\n");
+        P2pModel other = new P2pModel(Model.newInstance("m", Device.cpu(), "PyTorch"), null);
+        other.load(directory, null, Map.of());
+        assertEquals(Engine.getEngine(P2pEngine.NAME).defaultDevice(), Loader.last.device);
+        other.close();
     }
 
     @Test
