@@ -107,13 +107,26 @@ final class LlamaWeights implements AutoCloseable {
     }
 
     /**
-     * Checks that all tensors are there, in shapes that fit and types that can be read. Allocates
-     * nothing.
+     * Checks that all tensors are there, in shapes that fit and types that can be read, and none
+     * that this model does not have, whose results would be others. Allocates nothing.
      *
      * @throws IllegalArgumentException if one is not; the message names it
      */
     static void check(LlamaConfig config, Safetensors files) {
-        shapes(config).forEach((name, shape) -> check(files, name, shape));
+        Map<String, Shape> shapes = shapes(config);
+        shapes.forEach((name, shape) -> check(files, name, shape));
+        for (TensorSpec spec : files.specs()) {
+            String name = spec.name();
+            // Old files have what rotations are computed from, and some the embedding again.
+            boolean unused = name.endsWith(".rotary_emb.inv_freq") || name.equals(HEAD);
+            if (!shapes.containsKey(name) && !unused) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "the weights have a tensor '%s', which no Llama of this config.json"
+                                        + " has",
+                                name));
+            }
+        }
     }
 
     private static void check(Safetensors files, String name, Shape shape) {

@@ -58,6 +58,19 @@ class LlamaWeightsTest {
                 "'" + name + "' of the weights has the shape (12, 41)",
                 shapes -> shapes.put(name, TensorSpec.of(name, config.type(), new Shape(12, 41))));
         refuse("'lm_head.weight'", shapes -> shapes.remove("lm_head.weight"));
+        for (String more :
+                new String[] {
+                    "model.layers.1.self_attn.q_proj.bias", "model.layers.2.mlp.up_proj.weight"
+                }) {
+            refuse(
+                    "a tensor '" + more + "'",
+                    shapes -> shapes.put(more, TensorSpec.of(more, config.type(), new Shape(1))));
+        }
+        String unused = "model.layers.0.self_attn.rotary_emb.inv_freq";
+        write(shapes -> shapes.put(unused, TensorSpec.of(unused, config.type(), new Shape(4))));
+        try (Safetensors files = Safetensors.open(directory)) {
+            LlamaWeights.check(config, files);
+        }
         refuse(
                 "type int32",
                 shapes -> {
@@ -66,8 +79,7 @@ class LlamaWeightsTest {
                 });
     }
 
-    private void refuse(String problem, Consumer<Map<String, TensorSpec>> change)
-            throws IOException {
+    private void write(Consumer<Map<String, TensorSpec>> change) throws IOException {
         Map<String, TensorSpec> specs = new LinkedHashMap<>();
         LlamaWeights.shapes(config)
                 .forEach(
@@ -79,6 +91,11 @@ class LlamaWeightsTest {
             SafetensorsWriter.writeModel(
                     directory, written, Long.MAX_VALUE, spec -> manager.zeros(spec.shape()));
         }
+    }
+
+    private void refuse(String problem, Consumer<Map<String, TensorSpec>> change)
+            throws IOException {
+        write(change);
         try (Safetensors files = Safetensors.open(directory)) {
             String message =
                     assertThrows(
