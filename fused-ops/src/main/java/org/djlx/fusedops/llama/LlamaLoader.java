@@ -97,6 +97,9 @@ public final class LlamaLoader implements ParallelModelLoader {
         if (!unknown.isEmpty()) {
             LOG.warn("{}: the options {} are not known, and do nothing", name, unknown);
         }
+        if (!Files.exists(directory.resolve("tokenizer.json"))) { // Before weights are read.
+            throw new IllegalArgumentException(directory + " has no tokenizer.json");
+        }
         LlamaGenerator.Builder builder = LlamaGenerator.builder().setDirectory(directory);
         Integer degree = number(options, "tensor_parallel_degree");
         boolean gpu = device.getDevices().get(0).isGpu();

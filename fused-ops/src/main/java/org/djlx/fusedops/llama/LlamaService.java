@@ -45,7 +45,7 @@ final class LlamaService implements ParallelModel {
             Generation generation = generator.submit(call.request());
             Answer answer = new Answer(input, call.format(), generation);
             generation.onProgress(answer::goOn);
-            return output(200, "OK", call.format().contentType(), answer.content);
+            return answer.output;
         } catch (ApiException e) {
             return refusal(e);
         } catch (IllegalArgumentException e) {
@@ -69,20 +69,26 @@ final class LlamaService implements ParallelModel {
         return output;
     }
 
-    /** The data of an answer, which comes as its generation goes on. */
+    /**
+     * An answer, whose data comes as its generation goes on. If that fails before there is data, it
+     * becomes a refusal: DJL Serving looks at the code when the first data is there.
+     */
     private static final class Answer {
 
-        final ChunkedBytesSupplier content = new ChunkedBytesSupplier();
+        final Output output;
+        private final ChunkedBytesSupplier content = new ChunkedBytesSupplier();
         private final Input input;
         private final AnswerFormat format;
         private final Generation generation;
         private final List<GeneratedPiece> pieces = new ArrayList<>(); // if it is not streamed
+        private boolean begun; // there is data
         private boolean ended;
 
         Answer(Input input, AnswerFormat format, Generation generation) {
             this.input = input;
             this.format = format;
             this.generation = generation;
+            output = output(200, "OK", format.contentType(), content);
             if (format.isStreamed()) {
                 send(format.begin());
             }
@@ -105,6 +111,12 @@ final class LlamaService implements ParallelModel {
                         pieces.add(piece);
                     }
                 }
+                boolean cancelled =
+                        generation.finishReason().orElseThrow() == FinishReason.CANCELLED;
+                if (cancelled && !input.isCancelled()) {
+                    fail(503, "the generation was cancelled");
+                    return;
+                }
                 end(
                         format.isStreamed()
                                 ? format.end(generation)
@@ -115,15 +127,26 @@ final class LlamaService implements ParallelModel {
                 Thread.currentThread().interrupt();
             } catch (RuntimeException e) {
                 LOG.warn("a request has failed", e);
-                ApiException failure =
-                        new ApiException(500, "server_error", null, String.valueOf(e.getMessage()));
-                end(format.isStreamed() ? format.failure(failure) : failure.toJson());
+                fail(500, String.valueOf(e.getMessage()));
                 generation.cancel();
+            }
+        }
+
+        private void fail(int code, String message) {
+            ApiException failure = new ApiException(code, "server_error", null, message);
+            if (begun) {
+                end(format.failure(failure));
+            } else {
+                output.setCode(code);
+                output.setMessage(message);
+                output.addProperty("Content-Type", "application/json");
+                end(failure.toJson());
             }
         }
 
         private void send(String text) {
             if (!text.isEmpty()) {
+                begun = true;
                 content.appendContent(text.getBytes(StandardCharsets.UTF_8), false);
             }
         }

@@ -121,7 +121,7 @@ class LlamaGeneratorTest {
     }
 
     /** Waits until the ranks are given tokens of prompts. */
-    private static void awaitStep(TextGenerator generator, long promptTokensBefore) {
+    static void awaitStep(TextGenerator generator, long promptTokensBefore) {
         while (generator.statistics().promptTokens() == promptTokensBefore) {
             sleep();
         }

@@ -25,6 +25,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
@@ -212,6 +213,56 @@ class LlamaLoaderTest {
             LlamaGeneratorTest.assertIdle(generator);
             assertEquals(1, generator.statistics().cancelled());
         }
+    }
+
+    @Test
+    void pendingRequestsAreRefusedWhenTheModelCloses() throws Exception {
+        LlamaGenerator generator = LlamaGenerator.builder().setDirectory(directory).build();
+        TextApi api = new TextApi("llama", generator, ChatTemplate.PLAIN);
+        Output whole;
+        try (LlamaService service = new LlamaService(generator, api)) {
+            CountDownLatch held = LlamaGeneratorTest.hold(generator);
+            whole = service.predict(input(invocation(100, false)));
+            Thread closing = new Thread(service::close);
+            closing.start();
+            while (generator.unavailabilityCause().isEmpty()) {
+                Thread.sleep(5);
+            }
+            held.countDown();
+            String answer = whole.getData().getAsString();
+            closing.join();
+            assertTrue(json(answer).getAsJsonObject("error").toString().contains("cancelled"));
+        }
+        assertEquals(503, whole.getCode());
+    }
+
+    @Test
+    void aFailedRankMakesAnswersRefusals() throws Exception {
+        LlamaGenerator generator =
+                LlamaGenerator.builder().setDirectory(directory).optRanks(2).build();
+        TextApi api = new TextApi("llama", generator, ChatTemplate.PLAIN);
+        try (LlamaService service = new LlamaService(generator, api)) {
+            CountDownLatch held = LlamaGeneratorTest.hold(generator);
+            Output whole = service.predict(input(invocation(100, false)));
+            LlamaGeneratorTest.awaitStep(generator, 0);
+            LlamaGeneratorTest.breakRank(generator);
+            held.countDown();
+            JsonObject answer = json(whole.getData().getAsString());
+            assertTrue(answer.toString().contains("rank 1 fell over"), answer::toString);
+            assertEquals(500, whole.getCode());
+            assertEquals("application/json", whole.getProperty("Content-Type", null));
+        }
+    }
+
+    @Test
+    void missesATokenizerBeforeWeights(@TempDir Path other) throws Exception {
+        Files.copy(directory.resolve("config.json"), other.resolve("config.json"));
+        Files.writeString(other.resolve("model.safetensors"), "not looked at");
+        Exception e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> new LlamaLoader().load("m", other, Device.cpu(), Map.of()));
+        assertTrue(e.getMessage().contains("tokenizer.json"), e.getMessage());
     }
 
     @Test

@@ -6,7 +6,6 @@ package org.djlx.samples.llama;
 
 import java.io.IOException;
 import java.io.PrintWriter;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
@@ -98,11 +97,7 @@ public final class GenerateCommand implements Callable<Integer> {
     @Override
     public Integer call() throws IOException, InterruptedException, TimeoutException {
         GenerationRequest request = request();
-        // Before the weights are read, which may take minutes.
-        if (Files.exists(directory.resolve("config.json"))
-                && !Files.exists(directory.resolve("tokenizer.json"))) {
-            throw new ParameterException(spec.commandLine(), directory + " has no tokenizer.json");
-        }
+        model.requireTokenizer(directory);
         try (LlamaGenerator generator = model.load(directory)) {
             if (generator.isFollower()) {
                 generator.awaitEnd();

@@ -143,6 +143,19 @@ public final class ModelOptions {
     }
 
     /**
+     * Checks, before weights are read, which may take minutes, that texts can become tokens.
+     *
+     * @param directory where the model is, if there is one
+     * @throws ParameterException if it has no tokenizer
+     */
+    public void requireTokenizer(Path directory) {
+        if (Files.exists(directory.resolve("config.json"))
+                && !Files.exists(directory.resolve("tokenizer.json"))) {
+            throw new ParameterException(spec.commandLine(), directory + " has no tokenizer.json");
+        }
+    }
+
+    /**
      * Checks what can be checked without a model.
      *
      * @throws ParameterException if the number of ranks is impossible

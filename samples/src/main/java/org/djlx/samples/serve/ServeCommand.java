@@ -109,6 +109,7 @@ public final class ServeCommand implements Callable<Integer> {
             throw new ParameterException(spec.commandLine(), "--name must not be empty");
         }
         ServerOptions options = options();
+        model.requireTokenizer(directory);
         ChatTemplate template = ChatTemplate.of(directory);
         if (model.ranks().here().contains(0)) {
             GenerationServer.checkAddress(options); // Loading may take a while.
@@ -119,10 +120,6 @@ public final class ServeCommand implements Callable<Integer> {
                 Runtime.getRuntime().addShutdownHook(new Thread(generator::close, "serve-end"));
                 generator.awaitEnd();
                 return 0;
-            }
-            if (generator.tokenizer().isEmpty()) {
-                throw new ParameterException(
-                        spec.commandLine(), directory + " has no tokenizer.json");
             }
             TextApi api = new TextApi(modelName(), generator, template);
             try (GenerationServer server = new GenerationServer(api, generator, options)) {
