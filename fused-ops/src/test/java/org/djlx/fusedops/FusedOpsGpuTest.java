@@ -48,6 +48,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 
 /** The fused operators on all GPUs of the machine, with ranks that are threads. */
@@ -118,10 +119,19 @@ class FusedOpsGpuTest {
     }
 
     /** Where the GPUs have no such kernel, as before the Hopper architecture, nothing is tested. */
-    private void expectOneLaunches(long bufferSize, long calls, Consumer<ProcessGroup> body) {
+    private static void requireKernel(Path path) {
+        assumeTrue(path != Path.ONE_LAUNCH || isHopper(), "the GPU is not a Hopper");
+    }
+
+    /** Whether the GPUs have the kernel that is a whole operator. */
+    static boolean isHopper() {
         try (CudaDevice device = CudaDevice.open(Device.gpu(0))) {
-            assumeTrue(device.architecture().equals("sm_90a"), "the GPU is not a Hopper");
+            return device.architecture().equals("sm_90a");
         }
+    }
+
+    private void expectOneLaunches(long bufferSize, long calls, Consumer<ProcessGroup> body) {
+        requireKernel(Path.ONE_LAUNCH);
         try (UsageCounter usage = FusedOps.countUsage()) {
             forced(Path.ONE_LAUNCH, () -> run(bufferSize, body));
             assertEquals(calls * worldSize, usage.oneLaunches());
@@ -324,6 +334,10 @@ class FusedOpsGpuTest {
         long rows = 256L * worldSize;
         FusedCase scatter =
                 new FusedCase(ScalarType.BFLOAT16, new Shape(rows, 512), List.of(384), 0, false, 6);
+        List<Path> paths = new ArrayList<>(List.of(Path.SCHEDULED, Path.WHOLE));
+        if (isHopper()) {
+            paths.add(1, Path.ONE_LAUNCH);
+        }
         CyclicBarrier turn = new CyclicBarrier(worldSize);
         Consumer<ProcessGroup> both =
                 group -> {
@@ -337,7 +351,7 @@ class FusedOpsGpuTest {
                         both.accept(group);
                         await(turn); // What is in force counts for all ranks.
                         forced(
-                                i % 2 == 0 ? Path.SCHEDULED : Path.WHOLE,
+                                paths.get(i % paths.size()),
                                 () -> {
                                     await(turn);
                                     both.accept(group);
@@ -430,89 +444,123 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** With B of ones, the product of a row is its sum. */
-    @Test
-    void graphs() {
+    /** Elements of ones: the product of a row is its sum. */
+    private static NDArray ones(NDManager manager, ScalarType type, long rows, long columns) {
+        return Torch.cast(manager.ones(new Shape(rows, columns)), type);
+    }
+
+    /** By the path that the model chooses, and by each that can be recorded. */
+    @ParameterizedTest
+    @CsvSource({
+        "FLOAT32,",
+        "FLOAT32, SCHEDULED",
+        "FLOAT32, WHOLE",
+        "BFLOAT16, SCHEDULED",
+        "BFLOAT16, WHOLE",
+        "BFLOAT16, ONE_LAUNCH"
+    })
+    void graphs(ScalarType type, Path path) {
+        if (path == null) {
+            run(64 << 20, group -> replay(group, type));
+            return;
+        }
+        requireKernel(path);
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            forced(path, () -> run(64 << 20, group -> replay(group, type)));
+            usage.choices().keySet().forEach(choice -> assertEquals(path, choice.path()));
+        }
+    }
+
+    /** Several tiles of a rank's rows and of the columns, none of which is full in the end. */
+    private static void replay(ProcessGroup group, ScalarType type) {
         int k = 64;
-        run(
-                8 << 20,
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-                        NDArray b = manager.ones(new Shape(k, 32));
-                        Replays.check(
-                                group,
-                                new Shape(16, k),
-                                a ->
-                                        FusedOps.allGatherMatmul(a, List.of(b), 0, group, false)
-                                                .outputs()
-                                                .get(0)
-                                                .get(":16"),
-                                (value, ranks) -> k * value);
-                        Replays.check(
-                                group,
-                                new Shape(16L * worldSize, k),
-                                a -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group),
-                                (value, ranks) -> k * (ranks * value + ranks * (ranks - 1) / 2.0));
-                    }
-                });
+        int rows = 300;
+        int wide = 512;
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            NDArray b = ones(manager, type, k, 520);
+            Replays.check(
+                    group,
+                    type,
+                    new Shape(rows, k),
+                    a -> {
+                        try (NDArray product = gathered(a, b, group)) {
+                            return product.get(":" + rows);
+                        }
+                    },
+                    (value, ranks) -> k * value);
+            Replays.check(
+                    group,
+                    type,
+                    new Shape((long) rows * group.worldSize(), k),
+                    a -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group),
+                    (value, ranks) -> k * (ranks * value + ranks * (ranks - 1) / 2.0));
+            // A graph of both, of which the second takes what the first has multiplied.
+            NDArray up = ones(manager, type, k, wide);
+            NDArray down = ones(manager, type, wide, 264);
+            Replays.check(
+                    group,
+                    type,
+                    new Shape(rows, k),
+                    a -> {
+                        try (NDArray product = gathered(a, up, group)) {
+                            return FusedOps.matmulReduceScatter(
+                                    product, down, ReduceOp.SUM, 0, group);
+                        }
+                    },
+                    (value, ranks) -> (double) k * wide * ranks * (value + group.rank()));
+        }
+    }
+
+    private static NDArray gathered(NDArray a, NDArray b, ProcessGroup group) {
+        return FusedOps.allGatherMatmul(a, List.of(b), 0, group, false).outputs().get(0);
     }
 
     /** What its launches wait for in vain ends at the timeout, and that breaks the group. */
-    @Test
-    void graphThatOneRankReplaysAlone() {
+    @ParameterizedTest
+    @CsvSource({"FLOAT32, SCHEDULED", "BFLOAT16, ONE_LAUNCH"})
+    void graphThatOneRankReplaysAlone(ScalarType type, Path path) {
+        requireKernel(path);
         CountDownLatch replayed = new CountDownLatch(1);
-        run(
-                8 << 20,
-                group -> {
-                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(2));
-                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
-                            CudaDevice device = CudaDevice.open(group.device());
-                            CudaStream stream = CudaStream.create(device)) {
-                        NDArray a = manager.ones(new Shape(16, 64));
-                        List<NDArray> b = List.of(manager.ones(new Shape(64, 32)));
-                        device.synchronize();
-                        CudaStreamGuard guard =
-                                Torch.cudaStreamGuard(group.device(), stream.handle());
-                        Runnable operator =
-                                () ->
-                                        FusedOps.allGatherMatmul(a, b, 0, group, false)
-                                                .outputs()
-                                                .get(0)
-                                                .close();
-                        try {
-                            for (int i = 0; i < 3; i++) {
-                                operator.run();
-                            }
-                            stream.synchronize();
-                            try (CudaGraph graph =
-                                    CudaGraph.capture(
-                                            stream,
-                                            () ->
-                                                    FusedOps.allGatherMatmul(
-                                                            a, b, 0, hasty, false))) {
-                                for (int i = 0; i < 5 && group.rank() == 0; i++) {
-                                    graph.launch(stream);
-                                }
-                                stream.synchronize();
-                                if (group.rank() == 0) {
-                                    replayed.countDown();
-                                }
-                                Replays.await(
-                                        replayed); // What others call would be taken for a replay.
-                                assertThrows(
-                                        CollectiveException.class,
-                                        () -> {
-                                            while (true) {
-                                                operator.run();
-                                                stream.synchronize();
-                                            }
-                                        });
-                            }
-                        } finally {
-                            guard.close();
-                        }
+        forced(path, () -> run(8 << 20, group -> replayAlone(group, type, replayed)));
+    }
+
+    private static void replayAlone(ProcessGroup group, ScalarType type, CountDownLatch replayed) {
+        ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(2));
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+                CudaDevice device = CudaDevice.open(group.device());
+                CudaStream stream = CudaStream.create(device)) {
+            NDArray a = ones(manager, type, 16, 64);
+            NDArray b = ones(manager, type, 64, 32);
+            device.synchronize();
+            CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+            Runnable operator = () -> gathered(a, b, group).close();
+            try {
+                for (int i = 0; i < 3; i++) {
+                    operator.run();
+                }
+                stream.synchronize();
+                try (CudaGraph graph = CudaGraph.capture(stream, () -> gathered(a, b, hasty))) {
+                    for (int i = 0; i < 5 && group.rank() == 0; i++) {
+                        graph.launch(stream);
                     }
-                });
+                    stream.synchronize();
+                    if (group.rank() == 0) {
+                        replayed.countDown();
+                    }
+                    Replays.await(replayed); // What others call would be taken for a replay.
+                    assertThrows(
+                            CollectiveException.class,
+                            () -> {
+                                while (true) {
+                                    operator.run();
+                                    stream.synchronize();
+                                }
+                            });
+                }
+            } finally {
+                guard.close();
+            }
+        }
     }
 
     @Test

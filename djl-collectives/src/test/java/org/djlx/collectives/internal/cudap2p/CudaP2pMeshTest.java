@@ -21,6 +21,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -103,6 +104,7 @@ class CudaP2pMeshTest {
                 (group, manager) ->
                         Replays.check(
                                 group,
+                                ScalarType.FLOAT32,
                                 new Shape(1000),
                                 input -> {
                                     group.execute(type, nothing, operation -> {})
