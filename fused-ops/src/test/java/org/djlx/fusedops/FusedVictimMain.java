@@ -10,19 +10,36 @@ import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.Survivors;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 
-/** One rank of {@link FusedOpsFailureTest}. */
+/**
+ * One rank of {@link FusedOpsFailureTest}. The argument is the path that operators take where it is
+ * possible, in bfloat16; without, they are of float32 and the model chooses.
+ */
 public final class FusedVictimMain {
 
     private FusedVictimMain() {}
 
+    @SuppressWarnings("try") // the scope is not named in the body
     public static void main(String[] args) throws InterruptedException {
+        if (args.length == 0) {
+            run(ScalarType.FLOAT32);
+            return;
+        }
+        try (FusedOps.Scope scope = FusedOps.force(Path.valueOf(args[0]))) {
+            run(ScalarType.BFLOAT16);
+        }
+    }
+
+    private static void run(ScalarType type) throws InterruptedException {
         Survivors.run(
                 false,
                 (group, manager) -> {
                     try (NDManager scope = manager.newSubManager()) {
-                        NDArray a = scope.ones(new Shape(256, 256));
-                        NDArray b = scope.ones(new Shape(256, 256));
+                        NDArray a = Torch.cast(scope.ones(new Shape(256, 256)), type);
+                        NDArray b = Torch.cast(scope.ones(new Shape(256, 256)), type);
                         NDArray sum = a;
                         for (int i = 0; i < 5; i++) {
                             NDArray product =
@@ -31,7 +48,8 @@ public final class FusedVictimMain {
                                             .get(0);
                             sum = FusedOps.matmulReduceScatter(product, b, ReduceOp.AVG, 0, group);
                         }
-                        sum.toFloatArray(); // Waits for the GPU; the next call tells what failed.
+                        // Waits for the GPU; the next call tells what failed.
+                        Torch.cast(sum, ScalarType.FLOAT32).toFloatArray();
                     }
                 });
     }
