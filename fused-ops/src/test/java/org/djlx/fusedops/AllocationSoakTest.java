@@ -14,6 +14,10 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.BrokenBarrierException;
+import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
@@ -22,9 +26,11 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.soak.Soak;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaMemory;
 import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -39,11 +45,18 @@ import org.junit.jupiter.api.Test;
 @Tag("soak")
 class AllocationSoakTest {
 
+    private static final int CALLS = 20; // by the same path
+
+    /** Those that are forced; where one is not possible, the model chooses. */
+    private static final List<Path> PATHS = List.of(Path.ONE_LAUNCH, Path.WHOLE, Path.SCHEDULED);
+
     private int worldSize;
+    private CyclicBarrier turn;
 
     @BeforeEach
     void requireGpus() {
         worldSize = P2pRanks.require();
+        turn = new CyclicBarrier(worldSize);
     }
 
     @Test
@@ -98,14 +111,21 @@ class AllocationSoakTest {
             List<NativeMemory> taken = new ArrayList<>();
             boolean more = true;
             while (more) {
+                int choice = common.nextInt(PATHS.size() + 1);
+                Path path = choice < PATHS.size() ? PATHS.get(choice) : null;
                 try (NDManager scope = manager.newSubManager()) {
                     List<Runnable> checks = new ArrayList<>();
-                    for (int i = 0; i < 20; i++) {
-                        ProcessGroup group = groups.get(common.nextInt(2));
-                        checks.add(operation(group, scope, common));
-                        change(device, taken, own);
-                        operations++;
-                    }
+                    inTurn(
+                            path,
+                            turn,
+                            () -> {
+                                for (int i = 0; i < CALLS; i++) {
+                                    ProcessGroup group = groups.get(common.nextInt(2));
+                                    checks.add(operation(group, scope, common));
+                                    change(device, taken, own);
+                                }
+                            });
+                    operations += CALLS;
                     checks.forEach(Runnable::run);
                 }
                 // All ranks stop after the same round: rank 0 decides.
@@ -124,6 +144,25 @@ class AllocationSoakTest {
             }
         }
         return operations;
+    }
+
+    /** What is in force counts for all ranks, which therefore begin and end it together. */
+    @SuppressWarnings("try") // the scope is not named in the body
+    private static void inTurn(Path path, CyclicBarrier turn, Runnable body) {
+        try (FusedOps.Scope scope = path == null ? () -> {} : FusedOps.force(path)) {
+            await(turn);
+            body.run();
+            await(turn);
+        }
+        await(turn);
+    }
+
+    private static void await(CyclicBarrier turn) {
+        try {
+            turn.await(60, TimeUnit.SECONDS);
+        } catch (InterruptedException | BrokenBarrierException | TimeoutException e) {
+            throw new IllegalStateException(e);
+        }
     }
 
     /** Takes memory from the driver, or frees some, or has libtorch do so. */
@@ -161,18 +200,19 @@ class AllocationSoakTest {
     private Runnable operation(ProcessGroup group, NDManager manager, Random common) {
         int rows = 1 + common.nextInt(300);
         int value = common.nextInt(4);
-        NDArray ones = manager.ones(new Shape(64, 32));
+        ScalarType type = common.nextBoolean() ? ScalarType.BFLOAT16 : ScalarType.FLOAT32;
+        NDArray ones = full(manager, new Shape(64, 32), 1, type);
         switch (common.nextInt(4)) {
             case 0 -> {
                 // Up to sizes that go to NCCL, unless ranks share a GPU.
                 long count = 1L << common.nextInt(worldSize > CudaDevice.count() ? 20 : 23);
-                NDArray tensor = manager.full(new Shape(count), (float) (group.rank() + value));
+                NDArray tensor = full(manager, new Shape(count), group.rank() + value, type);
                 group.allReduce(tensor, ReduceOp.SUM).blockCurrentStream();
                 float want = worldSize * value + worldSize * (worldSize - 1) / 2f;
                 return () -> same(want, tensor);
             }
             case 1 -> {
-                NDArray a = manager.full(new Shape(rows, 64), (float) (group.rank() + value));
+                NDArray a = full(manager, new Shape(rows, 64), group.rank() + value, type);
                 NDArray out = FusedOps.allGatherMatmul(a, List.of(ones), 0, group).outputs().get(0);
                 return () -> {
                     for (int rank = 0; rank < worldSize; rank++) {
@@ -182,7 +222,7 @@ class AllocationSoakTest {
             }
             case 2 -> {
                 Shape shape = new Shape((long) rows * worldSize, 64);
-                NDArray a = manager.full(shape, (float) (group.rank() + value));
+                NDArray a = full(manager, shape, group.rank() + value, type);
                 NDArray out = FusedOps.matmulReduceScatter(a, ones, ReduceOp.SUM, 0, group);
                 float want = 64 * (worldSize * value + worldSize * (worldSize - 1) / 2f);
                 return () -> same(want, out);
@@ -200,7 +240,12 @@ class AllocationSoakTest {
         }
     }
 
-    private static void same(float want, NDArray array) {
+    private static NDArray full(NDManager manager, Shape shape, float value, ScalarType type) {
+        return Torch.cast(manager.full(shape, value), type);
+    }
+
+    private static void same(float want, NDArray result) {
+        NDArray array = Torch.cast(result, ScalarType.FLOAT32);
         assertEquals(want, array.max().getFloat());
         assertEquals(want, array.min().getFloat());
         assertEquals(want, array.flatten().get(0).getFloat(), Torch.info(array).toString());
