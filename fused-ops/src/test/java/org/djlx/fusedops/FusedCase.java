@@ -104,8 +104,12 @@ record FusedCase(
             double[][] first = new double[columns.size()][];
             for (int time = 0; time < times; time++) {
                 boolean returnGathered = time % 2 == 0;
-                GatheredMatmul result =
-                        FusedOps.allGatherMatmul(aShard, bs, dim, group, returnGathered);
+                GatheredMatmul result;
+                int roundedParts;
+                try (UsageCounter usage = FusedOps.countUsage()) {
+                    result = FusedOps.allGatherMatmul(aShard, bs, dim, group, returnGathered);
+                    roundedParts = roundedParts(group, usage);
+                }
                 assertEquals(returnGathered, result.gathered().isPresent());
                 if (returnGathered) {
                     NDArray gathered = result.gathered().get();
@@ -117,7 +121,7 @@ record FusedCase(
                 for (int i = 0; i < bs.size(); i++) {
                     NDArray output = result.outputs().get(i);
                     Reference product = expected.products().get(i);
-                    double[] values = assertClose(product, output, inner, roundedParts(group));
+                    double[] values = assertClose(product, output, inner, roundedParts);
                     first[i] = first[i] == null ? values : first[i];
                     assertArrayEquals(first[i], values, "from run to run");
                     assertSameOnAllRanks(group, manager, output);
@@ -128,18 +132,16 @@ record FusedCase(
     }
 
     /**
-     * Where A is gathered along its last dimension, libtorch multiplies, which on GPUs adds up
-     * parts of a sum in 16 bits unless it is told otherwise.
+     * On the plain path libtorch multiplies, which on GPUs adds up parts of a sum in 16 bits unless
+     * it is told otherwise. Calls of other ranks' threads are counted, too: while one is at another
+     * operator, that may be what took that path.
      */
-    private int roundedParts(ProcessGroup group) {
-        boolean plain = axis() == shape.dimension() - 1;
+    private int roundedParts(ProcessGroup group, UsageCounter usage) {
+        boolean plain = usage.calls(Path.PLAIN) > 0;
         return plain && group.device().isGpu() && type.itemSize() == Short.BYTES ? 1 : 0;
     }
 
-    /**
-     * NCCL, which is the plain path of GPUs, rounds sums from rank to rank. Calls of other ranks'
-     * threads are counted, too: while one is at another operator, that may be what took NCCL.
-     */
+    /** NCCL, which is the plain path of GPUs, rounds sums from rank to rank. */
     private static int roundedHops(ProcessGroup group, UsageCounter usage) {
         boolean nccl = group.device().isGpu() && usage.calls(Path.PLAIN) > 0;
         return nccl ? group.worldSize() - 2 : 0;
@@ -215,7 +217,7 @@ record FusedCase(
                 int roundedParts;
                 try (UsageCounter usage = FusedOps.countUsage()) {
                     result = FusedOps.matmulReduceScatter(a, b, op, dim, group);
-                    roundedParts = 1 + roundedHops(group, usage);
+                    roundedParts = 1 + roundedParts(group, usage) + roundedHops(group, usage);
                 }
                 double[] values = assertClose(expected, result, inner, roundedParts);
                 first = first == null ? values : first;

@@ -4,16 +4,27 @@
  */
 package org.djlx.fusedops;
 
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.EnumSet;
 import java.util.List;
 import java.util.Random;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.Consumer;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.CudaP2pVictimMain;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Survivors;
 import org.djlx.collectives.soak.RandomProgram;
 import org.djlx.collectives.soak.Soak;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -27,6 +38,8 @@ import org.junit.jupiter.api.Test;
 class GpuSoakTest {
 
     private static final int TIMES = 10;
+    private static final int TIMES_FORCED = 3; // of each operator, by each path
+    private static final List<Path> FORCED = List.of(Path.SCHEDULED, Path.WHOLE, Path.ONE_LAUNCH);
 
     private int worldSize;
 
@@ -35,26 +48,20 @@ class GpuSoakTest {
         worldSize = P2pRanks.require();
     }
 
+    /** Each round takes each path in turn where it is possible, and lets the model choose. */
     @Test
     void randomShapes() throws InterruptedException {
         P2pRanks.requireNccl(); // Some of the calls take its way.
         Soak.run(
                 "random shapes on GPUs",
                 soak -> {
-                    while (soak.nextRound()) {
-                        Random random = new Random(soak.roundSeed());
-                        List<ProcessGroup> groups =
-                                ProcessGroups.local("cuda_p2p", worldSize, options(random));
-                        long seed = random.nextLong();
-                        try {
-                            ProcessGroups.run(
-                                    groups,
-                                    group -> {
-                                        P2pRanks.run(group, () -> rank(soak, group, seed));
-                                        return null;
-                                    });
-                        } finally {
-                            groups.forEach(ProcessGroup::destroy);
+                    Set<Path> possible = ConcurrentHashMap.newKeySet();
+                    try (UsageCounter usage = FusedOps.countUsage()) {
+                        while (soak.nextRound()) {
+                            round(soak, new Random(soak.roundSeed()), possible);
+                        }
+                        for (Path path : Path.values()) {
+                            soak.add(path.toString(), usage.calls(path));
                         }
                     }
                     soak.requireAll(
@@ -63,7 +70,63 @@ class GpuSoakTest {
                                     "allGatherMatmul",
                                     "matmulReduceScatter",
                                     "allReduceRmsNorm"));
+                    soak.requireAll(possible);
                 });
+    }
+
+    private void round(Soak soak, Random random, Set<Path> possible) {
+        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options(random));
+        try {
+            long programs = random.nextLong();
+            run(
+                    groups,
+                    group -> {
+                        possible.addAll(paths(group));
+                        RandomProgram.ofCollectives(group, programs).run(TIMES).forEach(soak::add);
+                    });
+            List<Path> forced = new ArrayList<>(FORCED);
+            forced.add(null);
+            Collections.shuffle(forced, random);
+            for (Path path : forced) {
+                long seed = random.nextLong();
+                forced(path, () -> run(groups, group -> operators(soak, group, seed)));
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** For all ranks alike, which are threads of this process. */
+    @SuppressWarnings("try") // the scope is not named in the body
+    private static void forced(Path path, Runnable body) {
+        try (FusedOps.Scope scope = path == null ? () -> {} : FusedOps.force(path)) {
+            body.run();
+        }
+    }
+
+    private static void run(List<ProcessGroup> groups, Consumer<ProcessGroup> body) {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    P2pRanks.run(group, () -> body.accept(group));
+                    return null;
+                });
+    }
+
+    /** Which of those that are forced a group has, for some operators. */
+    private static Set<Path> paths(ProcessGroup group) {
+        Set<Path> paths = EnumSet.noneOf(Path.class);
+        if (group.isP2pAvailable()) {
+            paths.add(Path.SCHEDULED);
+            P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+            if (buffers.oneShotSlots().isPresent()) {
+                paths.add(Path.WHOLE);
+            }
+            if (buffers.kernelSignals(0).isPresent() && FusedOpsGpuTest.isHopper()) {
+                paths.add(Path.ONE_LAUNCH);
+            }
+        }
+        return paths;
     }
 
     /** Sometimes calls are compared before they run, sometimes buffers are too small for many. */
@@ -75,9 +138,15 @@ class GpuSoakTest {
                 .build();
     }
 
-    private void rank(Soak soak, ProcessGroup group, long seed) {
-        RandomProgram.ofCollectives(group, seed).run(TIMES).forEach(soak::add);
-        new RandomOperators(group, seed).run(TIMES).forEach(soak::add);
+    /** Begins with operators that every path can do, with the smallest buffers. */
+    private static void operators(Soak soak, ProcessGroup group, long seed) {
+        ScalarType type = ScalarType.BFLOAT16;
+        new FusedCase(type, new Shape(16, 64), List.of(64), 0, false, seed)
+                .checkAllGatherMatmul(group, 1);
+        Shape all = new Shape(16L * group.worldSize(), 64);
+        new FusedCase(type, all, List.of(64), 0, false, seed)
+                .checkMatmulReduceScatter(group, ReduceOp.SUM, 1);
+        new RandomOperators(group, seed).run(TIMES_FORCED).forEach(soak::add);
     }
 
     @Test
@@ -87,10 +156,11 @@ class GpuSoakTest {
                 soak -> {
                     while (soak.nextRound()) {
                         Random random = new Random(soak.roundSeed());
-                        switch (random.nextInt(3)) {
+                        switch (random.nextInt(4)) {
                             case 0 -> kill(random, CudaP2pVictimMain.class, "during");
                             case 1 -> kill(random, CudaP2pVictimMain.class, "between");
-                            default -> kill(random, FusedVictimMain.class);
+                            case 2 -> kill(random, FusedVictimMain.class);
+                            default -> kill(random, FusedVictimMain.class, "ONE_LAUNCH");
                         }
                         soak.add("kills", 1);
                     }

@@ -29,6 +29,9 @@ final class RandomOperators {
                     ScalarType.FLOAT64,
                     ScalarType.FLOAT16,
                     ScalarType.BFLOAT16);
+    private static final List<ScalarType> HALVES = List.of(ScalarType.FLOAT16, ScalarType.BFLOAT16);
+    private static final int MOST_LONG_ROWS = 400; // of a norm, whose references take memory
+    private static final int UNIT = 8; // elements, of which kernels want whole multiples
 
     private final ProcessGroup group;
     private final Random random;
@@ -57,8 +60,26 @@ final class RandomOperators {
         return counts;
     }
 
+    /** Mostly of 16 bits, which have kernels of their own. */
     private ScalarType type() {
-        return TYPES.get(random.nextInt(TYPES.size()));
+        List<ScalarType> types = random.nextBoolean() ? HALVES : TYPES;
+        return types.get(random.nextInt(types.size()));
+    }
+
+    /** Of whole units, up to several tiles where a GPU computes. */
+    private int wholeSize() {
+        return UNIT * (1 + random.nextInt(group.device().isGpu() ? 75 : 12));
+    }
+
+    /** A matrix, or a few, whose rows are whole units. */
+    private Shape wholeShape(int dimensions) {
+        long[] sizes = new long[dimensions];
+        for (int i = 0; i < dimensions; i++) {
+            sizes[i] = 1 + random.nextInt(3);
+        }
+        sizes[dimensions - 2] = 1 + random.nextInt(wholeSize());
+        sizes[dimensions - 1] = wholeSize();
+        return new Shape(sizes);
     }
 
     /** Mostly small; one of them may be nothing. */
@@ -78,10 +99,11 @@ final class RandomOperators {
 
     private void allGatherMatmul() {
         int dimensions = 2 + random.nextInt(3);
-        Shape shape = shape(dimensions);
+        boolean whole = random.nextBoolean();
+        Shape shape = whole ? wholeShape(dimensions) : shape(dimensions);
         List<Integer> columns = new ArrayList<>();
         for (int i = random.nextInt(3); i >= 0; i--) {
-            columns.add(size());
+            columns.add(whole ? wholeSize() : size());
         }
         int dim = random.nextInt(2 * dimensions) - dimensions;
         call(shape, columns, dim).checkAllGatherMatmul(group, 1 + random.nextInt(3));
@@ -89,8 +111,9 @@ final class RandomOperators {
 
     private void matmulReduceScatter() {
         int dimensions = 2 + random.nextInt(3);
-        Shape shape = shape(dimensions);
-        int columns = size();
+        boolean whole = random.nextBoolean();
+        Shape shape = whole ? wholeShape(dimensions) : shape(dimensions);
+        int columns = whole ? wholeSize() : size();
         int dim = random.nextInt(2 * dimensions) - dimensions;
         int axis = dim < 0 ? dim + dimensions : dim;
         if (axis == dimensions - 1) {
@@ -107,7 +130,9 @@ final class RandomOperators {
 
     private void allReduceRmsNorm() {
         long[] sizes = shape(1 + random.nextInt(4)).getShape();
-        sizes[sizes.length - 1] = 1 + random.nextInt(random.nextInt(4) == 0 ? 5000 : 100);
+        sizes[sizes.length - 1] = 1;
+        boolean longer = random.nextInt(4) == 0 && new Shape(sizes).size() <= MOST_LONG_ROWS;
+        sizes[sizes.length - 1] += random.nextInt(longer ? 5000 : 100);
         new NormCase(
                         NormCase.TYPES.get(random.nextInt(NormCase.TYPES.size())),
                         new Shape(sizes),
