@@ -40,7 +40,8 @@ import org.slf4j.LoggerFactory;
  * disk was full or failed, does not fit its checksum; the kernel is compiled again and the file
  * replaced. Where the folder cannot be written, kernels are compiled by every process, and one
  * warning says so. Safe for use by several threads; of those that want the same kernel, one
- * compiles it, while others compile other kernels.
+ * compiles it, while others compile other kernels. So it is with processes: a locked file beside
+ * the kernel's says that one compiles it. The others wait, but not for ever.
  *
  * <p>The folder is not cleaned: a kernel takes some ten kilobytes, and files may be deleted at any
  * time.
@@ -57,6 +58,9 @@ public final class KernelCache {
 
     /** After which time a compilation is told of: somebody may wonder why nothing happens. */
     private static final Duration PATIENCE = Duration.ofSeconds(1);
+
+    /** How long another process that compiles the same kernel is waited for: it may be stopped. */
+    private static final Duration MOST_WAIT = Duration.ofSeconds(60);
 
     private final Path directory;
     private final Duration patience;
@@ -120,13 +124,16 @@ public final class KernelCache {
         Entry entry = entries.computeIfAbsent(digest, absent -> new Entry());
         synchronized (entry) {
             if (entry.compiled == null) {
-                entry.compiled = load(digest, () -> compile(key, compiler));
+                Path file = directory.resolve(digest + ".cubin");
+                byte[] cached = read(file, false);
+                entry.compiled = cached != null ? cached : told(key, () -> compile(file, compiler));
             }
             return entry.compiled;
         }
     }
 
-    private byte[] compile(Key key, Supplier<byte[]> compiler) {
+    /** Compiles a kernel, or waits for another process that does; tells so if it takes long. */
+    private byte[] told(Key key, Supplier<byte[]> compiler) {
         Executor later = CompletableFuture.delayedExecutor(patience.toNanos(), NANOSECONDS);
         CompletableFuture<Void> message =
                 CompletableFuture.runAsync(
@@ -143,22 +150,27 @@ public final class KernelCache {
         }
     }
 
-    private byte[] load(String digest, Supplier<byte[]> compiler) {
-        Path file = directory.resolve(digest + ".cubin");
-        byte[] cached = read(file);
-        if (cached != null) {
-            return cached;
+    private byte[] compile(Path file, Supplier<byte[]> compiler) {
+        Path lockFile = Path.of(file + ".lock");
+        try (ProcessLock lock = ProcessLock.acquire(lockFile, MOST_WAIT)) {
+            if (!lock.isHeld()) {
+                LOGGER.debug("{} is not locked", lockFile);
+            }
+            byte[] cached = read(file, true); // Who held the lock before may have written it.
+            if (cached != null) {
+                return cached;
+            }
+            byte[] compiled = compiler.get();
+            write(file, compiled);
+            return compiled;
         }
-        byte[] compiled = compiler.get();
-        write(file, compiled);
-        return compiled;
     }
 
     /** Returns what a file holds, or null if there is none or it is damaged. */
-    private static byte[] read(Path file) {
+    private static byte[] read(Path file, boolean warn) {
         try {
             byte[] content = CachedFile.unwrap(Files.readAllBytes(file));
-            if (content == null) {
+            if (content == null && warn) {
                 LOGGER.warn("{} is damaged; the kernel is compiled again", file);
             }
             return content;

@@ -11,7 +11,9 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.BufferedReader;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -27,6 +29,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Supplier;
 import org.junit.jupiter.api.Test;
@@ -173,7 +176,7 @@ class KernelCacheTest {
     }
 
     @Test
-    void failuresAreNotKept() {
+    void failuresAreNotKept() throws IOException {
         KernelCache cache = fresh();
         CudaException failure = new CudaException("compile", "NAME", 6, "log");
         assertSame(
@@ -186,7 +189,7 @@ class KernelCacheTest {
                                         () -> {
                                             throw failure;
                                         })));
-        assertFalse(Files.exists(directory.resolve("a")));
+        assertEquals(List.of(), files());
         assertArrayEquals(compiled, cache.get(KEY, compiler()));
     }
 
@@ -261,13 +264,97 @@ class KernelCacheTest {
         assertEquals(threads, files().size());
     }
 
+    /** Caches that have nothing in common but the folder. */
     @Test
-    void processesThatCompileAtOnceAgree() throws Exception {
+    void cachesThatCompileAtOnceCompileOnce() throws Exception {
         for (int round = 0; round < 20; round++) {
+            compilations.set(0);
             runOnThreads(4, () -> fresh().get(KEY, compiler()));
+            assertEquals(1, compilations.get());
             assertEquals(1, files().size());
             Files.delete(files().get(0));
         }
+    }
+
+    @Test
+    void processesThatCompileAtOnceCompileOnce() throws Exception {
+        List<Peer> peers = List.of(start(1500), start(1500), start(1500));
+        try {
+            for (Peer peer : peers) {
+                assertEquals("ready", peer.output().readLine());
+            }
+            for (Peer peer : peers) {
+                peer.begin();
+            }
+            int compilers = 0;
+            Set<String> kernels = new HashSet<>();
+            for (Peer peer : peers) {
+                String line = peer.output().readLine();
+                if (line.equals("compiles")) {
+                    compilers++;
+                    line = peer.output().readLine();
+                }
+                kernels.add(line);
+            }
+            assertEquals(1, compilers);
+            assertEquals(1, kernels.size(), kernels::toString);
+        } finally {
+            peers.forEach(Peer::kill);
+        }
+        assertEquals(1, files().size(), "nothing temporary stays");
+    }
+
+    /** One that is killed leaves its lock to the next; one that is stopped, after a while. */
+    @Test
+    void aProcessThatDoesNotEndIsNotWaitedForForEver() throws Exception {
+        Peer peer = start(1_000_000);
+        try {
+            peer.begin();
+            assertEquals("ready", peer.output().readLine());
+            assertEquals("compiles", peer.output().readLine());
+            assertEquals(1, files().size());
+            Path lockFile = files().get(0);
+            try (ProcessLock lock = ProcessLock.acquire(lockFile, Duration.ofMillis(100))) {
+                assertFalse(lock.isHeld());
+            }
+            assertTrue(Files.exists(lockFile), "it is another's");
+            Future<byte[]> waits =
+                    CompletableFuture.supplyAsync(
+                            () -> fresh().get(KernelCacheProcess.KEY, compiler()));
+            assertThrows(TimeoutException.class, () -> waits.get(300, TimeUnit.MILLISECONDS));
+            peer.kill();
+            assertArrayEquals(compiled, waits.get(30, TimeUnit.SECONDS));
+            assertEquals(1, files().size(), "nothing temporary stays");
+        } finally {
+            peer.kill();
+        }
+    }
+
+    /** A {@link KernelCacheProcess}. */
+    private record Peer(Process process, BufferedReader output) {
+
+        void begin() throws IOException {
+            process.getOutputStream().write('\n');
+            process.getOutputStream().flush();
+        }
+
+        void kill() {
+            process.destroyForcibly();
+        }
+    }
+
+    private Peer start(long millis) throws IOException {
+        Process process =
+                new ProcessBuilder(
+                                System.getProperty("java.home") + "/bin/java",
+                                "-cp",
+                                System.getProperty("java.class.path"),
+                                KernelCacheProcess.class.getName(),
+                                directory.resolve("a").resolve("b").toString(),
+                                "" + millis)
+                        .redirectError(ProcessBuilder.Redirect.INHERIT)
+                        .start();
+        return new Peer(process, process.inputReader(StandardCharsets.UTF_8));
     }
 
     private void runOnThreads(int threads, Supplier<byte[]> work) throws Exception {
