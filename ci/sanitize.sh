@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the kernels of all-reduces, norms, reductions and, on Hopper, fused matmuls on GPUs, plainly and under
+# Runs the kernels of all-reduces, exchanges, norms, reductions and, on Hopper, fused matmuls on GPUs, plainly and under
 # compute-sanitizer. No JVM: small programs, ci/sanitize/*.cu, launch them as the Java code does. Logs are kept in
 # ci/target/sanitize/.
 #   ci/sanitize.sh [GPUS]    on 2 GPUs unless told; on 1, nothing goes from GPU to GPU

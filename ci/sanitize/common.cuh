@@ -172,7 +172,8 @@ int blocks_of_each(const std::vector<int>& gpus) {
 
 // Waits until all launches have ended. Returns false if a rank waited for another in vain, and names them.
 bool finish(const std::vector<Rank>& ranks) {
-  auto missed = [&] { return std::any_of(ranks.begin(), ranks.end(), [](const Rank& rank) { return rank.status->missing != 0; }); };
+  auto has_missed = [](const Rank& rank) { return rank.status->missing != 0; };
+  auto missed = [&] { return std::any_of(ranks.begin(), ranks.end(), has_missed); };
   for (const Rank& rank : ranks) {
     cudaError_t state;
     while ((state = cudaStreamQuery(rank.stream)) == cudaErrorNotReady) {

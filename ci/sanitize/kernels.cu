@@ -1,6 +1,6 @@
-// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu and reduce.cu as the Java code does (AllReduceKernels, and
-// RmsNormKernels and RankOrderReducer of fused-ops), without a JVM, so that compute-sanitizer can watch them.
-// ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
+// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, scatter_gather.cu and reduce.cu as the Java code does
+// (AllReduceKernels, and RmsNormKernels, Exchange and RankOrderReducer of fused-ops), without a JVM, so that
+// compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
 //
 //   kernels [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
@@ -13,12 +13,15 @@
 // GPU run one after the other all the same, as a tool may want it, groups with more ranks than GPUs are left out.
 //
 // Exit status: 0 if all that ran is right, 1 if not, 2 if it cannot run here. What was left out is printed.
+#include <memory>
+
 #include "common.cuh"
 
 namespace kernels {
 #include "all_reduce/all_reduce.cu"
 #include "all_reduce_rms_norm/all_reduce_rms_norm.cu"
 #include "reduce/reduce.cu"
+#include "scatter_gather/scatter_gather.cu"
 }  // namespace kernels
 
 using kernels::Control;
@@ -28,6 +31,7 @@ typedef kernels::Rows<kernels::Float32> Rows;  // of any type, as they are all a
 enum Algorithm { ONE_SHOT, TWO_SHOT, DIRECT, MESH };
 
 const char* const ALGORITHMS[] = {"one_shot", "two_shot", "direct", "mesh"};
+const int THREADS = 256;
 const int MESH_THREADS = 512;
 const int DIRECT_BLOCKS = 8;
 const int REDUCE_THREADS = 512;
@@ -35,6 +39,8 @@ const int MAX_REDUCE_BLOCKS = 528;
 const int MESH_RANKS = 8;
 const u64 ONE_SHOT_BYTES = 256 << 10;  // the largest tensors
 const u64 TWO_SHOT_BYTES = 1 << 20;
+const u64 EXCHANGE_BYTES = 64 << 10;  // of a launch, as slots can be smaller than a shard or a part
+const u64 PACK = 16;
 
 // What the Java host takes for granted.
 static_assert((sizeof(Control) + 4095) / 4096 * 4096 == 8192, "CONTROL of RegionLayout");
@@ -42,19 +48,26 @@ static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the str
 static_assert(sizeof(Rows) == 7 * sizeof(u64), "the members of RmsNormKernels.Rows");
 
 struct ReducedType : Type {
-  const void* all_reduce[4];  // the kernel of each algorithm
+  const void* all_reduce[4];  // the kernel of each algorithm; null where there is none
   const void* reduce;
   const void* all_reduce_rms_norm;
   const void* add_rms_norm;
+  const void* scatter;
 };
+
+#if RANKS == 8
+#define MESH_KERNEL_OF(name) (const void*)kernels::mesh_##name
+#else
+#define MESH_KERNEL_OF(name) nullptr
+#endif
 
 #define REDUCED(name, size)                                                                                   \
   {                                                                                                           \
-    ELEMENT(name, size),                                                                                         \
+    ELEMENT(name, size),                                                                                      \
         {(const void*)kernels::one_shot_##name, (const void*)kernels::two_shot_##name,                        \
-         (const void*)kernels::direct_##name, (const void*)kernels::mesh_##name},                                                                  \
+         (const void*)kernels::direct_##name, MESH_KERNEL_OF(name)},                                          \
         (const void*)kernels::reduce_##name, (const void*)kernels::all_reduce_rms_norm_##name,                \
-        (const void*)kernels::add_rms_norm_##name                                                             \
+        (const void*)kernels::add_rms_norm_##name, (const void*)kernels::scatter_##name                       \
   }
 
 const ReducedType TYPES[] = {REDUCED(float32, 4), REDUCED(float16, 2), REDUCED(bfloat16, 2)};
@@ -128,8 +141,9 @@ class Group {
     void* arguments[] = {&address, &count, &launch, &divisor, &four, &relay};  // the last two are for the mesh alone
     u64 packs = (count * type.size + 15) / 16;
     u64 work = algorithm == TWO_SHOT ? (packs + size() - 1) / size() : packs;
-    int threads = algorithm == MESH ? MESH_THREADS : 256;
-    u64 blocks = std::clamp<u64>((work + threads - 1) / threads, 1, algorithm == DIRECT ? std::min(max_blocks, DIRECT_BLOCKS) : max_blocks);
+    int threads = algorithm == MESH ? MESH_THREADS : THREADS;
+    u64 most = algorithm == DIRECT ? std::min(max_blocks, DIRECT_BLOCKS) : max_blocks;
+    u64 blocks = std::clamp<u64>((work + threads - 1) / threads, 1, most);
     use(ranks[rank].gpu);
     check(cudaLaunchKernel(type.all_reduce[algorithm], dim3(blocks), dim3(threads), arguments, 0, ranks[rank].stream),
           ALGORITHMS[algorithm]);
@@ -144,15 +158,51 @@ class Group {
           "all_reduce_rms_norm");
   }
 
+  // Gathers shards of some bytes, whole packs.
+  void enqueue_gather(u64 rank, char* shard, u64 bytes, char* whole, u64 timeout) {
+    Launch launch = told(rank, ONE_SHOT, timeout);
+    u64 distance = bytes / PACK;
+    u64 done = 0;
+    do {
+      u64 packs = std::min(EXCHANGE_BYTES, bytes - done) / PACK;
+      char *from = shard + done, *to = whole + done;
+      void* arguments[] = {&from, &packs, &launch, &to, &distance};
+      enqueue_exchange(rank, (const void*)kernels::gather, packs, arguments);
+      done += EXCHANGE_BYTES;
+    } while (done < bytes);
+  }
+
+  // Scatters parts of some bytes, whole packs, and sums them.
+  void enqueue_scatter(u64 rank, const ReducedType& type, char* parts, u64 bytes, char* sums, float divisor, u64 timeout) {
+    Launch launch = told(rank, ONE_SHOT, timeout);
+    u64 distance = bytes / type.size;
+    u64 done = 0;
+    do {
+      u64 part = std::min(EXCHANGE_BYTES, bytes - done);
+      u64 count = part / type.size;
+      char *from = parts + done, *to = sums + done;
+      void* arguments[] = {&from, &count, &launch, &to, &distance, &divisor};
+      enqueue_exchange(rank, type.scatter, part / PACK, arguments);
+      done += EXCHANGE_BYTES;
+    } while (done < bytes);
+  }
+
   void enqueue_barrier(u64 rank, u64 timeout) {
     Launch launch = told(rank, ONE_SHOT, timeout);
     kernels::Words none = {};
     void* arguments[] = {&launch, &none, &none};
     use(ranks[rank].gpu);
-    check(cudaLaunchKernel((const void*)kernels::barrier, dim3(1), dim3(MESH_THREADS), arguments, 0, ranks[rank].stream), "barrier");
+    check(cudaLaunchKernel((const void*)kernels::barrier, dim3(1), dim3(MESH_THREADS), arguments, 0, ranks[rank].stream),
+          "barrier");
   }
 
  private:
+  void enqueue_exchange(u64 rank, const void* kernel, u64 packs, void** arguments) {
+    u64 blocks = std::clamp<u64>((packs + THREADS - 1) / THREADS, 1, max_blocks);
+    use(ranks[rank].gpu);
+    check(cudaLaunchKernel(kernel, dim3(blocks), dim3(THREADS), arguments, 0, ranks[rank].stream), "an exchange");
+  }
+
   // A group of one, which only loads the kernel, is its own four and its own relay.
   u32 four_of(u64 rank) const { return size() == 1 ? 1 : rank < 4 ? 0x0f : 0xf0; }
   u32 relay_of(u64 rank) const { return size() == 1 ? 0 : rank ^ 4; }
@@ -216,6 +266,69 @@ struct AllReduce : Job {
       std::string name = std::string(ALGORITHMS[algorithm]) + "_" + type.name + ", rank " + std::to_string(rank) +
                          " of " + std::to_string(tensors.size()) + ", from element " + std::to_string(begin);
       right &= tensors[rank]->has(expected, name);
+    }
+    return right;
+  }
+};
+
+struct Gather : Job {
+  u64 bytes;
+  std::vector<std::unique_ptr<Tensor>> shards, wholes;  // of each rank
+  Elements expected;
+
+  Gather(const Group& group, const ReducedType& type, u64 packs) : bytes(packs * PACK) {
+    for (u64 rank = 0; rank < group.size(); rank++) {
+      Elements shard = random_elements(type, bytes / type.size);
+      shards.emplace_back(new Tensor(group.gpu(rank), type, 0, shard));
+      expected.insert(expected.end(), shard.begin(), shard.end());
+    }
+    for (u64 rank = 0; rank < group.size(); rank++) {
+      wholes.emplace_back(new Tensor(group.gpu(rank), type, 0, Elements(expected.size())));
+    }
+  }
+
+  void enqueue(Group& group, u64 rank) override {
+    group.enqueue_gather(rank, shards[rank]->address(), bytes, wholes[rank]->address(), PATIENCE);
+  }
+
+  bool is_right() const override {
+    return std::all_of(wholes.begin(), wholes.end(), [this](auto& whole) { return whole->has(expected, "gather"); });
+  }
+};
+
+struct Scatter : Job {
+  const ReducedType& type;
+  u64 bytes;
+  float divisor;
+  std::vector<std::unique_ptr<Tensor>> parts, sums;  // of each rank
+  std::vector<Elements> expected;
+
+  Scatter(const Group& group, const ReducedType& type, u64 packs, bool average)
+      : type(type), bytes(packs * PACK), divisor(average ? group.size() : 1) {
+    u64 count = bytes / type.size;
+    std::vector<Elements> inputs;
+    for (u64 rank = 0; rank < group.size(); rank++) {
+      inputs.push_back(random_elements(type, count * group.size()));
+      parts.emplace_back(new Tensor(group.gpu(rank), type, 0, inputs.back()));
+      sums.emplace_back(new Tensor(group.gpu(rank), type, 0, Elements(count)));
+    }
+    for (u64 rank = 0; rank < group.size(); rank++) {
+      std::vector<Elements> own;
+      for (const Elements& input : inputs) {
+        own.emplace_back(input.begin() + rank * count, input.begin() + (rank + 1) * count);
+      }
+      expected.push_back(sum(type, ONE_SHOT, own, divisor));
+    }
+  }
+
+  void enqueue(Group& group, u64 rank) override {
+    group.enqueue_scatter(rank, type, parts[rank]->address(), bytes, sums[rank]->address(), divisor, PATIENCE);
+  }
+
+  bool is_right() const override {
+    bool right = true;
+    for (size_t rank = 0; rank < sums.size(); rank++) {
+      right &= sums[rank]->has(expected[rank], std::string("scatter_") + type.name + ", rank " + std::to_string(rank));
     }
     return right;
   }
@@ -299,7 +412,8 @@ struct AllReduceNorm : Job {
 
 const u64 NORM_SHAPES[][2] = {{1, 1}, {5, 4096}, {7, 33}, {2, 4097}, {70, 100}, {3, 9001}};  // rows and their elements
 
-// A row of launches of one type: all algorithms, odd counts and full slots, tensors at all alignments, SUM and AVG; and norms.
+// A row of launches of one type: all algorithms, odd counts and full slots, tensors at all alignments, SUM and AVG; and
+// exchanges and norms.
 bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   Group group(gpus);
   std::vector<Job*> jobs;
@@ -313,6 +427,10 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   }
   for (auto& shape : NORM_SHAPES) {
     for (u64 begin : begins) jobs.push_back(new AllReduceNorm(group, type, shape[0], shape[1], begin));
+  }
+  for (u64 packs : {u64(1), u64(9), u64(1003), EXCHANGE_BYTES / PACK, ONE_SHOT_BYTES / PACK - 1}) {
+    jobs.push_back(new Gather(group, type, packs));
+    jobs.push_back(new Scatter(group, type, packs, jobs.size() % 4 < 2));
   }
   // One algorithm after the other would not show what they leave behind for each other.
   std::shuffle(jobs.begin(), jobs.end(), generator);
@@ -343,7 +461,11 @@ void load_kernels(int gpus) {
   for (int gpu = 0; gpu < gpus; gpu++) {
     Group alone(std::vector<int>{gpu});
     for (const ReducedType& type : TYPES) {
-      for (Algorithm algorithm : {ONE_SHOT, TWO_SHOT, MESH}) alone.enqueue(0, type, algorithm, nullptr, 0, 1, PATIENCE);
+      for (Algorithm algorithm : {ONE_SHOT, TWO_SHOT, MESH}) {
+        if (type.all_reduce[algorithm] != nullptr) alone.enqueue(0, type, algorithm, nullptr, 0, 1, PATIENCE);
+      }
+      alone.enqueue_gather(0, nullptr, 0, nullptr, PATIENCE);
+      alone.enqueue_scatter(0, type, nullptr, 0, nullptr, 1, PATIENCE);
       cudaFuncAttributes unused;  // Direct all-reduces wait for others whatever there is to do; this loads the kernel, too.
       check(cudaFuncGetAttributes(&unused, type.all_reduce[DIRECT]), "cudaFuncGetAttributes");
       alone.enqueue(0, NormCall{type, {nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1}}, PATIENCE);
@@ -402,9 +524,8 @@ bool norms_are_right(const ReducedType& type) {
         if (same) call.rows.new_residual = (u32*)(call.rows.partial = (u32*)in_place.address());
         void* arguments[] = {&call.rows, &call.epsilon};
         use(0);
-        check(cudaLaunchKernel(type.add_rms_norm, dim3(call.blocks(1 << 20)), dim3(call.threads()), arguments, call.packs() * 16,
-                               nullptr),
-              "add_rms_norm");
+        dim3 blocks(call.blocks(1 << 20)), threads(call.threads());
+        check(cudaLaunchKernel(type.add_rms_norm, blocks, threads, arguments, call.packs() * 16, nullptr), "add_rms_norm");
         check(cudaDeviceSynchronize(), "add_rms_norm");
         std::string name = std::string("add_rms_norm_") + type.name;
         if (!tensors.has(values, name)) return false;
@@ -423,7 +544,7 @@ int main(int argc, char** argv) {
   if (meet(placed)) {
     for (const ReducedType& type : TYPES) {
       if (!row_is_right(placed, type)) return WRONG;
-      printf("right: all-reduce and norms of %s, %s\n", name.c_str(), type.name);
+      printf("right: all-reduce, exchanges and norms of %s, %s\n", name.c_str(), type.name);
     }
   } else if (RANKS <= gpus) {
     return WRONG;

@@ -211,7 +211,8 @@ struct Job {
       for (u64 i = 0; i < values.size(); i++) {
         u64 width = b.columns / 2;
         if (!GATED) all.push_back(ELEMENTS.store(values[i]));
-        if (GATED && i % b.columns < width) all.push_back(ELEMENTS.store(values[i] / (1 + expf(-values[i])) * values[i + width]));
+        if (!GATED || i % b.columns >= width) continue;
+        all.push_back(ELEMENTS.store(values[i] / (1 + expf(-values[i])) * values[i + width]));
       }
     }
     return all;
@@ -325,8 +326,8 @@ int main(int argc, char** argv) {
   int gpus = begin(argc, argv);
   for (int gpu = 0; gpu < gpus; gpu++) {
     use(gpu);
-    check(cudaFuncSetAttribute((const void*)kernels::fused_matmul, cudaFuncAttributeMaxDynamicSharedMemorySize, kernels::SHARED),
-          "cudaFuncSetAttribute");
+    const void* kernel = (const void*)kernels::fused_matmul;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernels::SHARED), "cudaFuncSetAttribute");
     if (!meet({gpu}, PATIENCE)) return WRONG;  // Loads what is loaded at a first launch.
   }
   for (int ranks : {2, 3, kernels::MAX_RANKS}) {
