@@ -9,10 +9,10 @@
 //   mesh       slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor
 //   direct     none: every rank reads and writes the others' tensors themselves
 //
-// But for direct, data is pushed. In one-shot and two-shot, whoever reads it sees whether it has arrived. In the mesh a block writes its packs
-// into the slots of the peers, then raises its flag on them; it waits for the flags of the same block on the peers, which have
-// written the same packs, and needs no other block. Flags are epochs, which only grow, and the epoch is counted in memory, so
-// that a launch can be replayed by a graph.
+// But for direct, data is pushed. In one-shot and two-shot, whoever reads it sees whether it has arrived. In the mesh a block
+// writes its packs into the slots of the peers, then raises its flag on them; it waits for the flags of the same block on the
+// peers, which have written the same packs, and needs no other block. Flags are epochs, which only grow, and the epoch is
+// counted in memory, so that a launch can be replayed by a graph.
 //
 // A half is free when it is written again: its last readers were the kernels of two launches before; what a peer sent in the
 // launch between, data or a flag, it sent after its kernel before had ended.
@@ -21,7 +21,7 @@
 // (mesh: each four ranks, then the two sums), so that all ranks get the same bits.
 //
 // Compiled with
-//   RANKS   how many there are, 2 to 8
+//   RANKS   how many there are, 2 to 8; the mesh is of 8
 //
 // Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
 // the host who was missing and ends; what it has written into the tensor is worthless.
@@ -307,6 +307,16 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
 // More ranks need more registers.
 const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
 
+#if RANKS == 8
+#define MESH_KERNEL(name, T)                                                                                               \
+  extern "C" __global__ void __launch_bounds__(512)                                                                        \
+      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \
+    mesh<T>(tensor, count, launch, four, relay, divisor);                                                                  \
+  }
+#else
+#define MESH_KERNEL(name, T)  // There is no such mesh, and compiling takes time.
+#endif
+
 #define ALL_REDUCE(name, T)                                                                                                \
   extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
       one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
@@ -320,10 +330,7 @@ const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
       direct_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                    \
     direct<T>(tensor, count, launch, divisor);                                                                             \
   }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(512)                                                                        \
-      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \
-    mesh<T>(tensor, count, launch, four, relay, divisor);                                                                  \
-  }
+  MESH_KERNEL(name, T)
 
 ALL_REDUCE(float32, Float32)
 ALL_REDUCE(float16, Float16)
