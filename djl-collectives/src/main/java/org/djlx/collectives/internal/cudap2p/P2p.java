@@ -166,6 +166,7 @@ final class P2p {
         /** Compiles and loads them before any runs: doing so later could wait for those that do. */
         void loadKernels(CudaDevice device) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+            SignalWaits.prepare(device, compiler); // While the all-reduces compile.
             waits = new WaitStatus(device, region.rank());
             kernels = new AllReduceKernels(region, device, waits, compiler);
             signals = new SignalWaits(device, waits, compiler);

@@ -30,12 +30,17 @@ final class SignalWaits implements AutoCloseable {
 
     SignalWaits(CudaDevice device, WaitStatus status, KernelCompiler compiler) {
         this.status = status;
-        module =
-                compiler.load(
-                        device,
-                        KernelSource.ofResource(
-                                NativeLibrary.class, "wait_signals/wait_signals.cu"));
+        module = compiler.load(device, source());
         kernel = module.kernel("wait_signals");
+    }
+
+    private static KernelSource source() {
+        return KernelSource.ofResource(NativeLibrary.class, "wait_signals/wait_signals.cu");
+    }
+
+    /** Begins to compile the kernel, while the caller does something else. */
+    static void prepare(CudaDevice device, KernelCompiler compiler) {
+        compiler.prepare(device, source());
     }
 
     /** The address of the words by which waits end, and tell who did not come. */
