@@ -1,0 +1,66 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.DynamicTest.dynamicTest;
+
+import java.util.List;
+import java.util.stream.Stream;
+import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.internal.nccl.NcclCases;
+import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.TestFactory;
+import org.junit.jupiter.api.Timeout;
+
+/**
+ * What of the contract is about all-reduces, by the algorithms that {@link CudaP2pThreadsTest},
+ * whose small ones are one-shot, leaves out.
+ */
+@Tag("gpu")
+@Timeout(100)
+class CudaP2pAlgorithmsTest {
+
+    /** Cases that reduce, too, though their names do not say so. */
+    private static final List<String> OTHERS =
+            List.of("severalUnderWay", "oneAfterTheOther", "work", "declaredReductions");
+
+    @TestFactory
+    Stream<DynamicTest> twoShot() {
+        return contract(P2pRanks.options().optOneShotBytes(0));
+    }
+
+    @TestFactory
+    Stream<DynamicTest> direct() {
+        return contract(P2pRanks.directOptions());
+    }
+
+    /** In one group; the cases behind one that fails may fail, too. */
+    private static Stream<DynamicTest> contract(CudaP2pOptions.Builder options) {
+        int worldSize = P2pRanks.require();
+        P2pRanks.requireNccl(); // Some reductions and types are its.
+        List<ProcessGroup> groups =
+                ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
+        return NcclCases.cases(worldSize).entrySet().stream()
+                .filter(
+                        entry ->
+                                entry.getKey().startsWith("allReduce")
+                                        || OTHERS.contains(entry.getKey()))
+                .map(entry -> dynamicTest(entry.getKey(), () -> run(groups, entry.getValue())))
+                .onClose(() -> groups.forEach(ProcessGroup::destroy));
+    }
+
+    private static void run(List<ProcessGroup> groups, ContractCases.Case body) {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    P2pRanks.run(group, () -> ContractCases.run(body, group));
+                    return null;
+                });
+    }
+}
