@@ -5,6 +5,7 @@
 package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -24,6 +25,8 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -65,6 +68,10 @@ class SteadyStateTest {
         final NDArray stridedPart;
         final NDArray weight;
 
+        final NDArray half;
+        final NDArray halfB;
+        final NDArray halfProduct;
+
         Operands(NDManager manager) {
             a = manager.ones(new Shape(4, 8));
             front = manager.ones(new Shape(2, 4, 8));
@@ -77,6 +84,16 @@ class SteadyStateTest {
             stridedWhole = manager.ones(new Shape(8, 2 * 4)).transpose();
             stridedPart = manager.ones(new Shape(8, 4)).transpose();
             weight = manager.ones(new Shape(8));
+            half = Torch.cast(a, ScalarType.BFLOAT16);
+            halfB = Torch.cast(manager.ones(new Shape(8, 16)), ScalarType.BFLOAT16);
+            halfProduct = Torch.cast(product, ScalarType.BFLOAT16);
+        }
+
+        /** What can be one launch. */
+        void callHalves(ProcessGroup group) {
+            close(FusedOps.allGatherMatmul(half, List.of(halfB), 0, group));
+            FusedOps.matmulReduceScatter(halfProduct, halfB, ReduceOp.SUM, 0, group).close();
+            FusedOps.matmulReduceScatter(halfProduct, halfB, ReduceOp.AVG, 0, group).close();
         }
 
         void call(ProcessGroup group) {
@@ -134,6 +151,16 @@ class SteadyStateTest {
             try (UsageCounter counter = FusedOps.countUsage()) {
                 for (Path path : List.of(Path.SCHEDULED, Path.WHOLE)) {
                     checkWarm(path, groups, round);
+                }
+                if (groups.get(0).device().isGpu() && FusedOpsGpuTest.isHopper()) {
+                    Consumer<ProcessGroup> halves =
+                            group -> {
+                                for (int i = 0; i < CALLS; i++) {
+                                    operands[group.rank()].callHalves(group);
+                                }
+                            };
+                    checkWarm(Path.ONE_LAUNCH, groups, halves);
+                    assertTrue(counter.oneLaunches() >= 3L * CALLS * STEADY_ROUNDS * RANKS);
                 }
                 assertEquals(0, counter.fallbacks());
             }
