@@ -59,8 +59,8 @@ final class FusedGradients {
             originals[i] = own.size();
         }
         List<NDArray> used = new ArrayList<>(bs);
-        if (keep) {
-            used.add(gathered);
+        if (gatheredIsNeeded) {
+            used.add(keep ? gathered : aShard);
         }
         List<NDArray> outputs = new ArrayList<>(result.outputs());
         if (returnGathered && Torch.requiresGradient(aShard)) {
@@ -73,7 +73,7 @@ final class FusedGradients {
                 outputs,
                 (ins, kept, gradients) ->
                         allGatherMatmulGradients(
-                                ins, originals, kept, gradients, gatherDim, group));
+                                ins, originals, kept, gradients, !keep, gatherDim, group));
         if (returnGathered) {
             return result;
         }
@@ -88,6 +88,7 @@ final class FusedGradients {
             int[] originals,
             List<NDArray> kept,
             List<NDArray> gradients,
+            boolean regather,
             int gatherDim,
             ProcessGroup group) {
         NDArray aShard = inputs.get(0);
@@ -116,7 +117,7 @@ final class FusedGradients {
         NDArray gathered = null;
         if (weights.stream().anyMatch(Torch::requiresGradient)) {
             gathered =
-                    kept.size() == bs.size()
+                    regather
                             ? DifferentiableCollectives.allGather(aShard, gatherDim, group)
                             : kept.get(bs.size());
         }
@@ -143,7 +144,7 @@ final class FusedGradients {
         scope.record(
                 MatmulReduceScatterPlan.TYPE.toString(),
                 inputs,
-                List.of(b),
+                List.of(b, a),
                 List.of(result),
                 (ins, kept, gradients) ->
                         matmulReduceScatterGradients(

@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
@@ -382,6 +383,78 @@ class FusedGradientsTest {
                         for (int i = 0; i < 16; i++) {
                             assertEquals(rows[i / 4], gradient(b)[i], TOLERANCE);
                         }
+                    }
+                });
+    }
+
+    /** Weights, and activations of which the weights' gradients are computed. */
+    @Test
+    void changedOperandsAreRefused() {
+        run(
+                2,
+                group -> {
+                    assertScatterRefuses(group, true);
+                    assertScatterRefuses(group, false);
+                    assertGatherRefuses(group, true, false);
+                    assertGatherRefuses(group, false, true);
+                });
+    }
+
+    private void assertScatterRefuses(ProcessGroup group, boolean weight) {
+        try (NDManager manager = newManager();
+                GradientScope scope = GradientScope.open()) {
+            NDArray a = random(manager, new Shape(4, 4), group.rank());
+            NDArray b = leaf(manager, new Shape(4, 2), 7);
+            NDArray y = FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+            NoGradient.run(() -> (weight ? b : a).addi(1));
+            assertRefused(
+                    scope,
+                    y,
+                    weight
+                            ? "matmulReduceScatter: input 1, of shape (4, 2)"
+                            : "matmulReduceScatter: kept array 1, of shape (4, 4)");
+        }
+    }
+
+    private void assertGatherRefuses(ProcessGroup group, boolean weight, boolean regather) {
+        try (NDManager manager = newManager();
+                GradientScope scope = GradientScope.open().optRegather(regather)) {
+            NDArray a = random(manager, new Shape(2, 4), group.rank());
+            NDArray b = leaf(manager, new Shape(4, 2), 7);
+            NDArray y = FusedOps.allGatherMatmul(a, List.of(b), 0, group, false).outputs().get(0);
+            NoGradient.run(() -> (weight ? b : a).addi(1));
+            assertRefused(
+                    scope,
+                    y,
+                    weight
+                            ? "allGatherMatmul: input 1, of shape (4, 2)"
+                            : "allGatherMatmul: kept array 1, of shape (2, 4)");
+        }
+    }
+
+    private static void assertRefused(GradientScope scope, NDArray y, String start) {
+        String message =
+                assertThrows(IllegalStateException.class, () -> scope.backward(y.sum()))
+                        .getMessage();
+        assertTrue(message.startsWith(start), message);
+    }
+
+    /** The gathered copy is what is read then: the part that it was made of may change. */
+    @Test
+    void aPartMayChangeWhenTheWholeIsKept() {
+        run(
+                2,
+                group -> {
+                    try (NDManager manager = newManager();
+                            GradientScope scope = GradientScope.open()) {
+                        NDArray a = random(manager, new Shape(2, 4), group.rank());
+                        NDArray b = leaf(manager, new Shape(4, 1), 7);
+                        GatheredMatmul up = FusedOps.allGatherMatmul(a, List.of(b), 0, group);
+                        double[] sums =
+                                up.gathered().orElseThrow().sum(new int[] {0}).toDoubleArray();
+                        NoGradient.run(() -> a.muli(5));
+                        scope.backward(up.outputs().get(0).sum());
+                        assertArrayEquals(sums, gradient(b), TOLERANCE);
                     }
                 });
     }

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.gradient;
 
+import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.engine.PtNDArray;
@@ -22,6 +23,8 @@ import org.djlx.nativeops.Torch;
  */
 final class Boundary implements AutoCloseable {
 
+    private static final long UNWATCHED = -1;
+
     private final String operator;
     private final GradientRule rule;
     private final boolean conversion; // Nobody waits for its gradients if none arrive.
@@ -34,6 +37,7 @@ final class Boundary implements AutoCloseable {
     private final NDArray[] received; // gradients of the outputs from other boundaries, or null
     private final NDArray[] noted; // gradients of the results that arrived earlier, or null
     private final Source[] sources; // of the inputs, or null
+    private final long[] versions; // of the inputs and then of what is kept, or UNWATCHED
 
     /** Where an input comes from that is a result of another boundary. */
     private record Source(Boundary boundary, int output) {}
@@ -68,7 +72,8 @@ final class Boundary implements AutoCloseable {
         boolean done = false;
         try {
             this.inputs = aliases(inputs);
-            this.kept = aliases(kept);
+            this.kept = kept.stream().map(array -> alias(array, inputs)).toList();
+            versions = versions();
             for (NDArray result : results) {
                 if (inputs.stream().anyMatch(input -> input == result)) {
                     throw new IllegalArgumentException(
@@ -90,6 +95,65 @@ final class Boundary implements AutoCloseable {
 
     private List<NDArray> aliases(List<NDArray> arrays) {
         return arrays.stream().map(array -> Torch.alias(manager, array)).toList();
+    }
+
+    /** Returns the own handle on what is kept; that of the input if it is one. */
+    private NDArray alias(NDArray array, List<NDArray> inputs) {
+        for (int i = 0; i < inputs.size(); i++) {
+            if (inputs.get(i) == array) {
+                return this.inputs.get(i);
+            }
+        }
+        return Torch.alias(manager, array);
+    }
+
+    /**
+     * Counts the changes of what must stay the same until the way back: what is kept, which the
+     * rule reads, and inputs that require a gradient, of which autograd goes back from what they
+     * are by then. The rule need not read other inputs.
+     */
+    private long[] versions() {
+        long[] counts = new long[inputs.size() + kept.size()];
+        for (int i = 0; i < counts.length; i++) {
+            NDArray array = operand(i);
+            boolean wanted = i >= inputs.size() || Torch.requiresGradient(array);
+            for (int j = 0; j < i && wanted; j++) {
+                wanted = operand(j) != array || counts[j] == UNWATCHED;
+            }
+            counts[i] = wanted ? version(array) : UNWATCHED;
+        }
+        return counts;
+    }
+
+    private NDArray operand(int index) {
+        return index < inputs.size() ? inputs.get(index) : kept.get(index - inputs.size());
+    }
+
+    private static long version(NDArray array) {
+        try {
+            return Torch.version(array);
+        } catch (EngineException e) {
+            return UNWATCHED; // It was made in inference mode, where libtorch does not count.
+        }
+    }
+
+    private void checkUnchanged() {
+        for (int i = 0; i < versions.length; i++) {
+            if (versions[i] == UNWATCHED || version(operand(i)) == versions[i]) {
+                continue;
+            }
+            boolean input = i < inputs.size();
+            throw new IllegalStateException(
+                    String.format(
+                            "%s: %s %d, of shape %s, was changed in place after the call, and the"
+                                    + " gradients would be wrong: change it after backward, or"
+                                    + " compute a new array instead (mul, not muli), or pass a copy"
+                                    + " to the operator (duplicate())",
+                            operator,
+                            input ? "input" : "kept array",
+                            input ? i : i - inputs.size(),
+                            operand(i).getShape()));
+        }
     }
 
     private Source source(NDArray result) {
@@ -125,6 +189,7 @@ final class Boundary implements AutoCloseable {
         if (conversion && !isReached()) {
             return; // Operators have taken the gradients to the originals.
         }
+        checkUnchanged();
         List<TensorInfo> used = new ArrayList<>(); // by others, which may change it
         List<TensorInfo> shared = new ArrayList<>(); // with boundaries, which do not
         List<NDArray> gradients = NoGradient.get(() -> inputGradients(used, shared));

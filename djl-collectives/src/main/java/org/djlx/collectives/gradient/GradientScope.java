@@ -59,9 +59,12 @@ import org.djlx.nativeops.Torch;
  * collectors (libtorch 2.7.1).
  *
  * <p>Results of operators are leaves that require a gradient, so libtorch refuses to change them in
- * place while gradients are on. What an operator needs for its gradient, such as weights, must not
- * change before {@code backward}; if it is changed in place, gradients are those of the new values,
- * and nothing can tell.
+ * place while gradients are on. What an operator needs for its gradient, such as weights, and its
+ * inputs that require one must not change before {@code backward}, which throws {@link
+ * IllegalStateException} if they have been changed in place, be it with gradients off. libtorch
+ * counts what its own operators write, DJL's {@code muli} and {@code set} among them; what others
+ * write at an array's address, such as kernels and operations of groups, is not counted, and
+ * gradients may then be those of the new values.
  *
  * <p>Beware of numbers on the CPU, with any of DJL's collectors: {@code x.mul(0.5f)} and {@code
  * x.div(2)} put the number into memory of the JVM, of which autograd keeps the address alone. If
@@ -218,8 +221,10 @@ public final class GradientScope implements GradientCollector {
      * one's own differentiable. The operator has run, outside the graph.
      *
      * @param operator the operator's name, for errors
-     * @param inputs its inputs, with or without gradients
-     * @param kept further arrays that the rule needs
+     * @param inputs its inputs, with or without gradients; those that require one must not change
+     *     until {@link #backward}, which looks
+     * @param kept what the rule reads and must not change until then either: further arrays, and
+     *     inputs of which some may require no gradient
      * @param outputs its results; they become leaves that require a gradient, so each must be of
      *     floating-point type, and new
      * @param rule differentiates the operator
@@ -303,7 +308,8 @@ public final class GradientScope implements GradientCollector {
      * @param targets the arrays
      * @param gradients the gradient of each, of its shape and element type
      * @throws IllegalStateException if a gradient has reached an operator's result through which an
-     *     earlier call has gone
+     *     earlier call has gone; or if an array that an operator needs for its gradient has been
+     *     changed in place
      */
     public void backward(List<NDArray> targets, List<NDArray> gradients) {
         checkCurrent("backward");

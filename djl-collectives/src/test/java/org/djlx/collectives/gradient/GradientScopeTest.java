@@ -18,6 +18,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -27,6 +28,7 @@ import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
 class GradientScopeTest {
 
@@ -488,6 +490,97 @@ class GradientScopeTest {
                         }
                         return null;
                     });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void assertChanged(String start, String shape, Executable backward) {
+        String message = assertThrows(IllegalStateException.class, backward).getMessage();
+        assertTrue(message.startsWith(start), message);
+        assertTrue(message.contains(shape + ", was changed in place"), message);
+    }
+
+    /** The graph behind the input would be another one, be the change recorded or not. */
+    @Test
+    void changedInputsAreRefused() {
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray x = manager.ones(new Shape(2, 3));
+            NDArray five = manager.create(5f);
+            x.setRequiresGradient(true);
+            for (boolean recorded : new boolean[] {true, false}) {
+                try (GradientScope scope = GradientScope.open()) {
+                    NDArray z = x.mul(five);
+                    NDArray y = DifferentiableCollectives.allGather(z, 0, groups.get(0));
+                    if (recorded) {
+                        z.muli(five);
+                    } else {
+                        NoGradient.run(() -> z.reshape(6).muli(five)); // a view
+                    }
+                    assertChanged("allGather: input 0", "(2, 3)", () -> scope.backward(y.sum()));
+                }
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** What a rule reads counts, whether it requires a gradient or not; the rest does not. */
+    @Test
+    void changedArraysThatTheRuleReadsAreRefused() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray x = manager.ones(new Shape(2));
+            NDArray w = manager.ones(new Shape(2));
+            NDArray unread = manager.ones(new Shape(2));
+            w.setRequiresGradient(true);
+            for (NDArray changed : List.of(x, w, unread)) {
+                try (GradientScope scope = GradientScope.open()) {
+                    NDArray y = NoGradient.get(() -> x.mul(w).add(unread));
+                    scope.record(
+                            "linear",
+                            List.of(x, w, unread),
+                            List.of(w, x),
+                            List.of(y),
+                            (inputs, kept, gradients) ->
+                                    Arrays.asList(null, gradients.get(0).mul(kept.get(1)), null));
+                    NoGradient.run(() -> changed.addi(1));
+                    if (changed == unread) {
+                        scope.backward(y.sum());
+                        assertArrayEquals(new float[] {2, 2}, gradients(w));
+                    } else {
+                        String role = changed == x ? "linear: kept array 1" : "linear: input 1";
+                        assertChanged(role, "(2)", () -> scope.backward(y.sum()));
+                    }
+                }
+            }
+        }
+    }
+
+    /** A step changes what the forward pass before has read, and the next one reads it. */
+    @Test
+    void weightsMayChangeBehindBackward() {
+        List<ProcessGroup> groups = ProcessGroups.local(1);
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray w = manager.create(new float[] {8, 4});
+            w.setRequiresGradient(true);
+            for (boolean many : new boolean[] {true, false}) {
+                GradientScope one = many ? null : GradientScope.open();
+                for (int step = 0; step < 2; step++) {
+                    try (GradientScope scope = many ? GradientScope.open() : null) {
+                        NDArray y = DifferentiableCollectives.allReduce(w, groups.get(0));
+                        (many ? scope : one).backward(y.square().sum());
+                    }
+                    try (NDArray gradient = w.getGradient()) {
+                        NoGradient.run(() -> w.subi(gradient.mul(0.25f)));
+                    }
+                    JniUtils.zeroGrad((PtNDArray) w);
+                }
+                if (one != null) {
+                    one.close();
+                }
+            }
+            assertArrayEquals(new float[] {0.5f, 0.25f}, w.toFloatArray()); // each step halves it
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }

@@ -116,7 +116,7 @@ final class BlockOperators implements AutoCloseable {
             return recorded(
                     "RmsNorm",
                     List.of(x, weight),
-                    List.of(),
+                    List.of(x, weight),
                     () -> kernels.normalized(x, weight, epsilon),
                     (inputs, kept, gradients) ->
                             kernels.normalizedGradients(
@@ -173,7 +173,7 @@ final class BlockOperators implements AutoCloseable {
                     .record(
                             "residual RmsNorm",
                             inputs,
-                            List.of(results.get(0)),
+                            List.of(results.get(0), weight),
                             results,
                             (ins, kept, gradients) ->
                                     residualGradients(ins, kept, gradients, epsilon));
@@ -271,7 +271,7 @@ final class BlockOperators implements AutoCloseable {
         return recorded(
                 "gate",
                 in,
-                List.of(),
+                in,
                 () -> kernels.gated(in),
                 (inputs, kept, gradients) -> kernels.gatedGradients(inputs, gradients.get(0)));
     }
