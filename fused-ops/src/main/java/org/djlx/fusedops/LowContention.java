@@ -33,7 +33,9 @@ import org.djlx.nativeops.Torch;
  * <p>They are operations of the group like its own, on the current stream, and take a {@link Work}
  * to wait for. Where the group has no P2P buffers, or they are too small, the group's own
  * collective runs, on all ranks alike; {@link FusedOps#countUsage} tells. Arrays need not be
- * contiguous, but those that are not are copied.
+ * contiguous, but those that are not are copied. They have no gradient: an input that requires one
+ * is refused while gradients are on ({@link
+ * org.djlx.collectives.gradient.DifferentiableCollectives} has the counterparts that have one).
  */
 public final class LowContention {
 
@@ -58,7 +60,9 @@ public final class LowContention {
      * @see ProcessGroup#allGatherIntoTensor
      */
     public static Work allGather(ProcessGroup group, NDArray output, NDArray input) {
-        new OperandChecks(ALL_GATHER.toString()).checkNotNull("the group", group);
+        OperandChecks arguments = new OperandChecks(ALL_GATHER.toString());
+        arguments.checkNotNull("the group", group);
+        checkNotRecorded(arguments, input, "allGather");
         TensorInfo in = group.checkAllGather(output, input);
         OptionalLong offset = heapOffset(group, output);
         FallbackReason reason =
@@ -125,6 +129,7 @@ public final class LowContention {
         OperandChecks arguments = new OperandChecks(REDUCE_SCATTER.toString());
         arguments.checkNotNull("the group", group);
         arguments.checkSum(op);
+        checkNotRecorded(arguments, input, "reduceScatter");
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
         FallbackReason reason = fallbackReason(group, () -> fits(group, out.count(), out.type()));
@@ -155,6 +160,18 @@ public final class LowContention {
                                             reduction.run(arrays.outputAddress(), first, distance),
                                     arrays.all());
                 });
+    }
+
+    /** Refuses an input whose gradient would be lost, as the output is the caller's array. */
+    private static void checkNotRecorded(
+            OperandChecks arguments, NDArray input, String differentiable) {
+        if (input != null && NoGradient.isRecorded(input)) {
+            throw arguments.wrong(
+                    "the input requires a gradient, which would be lost: call"
+                            + " DifferentiableCollectives.%s, or with gradients off, or pass"
+                            + " input.stopGradient()",
+                    differentiable);
+        }
     }
 
     /** Where all of an output is in the heap; empty if it is elsewhere. */

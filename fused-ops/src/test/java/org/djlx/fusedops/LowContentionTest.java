@@ -24,6 +24,8 @@ import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -251,6 +253,41 @@ class LowContentionTest {
                                                 group, someInts, ints, ReduceOp.SUM),
                                 "INT32");
                         group.barrier().await();
+                    }
+                });
+    }
+
+    /** The graph would end at the output, and what is behind the input would never change. */
+    @Test
+    void inputsThatRequireGradientsAreRefused() {
+        LocalRanks.run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                            GradientScope scope = GradientScope.open()) {
+                        NDArray whole = manager.zeros(new Shape(4, 3));
+                        NDArray part = manager.zeros(new Shape(2, 3));
+                        NDArray wholeLeaf = manager.ones(new Shape(4, 3));
+                        NDArray partLeaf = manager.ones(new Shape(2, 3));
+                        wholeLeaf.setRequiresGradient(true);
+                        partLeaf.setRequiresGradient(true);
+                        assertRejected(
+                                () -> LowContention.allGather(group, whole, partLeaf.mul(part)),
+                                "DifferentiableCollectives.allGather");
+                        assertRejected(
+                                () ->
+                                        LowContention.reduceScatter(
+                                                group, part, wholeLeaf, ReduceOp.SUM),
+                                "DifferentiableCollectives.reduceScatter");
+                        LowContention.allGather(group, whole, partLeaf.stopGradient()).await();
+                        assertEquals(12, whole.sum().getFloat());
+                        NoGradient.get(
+                                        () ->
+                                                LowContention.reduceScatter(
+                                                        group, part, wholeLeaf, ReduceOp.SUM))
+                                .await();
+                        assertEquals(12, part.sum().getFloat());
+                        assertEquals(scope, GradientScope.current().orElseThrow());
                     }
                 });
     }
