@@ -56,7 +56,7 @@ final class MlpTraining {
             try (NDManager temporary = x.getManager().newSubManager();
                     GradientScope scope = GradientScope.open()) {
                 NDArray input = Torch.alias(temporary, x);
-                NDArray loss = mlp.apply(input).sub(next).square().sum().div(tokens);
+                NDArray loss = loss(temporary, mlp.apply(input), next, tokens);
                 scope.backward(loss);
                 value = Torch.cast(loss.stopGradient(), ScalarType.FLOAT64).getDouble();
             }
@@ -69,6 +69,17 @@ final class MlpTraining {
             }
             return value;
         }
+    }
+
+    /**
+     * Returns the part of the loss that is in some rows.
+     *
+     * @param temporary is open until the backward pass: {@code div(tokens)} would have autograd
+     *     keep the address of memory of the JVM, as {@link GradientScope} says
+     */
+    static NDArray loss(NDManager temporary, NDArray y, NDArray next, long tokens) {
+        NDArray share = Torch.cast(temporary.create(1d / tokens), Torch.scalarType(y));
+        return y.sub(next).square().sum().mul(share);
     }
 
     private final ProcessGroup group;
