@@ -715,28 +715,63 @@ class DataParallelTest {
             ProcessGroups.run(
                     groups,
                     group -> {
-                        DataParallelConfig config =
-                                config("sgd").optProcessGroup(group).optBucketBytes(1);
-                        SequentialBlock block =
-                                new SequentialBlock()
-                                        .add(Linear.builder().setUnits(4).build())
-                                        .add(Training.block());
-                        try (Model model = Model.newInstance("overlap", P2pEngine.NAME)) {
-                            model.setBlock(block);
-                            try (Trainer trainer = model.newTrainer(config)) {
-                                trainer.initialize(new Shape(1, 3));
-                                int before = reductions(group);
-                                try (GradientCollector collector = trainer.newGradientCollector()) {
-                                    NDArray x = trainer.getManager().ones(new Shape(5, 3));
-                                    NDArray y = trainer.forward(new NDList(x)).head();
-                                    assertEquals(before, reductions(group));
-                                    collector.backward(y.square().sum());
-                                }
-                                // Of 3 layers with 2 parameters each, all but the first.
-                                assertEquals(before + 4, reductions(group));
-                                trainer.step();
-                                assertEquals(before + 6, reductions(group));
-                            }
+                        assertReducedDuringBackward(config("sgd").optProcessGroup(group));
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    void bucketsOfRanksInOneJvmAreReducedDuringTheBackwardPass() {
+        assertReducedDuringBackward(config("sgd").optRanks(2));
+    }
+
+    private static void assertReducedDuringBackward(DataParallelConfig config) {
+        SequentialBlock block =
+                new SequentialBlock()
+                        .add(Linear.builder().setUnits(4).build())
+                        .add(Training.block());
+        try (Model model = Model.newInstance("overlap", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config.optBucketBytes(1))) {
+                trainer.initialize(new Shape(1, 3));
+                List<ProcessGroup> groups = groups(trainer);
+                List<Integer> before = count(groups, "allReduce");
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    NDArray x = trainer.getManager().ones(new Shape(5, 3));
+                    NDArray y = trainer.forward(new NDList(x)).head();
+                    assertEquals(before, count(groups, "allReduce"));
+                    collector.backward(y.square().sum());
+                }
+                // Of 3 layers with 2 parameters each, all but the first.
+                assertEquals(plus(before, 4), count(groups, "allReduce"));
+                trainer.step();
+                assertEquals(plus(before, 6), count(groups, "allReduce"));
+            }
+        }
+    }
+
+    /** Their checksums are gathered when they are given to the ranks, and at the end. */
+    @Test
+    void parametersAreComparedAtTheStartAndAtTheEnd() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        List<ProcessGroup> own = List.of(group);
+                        try (Model model = Model.newInstance("compared", P2pEngine.NAME)) {
+                            model.setBlock(Training.block());
+                            Trainer trainer =
+                                    model.newTrainer(config("sgd").optProcessGroup(group));
+                            List<Integer> before = count(own, "allGather");
+                            trainer.initialize(new Shape(1, Training.FEATURES));
+                            List<Integer> begun = count(own, "allGather");
+                            assertEquals(plus(before, 1), begun);
+                            trainer.close();
+                            assertEquals(plus(begun, 1), count(own, "allGather"));
                         }
                         return null;
                     });
@@ -745,10 +780,24 @@ class DataParallelTest {
         }
     }
 
-    private static int reductions(ProcessGroup group) {
-        return (int)
-                group.flightRecorder().dump().entries().stream()
-                        .filter(entry -> entry.toString().contains("allReduce"))
-                        .count();
+    /** Returns the groups of the ranks that a trainer has here. */
+    private static List<ProcessGroup> groups(Trainer trainer) {
+        return ((DataParallelTrainer) trainer).replicas().stream().map(Replica::group).toList();
+    }
+
+    private static List<Integer> plus(List<Integer> counts, int more) {
+        return counts.stream().map(count -> count + more).toList();
+    }
+
+    /** Returns how many operations whose name begins so each group has recorded. */
+    private static List<Integer> count(List<ProcessGroup> groups, String operation) {
+        return groups.stream()
+                .map(
+                        group ->
+                                (int)
+                                        group.flightRecorder().dump().entries().stream()
+                                                .filter(e -> e.toString().contains(operation))
+                                                .count())
+                .toList();
     }
 }

@@ -28,7 +28,7 @@ class TrainingProcessesTest {
     private static final float TOLERANCE = 2e-5f;
 
     @ParameterizedTest
-    @CsvSource({"sgd, 2", "adam, 2", "adam, 4", "sgd, 8"})
+    @CsvSource({"sgd, 2", "sgd, 4", "sgd, 8", "adam, 2", "adam, 4", "adam, 8"})
     @Timeout(300)
     void trainAsOneProcess(String optimizer, int ranks, @TempDir Path directory) throws Exception {
         Outcome expected = onOne(optimizer, Device.cpu());
@@ -39,6 +39,19 @@ class TrainingProcessesTest {
         // Only the first saves.
         assertTrue(Files.exists(directory.resolve("rank0").resolve("classifier-0000.params")));
         assertFalse(Files.exists(directory.resolve("rank1")));
+    }
+
+    /** Programs that keep DJL's engine, each with other weights at the start. */
+    @ParameterizedTest
+    @CsvSource({"sgd, 2", "adam, 2"})
+    @Timeout(300)
+    void trainAsOneProcessWithAListener(String optimizer, int ranks) throws Exception {
+        Outcome expected = onOne(optimizer, Device.cpu());
+        try (RankProcesses processes =
+                new RankProcesses(
+                        ranks, TrainingMain.class, optimizer, "", TrainingMain.LISTENER)) {
+            assertTrainAsOne(processes, ranks, expected);
+        }
     }
 
     /** Trains with DJL's engine on one device. */
