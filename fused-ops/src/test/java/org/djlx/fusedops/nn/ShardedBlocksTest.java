@@ -267,6 +267,92 @@ class ShardedBlocksTest {
         assertArrayEquals(expected.inputGradient(), array(inputGradients), TOLERANCE);
     }
 
+    /** The weight and the bias of each linear layer alone, along a random direction. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void linearLayersEqualFiniteDifferences(boolean sequence) {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            Net net = new Net(group, sequence);
+                            net.initialize(manager, new Shape(8, SIZE));
+                            NDArray whole = input(manager, new Shape(8, SIZE));
+                            NDArray own = part(whole, group, sequence);
+                            assertFiniteDifferences(net.blocks.get("column"), own, true);
+                            Shape columns = new Shape(8, HIDDEN / 2);
+                            NDArray x =
+                                    TestArrays.random(
+                                            manager, ScalarType.FLOAT64, columns, group.rank());
+                            // Ranks that all have the same rows count once.
+                            assertFiniteDifferences(net.blocks.get("row"), x, sequence);
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /**
+     * Compares gradients with differences.
+     *
+     * @param divided whether the loss is what the ranks' parts add up to; otherwise each has all
+     */
+    private static void assertFiniteDifferences(ShardedBlock block, NDArray x, boolean divided) {
+        double step = 1e-5;
+        NDManager manager = x.getManager();
+        try (GradientScope scope = GradientScope.open()) {
+            scope.backward(tanh(block, x, divided, true));
+        }
+        Map<String, NDArray> parameters = new LinkedHashMap<>();
+        for (String name : List.of("weight", "bias")) {
+            parameters.put(name, block.full(name, manager));
+        }
+        for (Map.Entry<String, NDArray> entry : parameters.entrySet()) {
+            String name = entry.getKey();
+            NDArray full = entry.getValue();
+            NDArray own = block.getParameters().get(name).getArray();
+            try (NDArray gradient = own.getGradient()) {
+                NoGradient.run(() -> gradient.copyTo(own)); // to be gathered as a parameter is
+            }
+            NDArray along = TestArrays.random(manager, ScalarType.FLOAT64, full.getShape(), 5);
+            double expected = block.full(name, manager).mul(along).sum().getDouble();
+            NDArray by = along.mul(manager.create(step));
+            block.setFull(name, full.add(by));
+            double above = sum(block, x, divided);
+            block.setFull(name, full.sub(by));
+            double below = sum(block, x, divided);
+            block.setFull(name, full);
+            assertTrue(Math.abs(expected) > 1e-3, name);
+            double tolerance = 1e-8 * (1 + Math.abs(expected));
+            assertEquals(expected, (above - below) / (2 * step), tolerance, block + ", " + name);
+        }
+    }
+
+    /** Returns a loss of this rank's output. */
+    private static NDArray tanh(ShardedBlock block, NDArray x, boolean divided, boolean training) {
+        NDManager manager = x.getManager();
+        NDList in = new NDList(x);
+        NDArray y = block.forward(new ParameterStore(manager, false), in, training).get(0);
+        long seed = divided ? 10 + block.group().rank() : 10;
+        NDArray by = TestArrays.random(manager, ScalarType.FLOAT64, y.getShape(), seed);
+        return y.tanh().mul(by).sum();
+    }
+
+    /** Returns the loss of all ranks. */
+    private static double sum(ShardedBlock block, NDArray x, boolean divided) {
+        return NoGradient.get(
+                () -> {
+                    NDArray own = tanh(block, x, divided, false);
+                    return divided
+                            ? DifferentiableCollectives.allReduce(own, block.group()).getDouble()
+                            : own.getDouble();
+                });
+    }
+
     /** The first pass makes the gradients of float64 parameters, and the second adds to them. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
