@@ -11,6 +11,7 @@ import java.io.Writer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
@@ -58,8 +59,8 @@ public final class TrainCommand implements Callable<Integer> {
     }
 
     private static final int DEFAULT_RANKS = 2;
-    private static final int REPORTS = 10;
     private static final int MOST_CONTEXT = 4096;
+    private static final Duration SILENCE = Duration.ofSeconds(10);
 
     @Spec private CommandSpec spec;
 
@@ -107,7 +108,7 @@ public final class TrainCommand implements Callable<Integer> {
 
     @Option(
             names = "--steps",
-            defaultValue = "1000",
+            defaultValue = "850",
             description = "How many batches to train on; ${DEFAULT-VALUE} if not given.")
     private int steps;
 
@@ -195,47 +196,31 @@ public final class TrainCommand implements Callable<Integer> {
                     "--steps and --batch must be 1 or more, not " + steps + " and " + batch);
         }
         if (checkpointEvery == null) {
-            checkpointEvery = Math.max(1, steps / REPORTS);
+            checkpointEvery = TrainJob.tenth(steps);
         } else if (checkpoints == null || checkpointEvery < 1) {
             throw new ParameterException(
                     spec.commandLine(),
                     "--checkpoint-every must be 1 or more, and takes --resume, which says where");
         }
-        if (checkpoints != null) {
-            Files.createDirectories(checkpoints.toAbsolutePath());
-        }
-        if (llama != null) {
-            Files.createDirectories(llama.toAbsolutePath());
-        }
         if (chart != null) {
-            Files.createDirectories(chart.toAbsolutePath().getParent());
-            if (Files.isDirectory(chart)) {
-                throw new ParameterException(
-                        spec.commandLine(), "--chart " + chart + " is a folder, not a file");
-            }
+            checkChart();
         }
         byte[] bytes = readText();
+        Ranks all = processes ? null : Ranks.of(dataParallel == null ? null : wanted(), wanted());
+        checkDivision(processes ? wanted() : all.worldSize());
         if (checkpoints != null) {
             checkJob(bytes);
         }
+        // Nothing is refused from here on: what is made now stays.
+        if (llama != null) {
+            Files.createDirectories(llama.toAbsolutePath());
+        }
+        if (checkpoints != null) {
+            Files.createDirectories(checkpoints.toAbsolutePath());
+            writeJob(bytes);
+        }
         if (processes) {
             return launch();
-        }
-        Ranks all = Ranks.of(dataParallel == null ? null : wanted(), wanted());
-        if (all.worldSize() % tensorParallel != 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "%s cannot be divided into groups of --tensor-parallel %d",
-                            Ranks.count(all.worldSize()), tensorParallel));
-        }
-        int copies = all.worldSize() / tensorParallel;
-        if (batch % copies != 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--batch %d cannot be divided among %d copies of the model",
-                            batch, copies));
         }
         boolean threads = System.getenv("RANK") == null;
         all.run(
@@ -245,6 +230,38 @@ public final class TrainCommand implements Callable<Integer> {
                     return group.rank();
                 });
         return 0;
+    }
+
+    /** Refuses before the training what could not be written behind it. */
+    private void checkChart() {
+        if (Files.isDirectory(chart)) {
+            throw new ParameterException(
+                    spec.commandLine(), "--chart " + chart + " is a folder, not a file");
+        }
+        Path parent = chart.toAbsolutePath().getParent();
+        if (!Files.isDirectory(parent)) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--chart " + chart + ": there is no such folder as " + parent);
+        }
+    }
+
+    private void checkDivision(int worldSize) {
+        if (worldSize % tensorParallel != 0) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "%s cannot be divided into groups of --tensor-parallel %d",
+                            Ranks.count(worldSize), tensorParallel));
+        }
+        int copies = worldSize / tensorParallel;
+        if (batch % copies != 0) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--batch %d cannot be divided among %d copies of the model",
+                            batch, copies));
+        }
     }
 
     /** Returns the number of ranks that the user asks for. */
@@ -269,28 +286,42 @@ public final class TrainCommand implements Callable<Integer> {
         return bytes;
     }
 
+    private Path jobFile() {
+        return checkpoints.toAbsolutePath().resolve("job.txt");
+    }
+
+    /** Says of what job checkpoints are: what its losses depend on. */
+    private String job(byte[] bytes) {
+        return String.format(
+                "--context %d --batch %d --seed %d --dtype %s --tensor-parallel %d, text of"
+                        + " %d bytes, CRC-32C %08x",
+                context, batch, seed, type, tensorParallel, bytes.length, checksum(bytes));
+    }
+
     /** Refuses to go on from checkpoints of another job, whose losses would be those of neither. */
     private void checkJob(byte[] bytes) throws IOException {
-        Path file = checkpoints.toAbsolutePath().resolve("job.txt");
-        String job =
-                String.format(
-                        "--context %d --batch %d --seed %d --dtype %s --tensor-parallel %d, text of"
-                                + " %d bytes, CRC-32C %08x",
-                        context, batch, seed, type, tensorParallel, bytes.length, checksum(bytes));
+        if (!Files.exists(jobFile())) {
+            return;
+        }
+        String begun = Files.readString(jobFile());
+        String job = job(bytes);
+        if (!begun.equals(job)) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--resume %s was begun with %s; here it is %s: give the same, or"
+                                    + " another folder",
+                            checkpoints, begun, job));
+        }
+    }
+
+    private void writeJob(byte[] bytes) throws IOException {
+        Path file = jobFile();
         if (Files.exists(file)) {
-            String begun = Files.readString(file);
-            if (!begun.equals(job)) {
-                throw new ParameterException(
-                        spec.commandLine(),
-                        String.format(
-                                "--resume %s was begun with %s; here it is %s: give the same, or"
-                                        + " another folder",
-                                checkpoints, begun, job));
-            }
             return;
         }
         Path part = Files.createTempFile(file.getParent(), "job", ".part");
-        Files.writeString(part, job);
+        Files.writeString(part, job(bytes));
         Files.move(part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may do the same.
     }
 
@@ -366,11 +397,13 @@ public final class TrainCommand implements Callable<Integer> {
         out.flush();
     }
 
-    /** A bar on a terminal, otherwise ten lines. */
+    /** A bar on a terminal; otherwise ten lines, and one where there has been none for a while. */
     private final class Progress implements TrainJob.Listener {
 
         private final PrintWriter out;
         private final ProgressBar bar; // null if the output is no terminal
+        private long printed = System.nanoTime();
+        private String last = ""; // what is known of the loss
 
         Progress(PrintWriter out, boolean reports) {
             this.out = out;
@@ -386,20 +419,41 @@ public final class TrainCommand implements Callable<Integer> {
             }
         }
 
+        private void print(String line) {
+            out.println(line);
+            out.flush();
+            printed = System.nanoTime();
+        }
+
         @Override
         public void restored(long step) {
-            out.printf("Going on from step %d%n", step);
-            out.flush();
+            print(
+                    step < steps
+                            ? "Going on from step " + step
+                            : "Step " + step + " is reached already: there is nothing to train");
+        }
+
+        @Override
+        public void untrained(String text) {
+            // Among random bytes are some that terminals obey.
+            print(String.format("Untrained it writes:%n%s%n", text.replaceAll("\\p{Cc}", "·")));
         }
 
         @Override
         public void trained(int step, float loss, double tokensPerSecond) {
             String numbers = String.format("loss %.3f   %.0f tokens/s", loss, tokensPerSecond);
+            last = String.format(", the loss was %.3f in step %d", loss, step);
             if (bar != null) {
                 bar.update(step - 1L, numbers + "   ");
-            } else if (step == 1 || step % Math.max(1, steps / REPORTS) == 0) {
-                out.printf("step %6d   %s%n", step, numbers);
-                out.flush();
+            } else if (step == 1 || step == steps || step % TrainJob.tenth(steps) == 0) {
+                print(String.format("step %6d   %s", step, numbers));
+            }
+        }
+
+        @Override
+        public void stepped(int step, double tokensPerSecond) {
+            if (bar == null && System.nanoTime() - printed > SILENCE.toNanos()) {
+                print(String.format("step %6d   %.0f tokens/s%s", step, tokensPerSecond, last));
             }
         }
     }

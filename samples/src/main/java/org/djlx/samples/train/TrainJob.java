@@ -61,6 +61,8 @@ final class TrainJob {
     private static final int POINTS = 200; // of the curve
     private static final int PROMPT = 16;
     private static final int SAMPLE = 400;
+    private static final int UNTRAINED = 80; // with the prompt
+    private static final int REPORTS = 10;
     private static final double EPSILON = 1e-5; // of the norms
     private static final double THETA = 10_000; // of the rotations
 
@@ -105,11 +107,17 @@ final class TrainJob {
     /** Who hears of the progress. */
     interface Listener {
 
-        /** The job goes on from a checkpoint. */
+        /** The job goes on from a checkpoint, which may be of a later step than the last one. */
         void restored(long step);
+
+        /** What the model writes before it is trained; on ranks that share the first one. */
+        default void untrained(String text) {}
 
         /** The loss of a batch, of all ranks; 200 in all, and a few more. */
         void trained(int step, float loss, double tokensPerSecond);
+
+        /** This rank has done a step; its loss is not known. */
+        default void stepped(int step, double tokensPerSecond) {}
     }
 
     private final byte[] text;
@@ -126,6 +134,11 @@ final class TrainJob {
     /** The shortest text from which there is something to learn, in bytes. */
     static int shortest(int context) {
         return Math.max(4 * context, PROMPT);
+    }
+
+    /** How many steps there are from one report to the next. */
+    static int tenth(int steps) {
+        return Math.max(1, steps / REPORTS);
     }
 
     /** The model's number of heads, which the ranks that share it divide. */
@@ -211,50 +224,48 @@ final class TrainJob {
             config.optOptimizer(Optimizer.adam().optLearningRateTracker(rate).build());
             try (Trainer trainer = model.newTrainer(config)) {
                 trainer.initialize(new Shape(settings.context));
-                train(trainer, data, tensor.rank());
+                train(trainer, data, tensor);
                 if (settings.llama != null && data.rank() == 0) {
                     saveLlama(block, tensor, trainer.getManager());
                 }
-                return new Result(curve, data.rank() == 0 ? write(trainer, tensor) : "");
+                return new Result(
+                        curve, data.rank() == 0 ? write(trainer, tensor, PROMPT + SAMPLE) : "");
             }
         }
     }
 
-    private void train(Trainer trainer, ProcessGroup data, int part) throws IOException {
+    private void train(Trainer trainer, ProcessGroup data, ProcessGroup tensor) throws IOException {
         CheckpointManager checkpoints = null;
         long done = 0;
         if (settings.checkpoints != null) {
             checkpoints =
                     CheckpointManager.builder()
-                            .setDirectory(checkpoints(part))
+                            .setDirectory(checkpoints(tensor.rank()))
                             .optGroup(settings.group)
                             .build();
             done = checkpoints.restore(trainer).step();
-            if (done > settings.steps) {
-                throw new IOException(
-                        String.format(
-                                "%s has a checkpoint of step %d, and %d steps are to be trained",
-                                settings.checkpoints, done, settings.steps));
-            }
             if (done > 0) {
                 listener.restored(done);
                 curve.load(curveFile(), done);
             }
         }
+        if (done == 0 && data.rank() == 0) {
+            listener.untrained(write(trainer, tensor, UNTRAINED));
+        }
         int every = Math.max(1, settings.steps / POINTS);
+        int tenth = tenth(settings.steps);
         long begin = System.nanoTime();
         for (int step = (int) done + 1; step <= settings.steps; step++) {
             boolean last = step == settings.steps;
-            boolean reported = step == 1 || step % every == 0 || last;
+            boolean reported = step == 1 || step % every == 0 || step % tenth == 0 || last;
             float loss = step(trainer, data, step, reported);
+            double seconds = (System.nanoTime() - begin) / 1e9;
+            double speed = (double) (step - done) * settings.batch * settings.context / seconds;
             if (reported) {
                 curve.add(step, loss);
-                double seconds = (System.nanoTime() - begin) / 1e9;
-                listener.trained(
-                        step,
-                        loss,
-                        (double) (step - done) * settings.batch * settings.context / seconds);
+                listener.trained(step, loss, speed);
             }
+            listener.stepped(step, speed);
             if (checkpoints != null && (step % settings.checkpointEvery == 0 || last)) {
                 if (settings.isFirst()) {
                     curve.save(curveFile());
@@ -361,10 +372,14 @@ final class TrainJob {
         return ((ShardedBlock) block).full(parameter, manager);
     }
 
-    /** Has the model go on from the beginning of the text; on all ranks that share it. */
-    private String write(Trainer trainer, ProcessGroup tensor) {
+    /**
+     * Has the model go on from the beginning of the text; on all ranks that share it.
+     *
+     * @param length the number of bytes, with the beginning
+     */
+    private String write(Trainer trainer, ProcessGroup tensor, int length) {
         Random random = new Random(settings.seed);
-        byte[] written = Arrays.copyOf(text, PROMPT + SAMPLE);
+        byte[] written = Arrays.copyOf(text, length);
         for (int i = PROMPT; i < written.length; i++) {
             // What follows the last token does not matter to it.
             long[] context = new long[settings.context];

@@ -6,6 +6,7 @@ package org.djlx.samples.train;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.awt.image.BufferedImage;
@@ -164,6 +165,8 @@ class TrainCommandTest {
         String actual =
                 run(0, with(args, 60, "--resume", parts, "--chart", folder.resolve("c.png")));
         assertTrue(actual.contains("Going on from step 35"), actual);
+        assertTrue(expected.contains("Untrained it writes:\nThe quick brown "), expected);
+        assertFalse(actual.contains("Untrained"), actual);
         List<Float> losses = losses(expected); // of steps 1, 6, 12, … 60
         assertEquals(losses.subList(6, 11), losses(actual));
         assertArrayEquals(checkpoint("whole", 60), checkpoint("parts", 60));
@@ -176,7 +179,9 @@ class TrainCommandTest {
         String again = run(0, with(args, 60, "--resume", parts));
         assertEquals(List.of(), losses(again));
         assertEquals(written(expected), written(again));
-        assertTrue(run(1, with(args, 59, "--resume", parts)).contains("of step 60"));
+        String less = run(0, with(args, 59, "--resume", parts));
+        assertTrue(less.contains("Step 60 is reached already"), less);
+        assertEquals(written(expected), written(less));
         String other = run(2, with(args, 60, "--resume", parts, "--seed", 2));
         assertTrue(other.contains("was begun with --context 64 --batch 4 --seed 1 "), other);
         run(2, with(args, 60, "--resume", parts, "--batch", 8));
@@ -278,6 +283,20 @@ class TrainCommandTest {
         }
     }
 
+    /** What a call makes is what the next one compares with. */
+    @Test
+    void aRefusedCallMakesNothing() throws IOException {
+        Path fresh = folder.resolve("fresh");
+        Object[] wrong = {"train", "--text", text, "--batch", 7, "--steps", 1, "--resume", fresh};
+        Object[] llama = {"--save-llama", folder.resolve("llama")};
+        for (Object[] more : new Object[][] {{}, {"--processes"}, {"--chart", folder}}) {
+            run(2, with(with(wrong, llama), more));
+            assertEquals(List.of("text.txt"), names(folder));
+        }
+        run(0, with(with(train(1), "--resume"), fresh));
+        assertTrue(Files.exists(fresh.resolve("job.txt")));
+    }
+
     @Test
     void wrongArgumentsAreNamed() throws IOException {
         assertTrue(run(2, "train", "--text", folder.resolve("none")).contains("cannot read"));
@@ -292,6 +311,10 @@ class TrainCommandTest {
                         .contains("9 cannot be divided among --tensor-parallel 2"));
         assertTrue(run(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
         assertTrue(run(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
+        String chart = folder.resolve("none/c.png").toString();
+        assertTrue(run(2, "train", "--text", text, "--chart", chart).contains("no such folder"));
+        assertFalse(Files.exists(folder.resolve("none")));
+        assertTrue(run(2, "train", "--text", text, "--chart", "/").contains("is a folder"));
         // The whole command fails, where otherwise one rank would and the other would wait for it.
         assertTrue(run(1, "train", "--text", text, "--resume", text.resolve("x")).contains("x: "));
         Path tiny = folder.resolve("tiny");
