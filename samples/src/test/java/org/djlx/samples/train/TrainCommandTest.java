@@ -54,7 +54,7 @@ class TrainCommandTest {
         return Stream.of(args).map(Object::toString).toList();
     }
 
-    private static List<Float> losses(String output) {
+    static List<Float> losses(String output) {
         return output.lines()
                 .filter(line -> line.contains("   loss "))
                 .map(line -> Float.parseFloat(line.replaceAll(".*loss ([0-9.]+) .*", "$1")))
