@@ -5,6 +5,7 @@
 package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -47,6 +48,7 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -409,6 +411,45 @@ class FusedOpsGpuTest {
                         }
                     }
                 });
+    }
+
+    /** The same where what one rank calls does not fit into the buffers, and so goes by NCCL. */
+    @Test
+    void callsOfWhichOneDoesNotFitLeaveAVerifiedGroupUsable() {
+        P2pRanks.requireNccl();
+        List<FusedCase> grid = FusedOpsTest.gatherGrid();
+        run(
+                P2pRanks.verifiedOptions().optBufferSize(8 << 20).optHeapSize(HEAP).build(),
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray b = manager.ones(new Shape(3, 3));
+                        for (int i = 0; i < 4; i++) {
+                            boolean odd = group.rank() == i % worldSize;
+                            NDArray a = manager.ones(new Shape(odd ? 3_000_000 : 2, 3));
+                            long rows = (odd ? 3_000_000L : 2L) * worldSize;
+                            NDArray c = manager.ones(new Shape(rows, 3));
+                            refused(
+                                    () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group),
+                                    "allGatherMatmul(float32, (2, 3))",
+                                    "allGatherIntoTensor(float32, (3000000, 3))");
+                            refused(
+                                    () ->
+                                            FusedOps.matmulReduceScatter(
+                                                    c, b, ReduceOp.SUM, 0, group),
+                                    "matmulReduceScatter(",
+                                    "reduceScatterTensor(");
+                            grid.get(i).checkAllGatherMatmul(group, 2);
+                        }
+                    }
+                });
+    }
+
+    private static void refused(Executable call, String... called) {
+        CollectiveMismatchException e = assertThrows(CollectiveMismatchException.class, call);
+        for (String text : called) {
+            assertTrue(e.getMessage().contains(text), e.getMessage());
+        }
+        assertFalse(e.isGroupBroken(), e.getMessage());
     }
 
     /** Otherwise the calls are compared behind, and the group breaks; also if one falls back. */

@@ -171,7 +171,7 @@ final class P2pQueue implements NcclBackend.Companion {
         }
         try {
             if (verify) {
-                hosts.agree(operation);
+                hosts.agree(operation, captured);
             }
             hosts.publish(operation, captured);
             called = operation.sequence();

@@ -9,7 +9,6 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
-import org.djlx.collectives.Operation;
 import org.djlx.nativeops.AtomicBuffer;
 import org.djlx.nativeops.NativeMemory;
 
@@ -27,8 +26,7 @@ import org.djlx.nativeops.NativeMemory;
  *     0     int     the number of its last call
  *     64    slots of 192 bytes, by the call's number modulo their number:
  *             0     int     the number; 0 while the slot is written
- *             8     long    1 if the call goes into a graph, or 0
- *             16    longs   the call's signature
+ *             8     longs   the call, see {@link CallWords}
  * </pre>
  */
 final class CallLog {
@@ -39,16 +37,15 @@ final class CallLog {
     private static final int HEADER = 64;
     private static final int SLOT = 192;
     private static final int CALL = 8;
-    private static final int CALL_WORDS = 1 + Operation.SIGNATURE_WORDS;
     private static final int RECORD = HEADER + SLOTS * SLOT;
 
     private final AtomicBuffer words;
     private final int rank;
     private final int worldSize;
     private final int[] compared; // up to which call, with each rank
-    private final long[] latest = new long[CALL_WORDS]; // this rank's last call
-    private final long[] ours = new long[CALL_WORDS];
-    private final long[] theirs = new long[CALL_WORDS];
+    private final long[] latest = new long[CallWords.COUNT]; // this rank's last call
+    private final long[] ours = new long[CallWords.COUNT];
+    private final long[] theirs = new long[CallWords.COUNT];
     private int last; // the number of this rank's last call; the first is 1
 
     CallLog(NativeMemory memory, long offset, int rank, int worldSize) {
@@ -90,8 +87,7 @@ final class CallLog {
             }
         }
         last++;
-        latest[0] = captured ? 1 : 0;
-        System.arraycopy(signature, 0, latest, 1, signature.length);
+        CallWords.put(latest, signature, captured);
         int slot = slot(rank, last);
         words.putIntVolatile(slot, 0);
         words.putLongs(slot + CALL, latest);
@@ -174,11 +170,9 @@ final class CallLog {
         for (int peer = 0; peer < worldSize; peer++) {
             int slot = slot(peer, number);
             if (words.getIntVolatile(slot) == number) {
-                long[] call = new long[CALL_WORDS];
+                long[] call = new long[CallWords.COUNT];
                 words.getLongs(slot + CALL, call);
-                String graph = call[0] == 0 ? "" : " into a graph";
-                long[] signature = Arrays.copyOfRange(call, 1, CALL_WORDS);
-                calls.put(peer, Operation.describe(signature) + graph);
+                calls.put(peer, CallWords.describe(call));
             }
         }
         return calls;

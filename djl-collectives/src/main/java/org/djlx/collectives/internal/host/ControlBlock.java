@@ -7,7 +7,6 @@ package org.djlx.collectives.internal.host;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
-import org.djlx.collectives.Operation;
 import org.djlx.nativeops.AtomicBuffer;
 import org.djlx.nativeops.NativeMemory;
 
@@ -28,7 +27,7 @@ import org.djlx.nativeops.NativeMemory;
  *     132   int    length of the reason
  *     136   long   process id
  *     144   long   start time of the process, see {@link Liveness}
- *     192   longs  signature of the current operation, and of the one before, by parity
+ *     192   longs  the current call, see {@link CallWords}, and the one before, by parity
  *   signal words (64 bytes each): [rank it lies on][channel][rank that raises it]
  *   reasons (4096 bytes each): why a rank FAILED, in UTF-8
  * </pre>
@@ -59,7 +58,7 @@ public final class ControlBlock {
     private static final int REASON_LENGTH = 132;
     private static final int PID = 136;
     private static final int START_TIME = 144;
-    private static final int SIGNATURES = 192;
+    private static final int CALLS = 192;
 
     // 8 ranks that all call something else, of 10 dimensions, in a group with a name of 200
     // characters make a text of 3.0 KB.
@@ -317,14 +316,14 @@ public final class ControlBlock {
     }
 
     /**
-     * Tells which operation this rank begins.
+     * Tells what this rank begins.
      *
      * @param rank this rank
      * @param sequence the operation's number
-     * @param signature its signature
+     * @param call the call's words
      */
-    public void putSignature(int rank, long sequence, long[] signature) {
-        words.putLongs(signatureOffset(rank, sequence), signature);
+    void putCall(int rank, long sequence, long[] call) {
+        words.putLongs(callOffset(rank, sequence), call);
     }
 
     /**
@@ -332,11 +331,11 @@ public final class ControlBlock {
      *
      * @param rank the rank
      * @param sequence the operation's number: the current one, or the one before
-     * @param signature what to compare with
+     * @param call what to compare with
      * @return whether it is the same
      */
-    public boolean signatureEquals(int rank, long sequence, long[] signature) {
-        return Arrays.equals(signature(rank, sequence), signature);
+    boolean callEquals(int rank, long sequence, long[] call) {
+        return Arrays.equals(call(rank, sequence), call);
     }
 
     /**
@@ -344,16 +343,16 @@ public final class ControlBlock {
      *
      * @param rank the rank
      * @param sequence the operation's number: the current one, or the one before
-     * @return the signature
+     * @return the call's words
      */
-    public long[] signature(int rank, long sequence) {
-        long[] signature = new long[Operation.SIGNATURE_WORDS];
-        words.getLongs(signatureOffset(rank, sequence), signature);
-        return signature;
+    long[] call(int rank, long sequence) {
+        long[] call = new long[CallWords.COUNT];
+        words.getLongs(callOffset(rank, sequence), call);
+        return call;
     }
 
-    private static int signatureOffset(int rank, long sequence) {
+    private static int callOffset(int rank, long sequence) {
         int parity = (int) (sequence & 1);
-        return rank * RECORD + SIGNATURES + parity * Operation.SIGNATURE_WORDS * Long.BYTES;
+        return rank * RECORD + CALLS + parity * CallWords.COUNT * Long.BYTES;
     }
 }

@@ -23,6 +23,9 @@ import org.djlx.collectives.Operation;
  */
 public final class GroupErrors {
 
+    /** Follows what was called where the caller's stream is recorded into a graph. */
+    static final String INTO_A_GRAPH = " into a graph";
+
     private static final int RESERVE = 1 << 20;
     private static final CollectiveException SPEECHLESS =
             new CollectiveException(
@@ -167,17 +170,17 @@ public final class GroupErrors {
      *
      * @param operation this rank's operation
      * @param group the group's name
-     * @param signatures what each rank called, in rank order
+     * @param calls what each rank called, in rank order
      * @return the exception
      */
     public static CollectiveMismatchException disagreement(
-            Operation operation, String group, List<long[]> signatures) {
-        Map<Integer, String> calls = new TreeMap<>();
-        for (int rank = 0; rank < signatures.size(); rank++) {
-            calls.put(rank, Operation.describe(signatures.get(rank)));
+            Operation operation, String group, List<String> calls) {
+        Map<Integer, String> byRank = new TreeMap<>();
+        for (int rank = 0; rank < calls.size(); rank++) {
+            byRank.put(rank, calls.get(rank));
         }
         return new CollectiveMismatchException(
-                differences("operation #" + operation.sequence(), group, calls));
+                differences("operation #" + operation.sequence(), group, byRank));
     }
 
     /**
@@ -211,7 +214,8 @@ public final class GroupErrors {
                 + "' is not the same on all ranks: "
                 + text
                 + "; all ranks must call the same operation with the same element type, shape,"
-                + " reduction and root";
+                + " reduction and root"
+                + (text.indexOf(INTO_A_GRAPH) < 0 ? "" : ", all into a graph or none");
     }
 
     /**

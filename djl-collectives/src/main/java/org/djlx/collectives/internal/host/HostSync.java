@@ -56,7 +56,7 @@ public final class HostSync implements AutoCloseable {
         control.setActive(rank, pid, Liveness.startTime(pid));
         HostSync host = new HostSync(context, segment, rendezvous);
         try {
-            host.agree(context.joining());
+            host.agree(context.joining(), false);
         } catch (RuntimeException e) {
             host.close();
             throw e;
@@ -68,10 +68,12 @@ public final class HostSync implements AutoCloseable {
      * Waits until all ranks have got to an operation and checks that it is the same one.
      *
      * @param operation the operation
-     * @throws CollectiveException if it is not, or if a rank is gone or does not come in time
+     * @param captured whether it goes into a graph instead of running; that is compared as well
+     * @throws CollectiveMismatchException on all ranks, if it is not
+     * @throws CollectiveException if a rank is gone or does not come in time
      */
-    public void agree(Operation operation) {
-        rendezvous.begin(operation);
+    public void agree(Operation operation, boolean captured) {
+        rendezvous.begin(operation, captured);
         rendezvous.awaitAgreement(operation);
     }
 

@@ -72,6 +72,7 @@ public final class Rendezvous {
     private final long yieldNanos;
     private final IntPredicate hasArrived = this::hasArrived; // One for all waits.
     private final IntPredicate hasStayed = this::hasStayed;
+    private final long[] call = new long[CallWords.COUNT]; // what was begun last
     private int epoch;
     private long begun; // operations; the same on all ranks
     private boolean left; // the memory; guarded by this
@@ -113,8 +114,19 @@ public final class Rendezvous {
      * @param operation the operation
      */
     public void begin(Operation operation) {
+        begin(operation, false);
+    }
+
+    /**
+     * As {@link #begin(Operation)}, for operations that may go into a graph.
+     *
+     * @param operation the operation
+     * @param captured whether it goes into a graph instead of running
+     */
+    void begin(Operation operation, boolean captured) {
         begun++;
-        control.putSignature(rank, begun, operation.signature());
+        CallWords.put(call, operation.signature(), captured);
+        control.putCall(rank, begun, call);
         arrive();
     }
 
@@ -128,15 +140,15 @@ public final class Rendezvous {
     public void awaitAgreement(Operation operation) {
         awaitArrivals(operation);
         for (int peer = 0; peer < worldSize; peer++) {
-            if (!control.signatureEquals(peer, begun, operation.signature())) {
-                throw GroupErrors.disagreement(operation, group, signatures());
+            if (!control.callEquals(peer, begun, call)) {
+                throw GroupErrors.disagreement(operation, group, calls());
             }
         }
     }
 
-    private List<long[]> signatures() {
+    private List<String> calls() {
         return IntStream.range(0, worldSize)
-                .mapToObj(peer -> control.signature(peer, begun))
+                .mapToObj(peer -> CallWords.describe(control.call(peer, begun)))
                 .toList();
     }
 

@@ -6,6 +6,7 @@
  *   Rendezvous       decides when hosts wait for each other, how, and when they give up
  *   HostSync         for backends whose data goes another way: hosts that do not wait
  *   CallLog          what each of them called, for comparing it afterwards
+ *   CallWords        how they compare a call
  *   GroupErrors      the errors of operations that the ranks cannot complete
  *   ControlBlock     what ranks tell each other, in memory that they share
  *   SharedSegment    that memory

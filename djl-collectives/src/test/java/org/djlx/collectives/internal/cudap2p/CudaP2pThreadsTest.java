@@ -6,6 +6,7 @@ package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.DynamicTest.dynamicTest;
@@ -23,6 +24,7 @@ import java.util.function.BiConsumer;
 import java.util.function.Consumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclBatch;
@@ -178,6 +180,16 @@ class CudaP2pThreadsTest {
      */
     @TestFactory
     Stream<DynamicTest> callsThatDifferBreakTheGroup() {
+        return differing(this::breaksTheGroup);
+    }
+
+    /** If the hosts agree before anything is enqueued, the group goes on. */
+    @TestFactory
+    Stream<DynamicTest> callsThatDifferLeaveAVerifiedGroupUsable() {
+        return differing(this::leavesTheGroupUsable);
+    }
+
+    private static Stream<DynamicTest> differing(Consumer<Differing> check) {
         OpType gather = new OpType("gatherByHand");
         return Stream.of(
                         new Differing(
@@ -212,7 +224,13 @@ class CudaP2pThreadsTest {
                         differing ->
                                 dynamicTest(
                                         differing.one() + ", " + differing.other(),
-                                        () -> breaksTheGroup(differing)));
+                                        () -> {
+                                            // NCCL needs a GPU for each rank.
+                                            if (!P2pRanks.isShared()
+                                                    || !differing.other().contains("8000000")) {
+                                                check.accept(differing);
+                                            }
+                                        }));
     }
 
     private static void waitForAll(ProcessGroup group, Operation operation) {
@@ -227,9 +245,6 @@ class CudaP2pThreadsTest {
     }
 
     private void breaksTheGroup(Differing differing) {
-        if (P2pRanks.isShared() && differing.other().contains("8000000")) {
-            return; // NCCL needs a GPU for each rank.
-        }
         run(
                 P2pRanks.options(),
                 (group, manager) -> {
@@ -254,6 +269,45 @@ class CudaP2pThreadsTest {
                                 }
                             });
                 });
+    }
+
+    private void leavesTheGroupUsable(Differing differing) {
+        run(
+                P2pRanks.verifiedOptions(),
+                (group, manager) -> {
+                    for (int round = 0; round < 3; round++) {
+                        boolean odd = group.rank() == round % group.worldSize();
+                        CollectiveMismatchException e =
+                                assertThrows(
+                                        CollectiveMismatchException.class,
+                                        () ->
+                                                (odd ? differing.second() : differing.first())
+                                                        .accept(group));
+                        assertTrue(e.getMessage().contains(differing.one()), e.getMessage());
+                        assertTrue(e.getMessage().contains(differing.other()), e.getMessage());
+                        assertFalse(e.isGroupBroken(), e.getMessage());
+                        NDArray tensor = manager.ones(new Shape(1000));
+                        group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
+                        assertEquals(worldSize, tensor.min().getFloat());
+                        assertEquals(worldSize, tensor.max().getFloat());
+                    }
+                });
+    }
+
+    /** What all ranks record they may, though each call waits for those of the others. */
+    @Test
+    void graphsOfVerifiedAllReduces() {
+        run(
+                P2pRanks.verifiedOptions(),
+                (group, manager) ->
+                        Replays.check(
+                                group,
+                                new Shape(1000),
+                                input -> {
+                                    group.allReduce(input, ReduceOp.SUM).blockCurrentStream();
+                                    return Torch.alias(manager, input);
+                                },
+                                (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
     }
 
     /** A rank far ahead of another waits for it, and all goes on. */

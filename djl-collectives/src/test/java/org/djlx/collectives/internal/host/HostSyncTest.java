@@ -88,7 +88,7 @@ class HostSyncTest {
                                                 () -> {
                                                     for (int i = 1; i <= 1000; i++) {
                                                         arrived.incrementAndGet();
-                                                        host.agree(operation);
+                                                        host.agree(operation, false);
                                                         int all = arrived.get();
                                                         assertTrue(all >= i * RANKS, "" + all);
                                                     }
@@ -211,7 +211,7 @@ class HostSyncTest {
                                     }
                                 }
                                 try {
-                                    ranks.get(rank).agree(hasty);
+                                    ranks.get(rank).agree(hasty, false);
                                     return true;
                                 } catch (CollectiveException e) {
                                     ranks.get(rank).fail(e.getMessage());
@@ -238,11 +238,11 @@ class HostSyncTest {
         for (int rank = 0; rank < 2; rank++) {
             HostSync host = hosts.get(rank);
             CollectiveException e =
-                    assertThrows(CollectiveException.class, () -> host.agree(hasty));
+                    assertThrows(CollectiveException.class, () -> host.agree(hasty, false));
             host.fail(e.getMessage());
         }
         CollectiveException late =
-                assertThrows(CollectiveException.class, () -> hosts.get(2).agree(operation));
+                assertThrows(CollectiveException.class, () -> hosts.get(2).agree(operation, false));
         assertTrue(late.getMessage().contains("rank 0 failed"), late::getMessage);
     }
 
@@ -254,10 +254,40 @@ class HostSyncTest {
     @Test
     void endEndsWaits() {
         CompletableFuture<Void> waiting =
-                CompletableFuture.runAsync(() -> hosts.get(0).agree(operation), THREADS);
+                CompletableFuture.runAsync(() -> hosts.get(0).agree(operation, false), THREADS);
         hosts.get(0).end();
         CompletionException e = assertThrows(CompletionException.class, waiting::join);
         assertTrue(e.getCause() instanceof CollectiveException, "" + e.getCause());
+    }
+
+    /** One rank records the call that the others run: all learn that, and can go on. */
+    @Test
+    void aCallIntoAGraphIsNotTheSame() {
+        for (int round = 0; round < RANKS; round++) {
+            int odd = round;
+            List<CollectiveMismatchException> differences =
+                    onAll(
+                            rank ->
+                                    assertThrows(
+                                            CollectiveMismatchException.class,
+                                            () -> hosts.get(rank).agree(operation, rank == odd)));
+            for (CollectiveMismatchException difference : differences) {
+                String message = difference.getMessage();
+                assertTrue(
+                        message.contains("rank " + odd + " called init() into a graph"), message);
+                assertTrue(message.contains(" called init();"), message);
+                assertTrue(message.endsWith("all into a graph or none"), message);
+                assertFalse(difference.isGroupBroken());
+            }
+            boolean captured = round % 2 == 0;
+            onAll(
+                    rank -> {
+                        hosts.get(rank).agree(operation, captured);
+                        hosts.get(rank).publish(operation, captured);
+                        return null;
+                    });
+        }
+        assertNull(hosts.get(0).difference());
     }
 
     private void publish(int rank, boolean captured) {

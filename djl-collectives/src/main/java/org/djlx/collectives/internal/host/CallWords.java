@@ -1,0 +1,32 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+import java.util.Arrays;
+import org.djlx.collectives.Operation;
+
+/**
+ * A call as the ranks of a group compare it: a word that says whether it goes into a graph, then
+ * the operation's signature.
+ */
+final class CallWords {
+
+    /** The number of words of a call. */
+    static final int COUNT = 1 + Operation.SIGNATURE_WORDS;
+
+    private CallWords() {}
+
+    /** Writes a call. */
+    static void put(long[] words, long[] signature, boolean captured) {
+        words[0] = captured ? 1 : 0;
+        System.arraycopy(signature, 0, words, 1, signature.length);
+    }
+
+    /** Puts a call into words. */
+    static String describe(long[] words) {
+        String called = Operation.describe(Arrays.copyOfRange(words, 1, COUNT));
+        return words[0] == 0 ? called : called + GroupErrors.INTO_A_GRAPH;
+    }
+}
