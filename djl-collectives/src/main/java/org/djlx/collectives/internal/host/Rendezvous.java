@@ -14,8 +14,8 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.ControlBlock.State;
 
 /**
- * Decides when the hosts of a group's ranks meet, and how they wait; nothing else makes one host
- * wait for another. One instance serves one rank, through the {@link ControlBlock}.
+ * Decides when the hosts of a group's ranks meet while it is used, and how they wait. One instance
+ * serves one rank, through the {@link ControlBlock}.
  *
  * <p>Hosts meet
  *
@@ -27,12 +27,36 @@ import org.djlx.collectives.internal.host.ControlBlock.State;
  *       one host writes and others read: until all have written it may not be read, and until all
  *       have read, not written;
  *   <li>at a signal, which one rank raises for another;
- *   <li>if one has published so many more calls than another that the {@link CallLog} is full.
+ *   <li>if one has published so many more calls than another that the {@link CallLog} is full: what
+ *       is published must be compared before it is overwritten. That the log has {@value
+ *       CallLog#SLOTS} slots is an estimate of what a GPU queues before the driver lets the host
+ *       wait, not a measurement.
  * </ul>
  *
  * <p>A backend whose data go another way ({@link HostSync}) orders them on the GPU. Its hosts meet
  * at the beginning of an operation only if calls are to be verified, and otherwise only when the
  * log is full.
+ *
+ * <p>Where the other rank is not one of this host, or what waits is not this code, hosts wait
+ * elsewhere:
+ *
+ * <ul>
+ *   <li>A message of {@code shm} waits for its other end alone ({@code MessageQueue}, {@code
+ *       MessageDriver}). Ranks send each other different numbers of messages, so there are no
+ *       epochs to count. Who waits spins as often as here ({@link #spins}) and then sleeps on the
+ *       same doorbell; it does not yield in between, and whether it should is not measured.
+ *   <li>NCCL sets up connections when an operation is the first of its kind, root and size, and the
+ *       call returns when the other ranks have made it, too. A helper thread of {@code NcclQueue}
+ *       makes such calls, as two groups whose first operations two ranks issue in different orders
+ *       would otherwise wait for each other. What has to be behind them in the stream waits for the
+ *       helper: an operation on another stream ({@code P2pQueue}), and a split. That is so once for
+ *       each kind, and how long it takes is not measured.
+ *   <li>With {@code nccl} alone, calls that are to be verified are compared through the store
+ *       ({@code Verification}), as the ranks may be on several hosts; beside {@code cuda_p2p}, only
+ *       the sizes of an all-to-all are. It is for finding errors, and its cost is not measured.
+ *   <li>While a group is created or split, or a message is the first between two ranks of {@code
+ *       nccl}, the ranks exchange values through the store: there is nothing else yet.
+ * </ul>
  *
  * <p>All ranks count the same meetings ("epochs"). A rank that has come to one waits in three ways,
  * one after the other. It spins for about 2 µs, if there is a core for every rank: peers that are
