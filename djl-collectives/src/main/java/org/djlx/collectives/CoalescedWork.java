@@ -15,6 +15,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.GroupErrors;
 
 /** Several operations that the caller sees as one. */
 final class CoalescedWork implements Work {
@@ -87,8 +88,7 @@ final class CoalescedWork implements Work {
         try {
             future.get(deadline.remainingNanos(), TimeUnit.NANOSECONDS);
         } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new CollectiveException("interrupted while waiting for " + this, e);
+            throw GroupErrors.interrupted(this, e);
         } catch (ExecutionException e) {
             throw failure(e.getCause());
         } catch (TimeoutException e) {

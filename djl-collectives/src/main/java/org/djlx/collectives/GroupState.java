@@ -16,6 +16,7 @@ import java.util.Set;
 import java.util.function.Supplier;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.internal.gpu.Disposal;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.trace.GroupTrace;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -152,7 +153,7 @@ final class GroupState {
             throw new IllegalStateException(unusable);
         }
         if (destroyed) {
-            throw new IllegalStateException("the group '" + name + "' has been destroyed");
+            throw GroupErrors.usedAfterDestroy(name);
         }
     }
 

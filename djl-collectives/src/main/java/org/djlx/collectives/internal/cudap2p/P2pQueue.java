@@ -17,6 +17,7 @@ import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.HostSync;
+import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
@@ -113,7 +114,7 @@ final class P2pQueue implements NcclBackend.Companion {
         looked = System.nanoTime();
         String failed = hosts.brokenRank(); // It may have destroyed the group for that.
         if (failed != null) {
-            return Optional.of(new CollectiveException(failed + "; the group is broken"));
+            return Optional.of(GroupErrors.brokenBy(failed));
         }
         String departed = first == null ? null : hosts.departedBefore(first);
         return departed == null
@@ -217,7 +218,8 @@ final class P2pQueue implements NcclBackend.Companion {
     /**
      * Lets a stream wait for the operations before, on whatever streams. The group's stream has
      * waited for the last one here: if it was given nothing since, that one is all to wait for, and
-     * on the same stream there is nothing to wait for.
+     * on the same stream there is nothing to wait for. While NCCL still connects ranks for what was
+     * called before, the host waits for that: see {@link Rendezvous}.
      */
     private void follow(CudaStream current) {
         long launched = nccl.awaitLaunched();

@@ -16,6 +16,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
@@ -251,7 +252,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
                 LockSupport.parkNanos(this, Math.min(MAX_SLEEP_NANOS, elapsed / 32));
             }
             if (Thread.currentThread().isInterrupted()) {
-                throw new CollectiveException("interrupted while waiting for " + operation);
+                throw GroupErrors.interrupted(operation, null);
             }
         }
         if (failure != null) {
@@ -294,8 +295,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
                 wait();
             }
         } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new CollectiveException("interrupted while waiting for " + operation, e);
+            throw GroupErrors.interrupted(operation, e);
         }
         if (ended) {
             return null;

@@ -17,7 +17,6 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
@@ -396,14 +395,7 @@ public final class Watchdog implements AutoCloseable {
     private static CollectiveException late(Watched work) {
         Operation operation = work.operation();
         List<Integer> missing = work.queue().missing();
-        return new CollectiveTimeoutException(
-                operation
-                        + " timed out after "
-                        + operation.timeout()
-                        + (missing.isEmpty()
-                                ? work.queue().hint()
-                                : ": " + GroupErrors.ranks(missing) + " did not arrive"),
-                missing);
+        return GroupErrors.timedOut(operation, missing, work.queue().hint());
     }
 
     /**

@@ -80,12 +80,68 @@ public final class GroupErrors {
      * @return the exception, with the reason as its cause
      */
     public static CollectiveException broken(Object call, CollectiveException reason) {
+        return broken(call, "the group", reason);
+    }
+
+    /**
+     * An earlier operation failed on this rank, after which ranks may be out of step.
+     *
+     * @param call what cannot run
+     * @param part what is broken: the group, or a part of it
+     * @param reason with what the earlier operation failed
+     * @return the exception, with the reason as its cause
+     */
+    public static CollectiveException broken(Object call, String part, CollectiveException reason) {
         return new CollectiveException(
                 call
-                        + " cannot run: the group is broken since an earlier operation failed ("
+                        + " cannot run: "
+                        + part
+                        + " is broken since an earlier operation failed ("
                         + reason.getMessage()
-                        + "); destroy it and create a new one",
+                        + "); destroy the group and create a new one",
                 reason);
+    }
+
+    /**
+     * What became of another rank breaks the group.
+     *
+     * @param end what became of it, such as {@link #died}
+     * @return the exception
+     */
+    public static CollectiveException brokenBy(String end) {
+        return new CollectiveException(end + "; the group is broken");
+    }
+
+    /**
+     * Tells that a rank's process has died.
+     *
+     * @param rank the rank
+     * @param pid the process's id
+     * @return the text
+     */
+    public static String died(int rank, long pid) {
+        return died("rank " + rank, pid);
+    }
+
+    /**
+     * Tells that a rank's process has died.
+     *
+     * @param rank what the rank is called
+     * @param pid the process's id
+     * @return the text
+     */
+    public static String died(String rank, long pid) {
+        return "the process of " + rank + " (pid " + pid + ") has died";
+    }
+
+    /**
+     * Tells that a rank takes no part any more by its own will.
+     *
+     * @param rank the rank
+     * @return the text
+     */
+    public static String left(int rank) {
+        return "rank " + rank + " has destroyed the group";
     }
 
     /**
@@ -109,6 +165,16 @@ public final class GroupErrors {
     }
 
     /**
+     * Something is called on a group that this rank has destroyed.
+     *
+     * @param group the group's name
+     * @return the exception
+     */
+    public static IllegalStateException usedAfterDestroy(String group) {
+        return new IllegalStateException("the group '" + group + "' has been destroyed");
+    }
+
+    /**
      * P2P buffers are used after this rank destroyed their group.
      *
      * @return the exception
@@ -119,14 +185,15 @@ public final class GroupErrors {
     }
 
     /**
-     * The thread that waited for other ranks was interrupted.
+     * The calling thread was interrupted while it waited; this sets its flag again.
      *
      * @param call what it waited for
-     * @param rank this rank
+     * @param cause what told it, or null
      * @return the exception
      */
-    public static CollectiveException interrupted(Object call, int rank) {
-        return new CollectiveException(call + " was interrupted on rank " + rank);
+    public static CollectiveException interrupted(Object call, InterruptedException cause) {
+        Thread.currentThread().interrupt();
+        return new CollectiveException("interrupted while waiting for " + call, cause);
     }
 
     /**
@@ -152,6 +219,25 @@ public final class GroupErrors {
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, int rank, List<Integer> missing, String omission) {
+        return timedOut(operation, rank, missing, omission, null);
+    }
+
+    /**
+     * Other ranks did not do their part before the deadline.
+     *
+     * @param operation the operation
+     * @param rank this rank
+     * @param missing the ranks that did not
+     * @param omission what they did not do, such as {@code did not arrive}
+     * @param cause what says so, or null
+     * @return the exception
+     */
+    public static CollectiveTimeoutException timedOut(
+            Operation operation,
+            int rank,
+            List<Integer> missing,
+            String omission,
+            Throwable cause) {
         return new CollectiveTimeoutException(
                 operation
                         + " timed out on rank "
@@ -162,6 +248,25 @@ public final class GroupErrors {
                         + ranks(missing)
                         + " "
                         + omission,
+                missing,
+                cause);
+    }
+
+    /**
+     * An operation did not end before the deadline, whoever watches over it on this rank.
+     *
+     * @param operation the operation
+     * @param missing the ranks that have not called it; empty if they are not known
+     * @param hint what follows where they are not
+     * @return the exception
+     */
+    public static CollectiveTimeoutException timedOut(
+            Operation operation, List<Integer> missing, String hint) {
+        return new CollectiveTimeoutException(
+                operation
+                        + " timed out after "
+                        + operation.timeout()
+                        + (missing.isEmpty() ? hint : ": " + ranks(missing) + " did not arrive"),
                 missing);
     }
 

@@ -176,7 +176,7 @@ public final class HostSync implements AutoCloseable {
         for (int peer = 0; peer < worldSize; peer++) {
             boolean has = rendezvous.isSignalled(peer, LAST_CALL, 1);
             if (has && peer != rank && !rendezvous.isSignalled(peer, LAST_CALL, number)) {
-                return "rank " + peer + " has destroyed the group";
+                return GroupErrors.left(peer);
             }
         }
         return null;

@@ -419,7 +419,7 @@ public final class Rendezvous {
             throw obstacle;
         }
         if (Thread.currentThread().isInterrupted()) {
-            throw GroupErrors.interrupted(operation, rank);
+            throw GroupErrors.interrupted(operation, null);
         }
         List<Integer> missing = new ArrayList<>();
         for (int peer = 0; peer < worldSize; peer++) {
@@ -468,7 +468,7 @@ public final class Rendezvous {
             case ABSENT:
                 return null;
             case LEFT:
-                return "rank " + peer + " has destroyed the group";
+                return GroupErrors.left(peer);
             case FAILED:
                 return "rank " + peer + " failed: " + control.reason(peer);
             default:
@@ -526,6 +526,6 @@ public final class Rendezvous {
         long pid = control.pid(peer);
         return Liveness.isAlive(pid, control.startTime(peer))
                 ? null
-                : "the process of rank " + peer + " (pid " + pid + ") has died";
+                : GroupErrors.died(peer, pid);
     }
 }

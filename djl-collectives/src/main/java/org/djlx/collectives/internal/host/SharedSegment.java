@@ -82,7 +82,7 @@ public final class SharedSegment implements AutoCloseable {
         Matcher pid = OWNER.matcher(path);
         try {
             return pid.find() && Liveness.startTime(Long.parseLong(pid.group(1))) < 0
-                    ? Optional.of("the process of rank 0 (pid " + pid.group(1) + ") has died")
+                    ? Optional.of(GroupErrors.died(0, Long.parseLong(pid.group(1))))
                     : Optional.empty();
         } catch (NumberFormatException | UncheckedIOException e) {
             return Optional.empty();

@@ -16,6 +16,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.GroupErrors;
 
 /** Calls of NCCL that wait for other ranks and cannot be told for how long. */
 final class BoundedCall {
@@ -64,14 +65,10 @@ final class BoundedCall {
             }
             return future.get();
         } catch (ExecutionException e) {
-            throw e.getCause() instanceof CollectiveException collective
-                    ? collective
-                    : new CollectiveException(
-                            name + " failed: " + e.getCause().getMessage(), e.getCause());
+            throw GroupErrors.failed(name, e.getCause());
         } catch (InterruptedException e) {
             thread.interrupt();
-            Thread.currentThread().interrupt();
-            throw new CollectiveException("interrupted: " + name, e);
+            throw GroupErrors.interrupted("the end of " + name, e);
         }
     }
 

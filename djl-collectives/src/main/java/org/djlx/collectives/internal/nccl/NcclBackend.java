@@ -632,10 +632,7 @@ public final class NcclBackend extends Backend {
         @Override
         public Optional<CollectiveException> problem(Collection<? extends Watchdog.Watched> first) {
             Optional<CollectiveException> beside = companion.problem(firstCollective(first));
-            return beside.isPresent()
-                    ? beside
-                    : peers.dead()
-                            .map(text -> new CollectiveException(text + "; the group is broken"));
+            return beside.isPresent() ? beside : peers.dead().map(GroupErrors::brokenBy);
         }
     }
 

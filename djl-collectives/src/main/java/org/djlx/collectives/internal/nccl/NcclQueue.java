@@ -20,6 +20,7 @@ import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NcclCommunicator;
@@ -160,19 +161,13 @@ final class NcclQueue implements Watchdog.Queue {
                 launched(unit);
                 return;
             } catch (RuntimeException | Error e) {
-                failure = failure(e);
+                failure = GroupErrors.failed(name, e);
             } finally {
                 release();
             }
         }
         // The other ranks launch theirs: from now on operations would not be matched.
         listener.failed(this, failure);
-    }
-
-    private CollectiveException failure(Throwable cause) {
-        return cause instanceof CollectiveException collective
-                ? collective
-                : new CollectiveException(name + " failed: " + cause.getMessage(), cause);
     }
 
     /**
@@ -264,8 +259,7 @@ final class NcclQueue implements Watchdog.Queue {
                 wait(LOOK_MILLIS);
             }
         } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new CollectiveException("interrupted while waiting for " + name, e);
+            throw GroupErrors.interrupted(name, e);
         }
         return launches;
     }
@@ -297,14 +291,7 @@ final class NcclQueue implements Watchdog.Queue {
     void checkUsable(Object call) {
         CollectiveException reason = broken.get();
         if (reason != null) {
-            throw new CollectiveException(
-                    call
-                            + " cannot run: an earlier operation broke "
-                            + name
-                            + " ("
-                            + reason.getMessage()
-                            + "); destroy the group and create a new one",
-                    reason);
+            throw GroupErrors.broken(call, name, reason);
         }
     }
 
@@ -334,7 +321,7 @@ final class NcclQueue implements Watchdog.Queue {
             }
         } catch (RuntimeException | Error e) {
             endHelper();
-            listener.failed(this, failure(e));
+            listener.failed(this, GroupErrors.failed(name, e));
         }
     }
 
@@ -463,8 +450,7 @@ final class NcclQueue implements Watchdog.Queue {
      * processes, NCCL waits for the others of this host to do the same.
      */
     void close() {
-        boolean failed =
-                !broken.compareAndSet(null, new CollectiveException(name + " was destroyed"));
+        boolean failed = !broken.compareAndSet(null, GroupErrors.destroyed(name));
         NcclCommunicator nccl = communicator;
         if (nccl != null) {
             if (failed) {

@@ -8,6 +8,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Liveness;
 
 /**
@@ -83,12 +84,7 @@ final class Peers {
         for (Peer peer : peers) {
             if (peer.host().equals(Liveness.HOST)
                     && !Liveness.isAlive(peer.pid(), peer.startTime())) {
-                return Optional.of(
-                        "the process of rank "
-                                + peer.rank()
-                                + " (pid "
-                                + peer.pid()
-                                + ") has ended");
+                return Optional.of(GroupErrors.died(peer.rank(), peer.pid()));
             }
         }
         return Optional.empty();

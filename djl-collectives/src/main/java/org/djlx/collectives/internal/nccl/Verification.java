@@ -6,13 +6,9 @@ package org.djlx.collectives.internal.nccl;
 
 import java.nio.ByteBuffer;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
-import java.util.Map;
-import java.util.TreeMap;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
@@ -42,38 +38,13 @@ final class Verification {
         List<Integer> ranks = IntStream.range(0, n).boxed().toList();
         List<long[]> calls =
                 exchange("verify/" + operation.sequence(), context.rank(), ranks, work);
-        if (calls.stream().map(Verification::describe).distinct().count() > 1) {
-            Map<String, List<Integer>> callers = new TreeMap<>();
-            ranks.forEach(
-                    rank ->
-                            callers.computeIfAbsent(
-                                            describe(calls.get(rank)), k -> new ArrayList<>())
-                                    .add(rank));
-            throw new CollectiveMismatchException(
-                    "operation #"
-                            + operation.sequence()
-                            + " of group '"
-                            + context.name()
-                            + "' is not the same on all ranks: "
-                            + text(callers)
-                            + "; all ranks must call the same operation with the same element type"
-                            + " and shape");
+        List<String> called = calls.stream().map(Operation::describe).toList();
+        if (called.stream().distinct().count() > 1) {
+            throw GroupErrors.disagreement(operation, context.name(), called);
         }
         if (work.call().detail().length > 0) {
             compareSizes(operation, calls);
         }
-    }
-
-    private static String text(Map<String, List<Integer>> callers) {
-        StringBuilder text = new StringBuilder();
-        callers.forEach(
-                (call, ranks) ->
-                        text.append(text.length() == 0 ? "" : "; ")
-                                .append(ranks.size() == 1 ? "rank " : "ranks ")
-                                .append(ranks.size() == 1 ? ranks.get(0) : ranks)
-                                .append(" called ")
-                                .append(call));
-        return text.toString();
     }
 
     /** All-to-all: the bytes for each rank, then those expected from each. */
@@ -120,11 +91,11 @@ final class Verification {
             int word = Operation.SIGNATURE_WORDS + i;
             if (calls.get(0)[word] != calls.get(1)[word]) {
                 throw new CollectiveMismatchException(
-                        describe(calls.get(0))
+                        Operation.describe(calls.get(0))
                                 + " of rank "
                                 + sender
                                 + " does not fit "
-                                + describe(calls.get(1))
+                                + Operation.describe(calls.get(1))
                                 + " of rank "
                                 + receiver
                                 + ": a message and its receive must have the same element type,"
@@ -134,31 +105,17 @@ final class Verification {
         }
     }
 
-    private static String describe(long[] call) {
-        return Operation.describe(call);
-    }
-
     private List<long[]> exchange(String key, int self, List<Integer> ranks, NcclWork work) {
         Store store = context.store();
         store.set(key + "/" + self, encode(work));
         List<String> keys = ranks.stream().map(rank -> key + "/" + rank).toList();
-        Duration timeout = work.operation().timeout();
         try {
             List<byte[]> calls = await(key, keys, ranks, work);
             context.forget(keys);
             return calls.stream().map(Verification::decode).toList();
         } catch (StoreTimeoutException e) {
-            List<Integer> missing = missing(key, ranks, e);
-            throw new CollectiveTimeoutException(
-                    work.operation()
-                            + " timed out on rank "
-                            + self
-                            + " after "
-                            + timeout
-                            + ": "
-                            + absence(work, missing),
-                    missing,
-                    e);
+            throw GroupErrors.timedOut(
+                    work.operation(), self, missing(key, ranks, e), omission(work), e);
         }
     }
 
@@ -189,13 +146,11 @@ final class Verification {
                 .toList();
     }
 
-    private static String absence(NcclWork work, List<Integer> missing) {
+    private static String omission(NcclWork work) {
         OpType type = work.operation().type();
         return type == OpType.RECV
-                ? "rank " + work.peer() + " did not send"
-                : type == OpType.SEND
-                        ? "rank " + work.peer() + " did not receive"
-                        : "ranks " + missing + " did not arrive";
+                ? "did not send"
+                : type == OpType.SEND ? "did not receive it" : "did not arrive";
     }
 
     private static byte[] encode(NcclWork work) {

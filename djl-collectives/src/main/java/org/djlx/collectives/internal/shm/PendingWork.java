@@ -19,6 +19,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -95,7 +96,7 @@ abstract class PendingWork implements Work {
         try {
             future.get();
         } catch (InterruptedException e) {
-            throw interrupted(e);
+            throw GroupErrors.interrupted(operation, e);
         } catch (ExecutionException e) {
             // Reported by rethrow().
         }
@@ -122,15 +123,10 @@ abstract class PendingWork implements Work {
         try {
             future.get(nanos, TimeUnit.NANOSECONDS);
         } catch (InterruptedException e) {
-            throw interrupted(e);
+            throw GroupErrors.interrupted(operation, e);
         } catch (ExecutionException e) {
             // Reported by rethrow().
         }
-    }
-
-    private CollectiveException interrupted(InterruptedException cause) {
-        Thread.currentThread().interrupt();
-        return new CollectiveException("interrupted while waiting for " + operation, cause);
     }
 
     final void rethrow() {

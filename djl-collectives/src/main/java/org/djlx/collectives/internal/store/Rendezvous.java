@@ -21,6 +21,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.StoreTimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.internal.host.Required;
 import org.slf4j.Logger;
@@ -200,11 +201,7 @@ public final class Rendezvous {
         for (int peer = 0; peer < worldSize; peer++) {
             RankProcess process = all.get(peer);
             if (process != null && process.hasDied()) {
-                return "the process of "
-                        + names.apply(peer)
-                        + " (pid "
-                        + process.pid()
-                        + ") has died";
+                return GroupErrors.died(names.apply(peer), process.pid());
             }
         }
         return null;
