@@ -462,7 +462,8 @@ public final class NcclBackend extends Backend {
                 inPlace
                         ? DeviceTensor.inPlace(tensor, operation.tensor())
                         : DeviceTensor.copied(resources.manager(), tensor);
-        return issue(queue, current, operation, Calls.kernel(io, kernel), List.of(tensor), -1);
+        Call call = Calls.kernel(io, kernel);
+        return issueUncaptured(queue, current, operation, call, List.of(tensor), -1);
     }
 
     /**
@@ -543,7 +544,27 @@ public final class NcclBackend extends Backend {
 
     private Work issue(
             NcclQueue where, Operation operation, Call call, List<NDArray> result, int peer) {
-        CudaStream current = resources.current().get();
+        return resources
+                .cuda()
+                .within(
+                        () ->
+                                issue(
+                                        where,
+                                        resources.current().get(),
+                                        operation,
+                                        call,
+                                        result,
+                                        peer));
+    }
+
+    /** Issues an operation, with the GPU's context current. */
+    private Work issue(
+            NcclQueue where,
+            CudaStream current,
+            Operation operation,
+            Call call,
+            List<NDArray> result,
+            int peer) {
         if (current.isCapturing()) {
             call.release();
             CollectiveException refused = peer < 0 ? companion.announce(operation, true) : null;
@@ -554,10 +575,10 @@ public final class NcclBackend extends Backend {
                                     + " cannot go into a CUDA graph, as NCCL runs it; sums"
                                     + " and fused operators of backend 'cuda_p2p' can");
         }
-        return issue(where, current, operation, call, result, peer);
+        return issueUncaptured(where, current, operation, call, result, peer);
     }
 
-    private Work issue(
+    private Work issueUncaptured(
             NcclQueue where,
             CudaStream current,
             Operation operation,
