@@ -194,20 +194,21 @@ final class FusedGradients {
         List<NDArray> results = new ArrayList<>();
         long from = 0;
         for (NDArray weight : weights) {
+            long columns = weight.getShape().get(1);
             if (!Torch.requiresGradient(weight)) {
                 results.add(null);
             } else {
                 NDArray left = matrix(a).transpose();
                 NDArray right = matrix(gradient);
                 if (weights.size() > 1) {
-                    right = right.get(":, " + from + ":" + (from + weight.getShape().get(1)));
+                    right = Torch.narrow(right, 1, from, columns);
                 }
                 results.add(
                         Torch.scalarType(weight) == Torch.scalarType(a)
                                 ? left.matMul(right)
                                 : convertedProduct(weight, left, right, group));
             }
-            from += weight.getShape().get(1);
+            from += columns;
         }
         return results;
     }

@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
+import ai.djl.pytorch.jni.JniUtils;
 import java.util.Arrays;
 
 /**
@@ -360,6 +361,34 @@ public final class Torch {
                 memory.release();
             }
         }
+    }
+
+    /**
+     * Returns a range of an array along a dimension, as PyTorch's {@code narrow}: nothing is
+     * copied, and no index is parsed. Recorded by autograd.
+     *
+     * @param array the array, as long as which the result is valid
+     * @param dimension the dimension, from 0
+     * @param start where the range begins, in elements along that dimension
+     * @param length how long it is
+     * @return the range, of as many dimensions, in the array's manager
+     */
+    public static NDArray narrow(NDArray array, int dimension, long start, long length) {
+        PtNDArray whole = TorchChecks.array(array, "the array");
+        long[] sizes = sizes(array);
+        boolean inside =
+                dimension >= 0
+                        && dimension < sizes.length
+                        && start >= 0
+                        && length >= 0
+                        && length <= sizes[dimension] - start;
+        if (!inside) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "an array of shape %s has no %d elements from %d on in dimension %d",
+                            Arrays.toString(sizes), length, start, dimension));
+        }
+        return JniUtils.slice(whole, dimension, start, start + length, 1);
     }
 
     /**

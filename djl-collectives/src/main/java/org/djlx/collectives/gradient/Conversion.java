@@ -53,9 +53,9 @@ final class Conversion implements GradientRule {
         for (NDArray original : originals) {
             NDArray gradient = whole;
             if (originals.size() > 1) {
-                long to = from + original.getShape().get(1);
-                gradient = whole.get(":, " + from + ":" + to);
-                from = to;
+                long columns = original.getShape().get(1);
+                gradient = Torch.narrow(whole, 1, from, columns);
+                from += columns;
             }
             results.add(Torch.requiresGradient(original) ? converted(gradient, original) : null);
         }
