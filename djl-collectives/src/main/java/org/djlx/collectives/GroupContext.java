@@ -12,8 +12,8 @@ import java.util.function.IntFunction;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.internal.store.GroupExchange;
 import org.djlx.collectives.internal.store.RankProcess;
-import org.djlx.collectives.internal.store.Rendezvous;
 
 /**
  * What a backend is told about the group it serves: who is in it, and where its ranks meet.
@@ -27,7 +27,7 @@ public final class GroupContext {
     private final Store store;
     private final BackendOptions options;
     private final Device device;
-    private final Rendezvous rendezvous;
+    private final GroupExchange groupExchange;
 
     /**
      * Creates the context of a rank.
@@ -79,7 +79,8 @@ public final class GroupContext {
         this.store = store;
         this.options = options;
         this.device = device;
-        rendezvous = new Rendezvous(name, rank, worldSize, store, processes, obstacle, rankNames);
+        groupExchange =
+                new GroupExchange(name, rank, worldSize, store, processes, obstacle, rankNames);
     }
 
     /**
@@ -94,7 +95,7 @@ public final class GroupContext {
             BackendOptions partOptions,
             Device partDevice,
             Supplier<Optional<Throwable>> obstacle) {
-        List<RankProcess> processes = rendezvous.processes();
+        List<RankProcess> processes = groupExchange.processes();
         return new GroupContext(
                 partName,
                 members.indexOf(rank),
@@ -192,7 +193,7 @@ public final class GroupContext {
      */
     public List<byte[]> exchange(String key, byte[] value) {
         Required.argument("exchange: value", value);
-        return rendezvous.exchange(key, value, options);
+        return groupExchange.exchange(key, value, options);
     }
 
     /**
@@ -206,7 +207,7 @@ public final class GroupContext {
      * @param keys the keys in the same order on all of these ranks, as many as there are ranks
      */
     public void forget(List<String> keys) {
-        rendezvous.forget(keys);
+        groupExchange.forget(keys);
     }
 
     /**

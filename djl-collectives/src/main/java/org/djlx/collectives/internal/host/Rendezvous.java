@@ -55,7 +55,8 @@ import org.djlx.collectives.internal.host.ControlBlock.State;
  *       ({@code Verification}), as the ranks may be on several hosts; beside {@code cuda_p2p}, only
  *       the sizes of an all-to-all are. It is for finding errors, and its cost is not measured.
  *   <li>While a group is created or split, or a message is the first between two ranks of {@code
- *       nccl}, the ranks exchange values through the store: there is nothing else yet.
+ *       nccl}, the ranks exchange values through the store ({@code GroupExchange}, {@code
+ *       MessageQueues}): there is nothing else yet.
  * </ul>
  *
  * <p>All ranks count the same meetings ("epochs"). A rank that has come to one waits in three ways,
@@ -524,8 +525,6 @@ public final class Rendezvous {
             return null;
         }
         long pid = control.pid(peer);
-        return Liveness.isAlive(pid, control.startTime(peer))
-                ? null
-                : GroupErrors.died(peer, pid);
+        return Liveness.isAlive(pid, control.startTime(peer)) ? null : GroupErrors.died(peer, pid);
     }
 }

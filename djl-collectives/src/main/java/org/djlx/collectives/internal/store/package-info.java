@@ -7,7 +7,7 @@
  *     StoreChecks         checks of what callers pass
  *     StoreErrors         the texts of what goes wrong
  *   groups that meet in a store
- *     Rendezvous          the exchange of values between the ranks of a group
+ *     GroupExchange       the exchange of values between the ranks of a group
  *     Introduction        what a rank says of itself with each value
  *     RankProcess         the process that a rank runs in, and whether it has died
  *   FileStore

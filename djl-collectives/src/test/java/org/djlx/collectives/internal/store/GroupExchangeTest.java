@@ -27,7 +27,7 @@ import org.junit.jupiter.api.Timeout;
 
 /** A death while ranks meet is found out long before the timeout, here 10 minutes. */
 @Timeout(60)
-class RendezvousTest {
+class GroupExchangeTest {
 
     private static final BackendOptions OPTIONS = new BackendOptions(Duration.ofMinutes(10));
 
@@ -51,8 +51,8 @@ class RendezvousTest {
         peer.destroyForcibly().waitFor();
     }
 
-    private Rendezvous rendezvous(int worldSize, RankProcess... known) {
-        return new Rendezvous(
+    private GroupExchange group(int worldSize, RankProcess... known) {
+        return new GroupExchange(
                 "g.0",
                 0,
                 worldSize,
@@ -62,9 +62,9 @@ class RendezvousTest {
                 rank -> "rank " + (rank + 2) + " of group 'g'");
     }
 
-    private FutureTask<List<byte[]>> exchange(Rendezvous rendezvous) {
+    private FutureTask<List<byte[]>> exchange(GroupExchange exchange) {
         FutureTask<List<byte[]>> task =
-                new FutureTask<>(() -> rendezvous.exchange("k", new byte[] {5}, OPTIONS));
+                new FutureTask<>(() -> exchange.exchange("k", new byte[] {5}, OPTIONS));
         Thread thread = new Thread(task);
         thread.setDaemon(true);
         thread.start();
@@ -85,7 +85,7 @@ class RendezvousTest {
 
     @Test
     void theDeathOfARankThatHasComeIsFoundOut() throws Exception {
-        FutureTask<?> task = exchange(rendezvous(3, null, null, null));
+        FutureTask<?> task = exchange(group(3, null, null, null));
         comes(1, 3);
         // Time to see that it lives; the test passes without, too.
         Thread.sleep(300);
@@ -96,20 +96,20 @@ class RendezvousTest {
     /** The ranks of a group that is divided know each other's processes. */
     @Test
     void theDeathOfARankThatHasNotComeIsFoundOut() throws Exception {
-        FutureTask<?> task = exchange(rendezvous(2, null, process));
+        FutureTask<?> task = exchange(group(2, null, process));
         killPeer();
         assertDeath(task);
     }
 
     @Test
     void aRankMayEndWhenItIsThrough() throws Exception {
-        Rendezvous rendezvous = rendezvous(2, null, process);
+        GroupExchange exchange = group(2, null, process);
         comes(1, 2);
         killPeer();
-        List<byte[]> values = exchange(rendezvous).get();
+        List<byte[]> values = exchange(exchange).get();
         assertEquals(5, values.get(0)[0]);
         assertEquals(6, values.get(1)[0]);
-        assertEquals(process, rendezvous.processes().get(1));
+        assertEquals(process, exchange.processes().get(1));
     }
 
     @Test
@@ -118,7 +118,7 @@ class RendezvousTest {
                 assertThrows(
                         CollectiveTimeoutException.class,
                         () ->
-                                rendezvous(2, null, process)
+                                group(2, null, process)
                                         .exchange(
                                                 "k",
                                                 new byte[0],

@@ -36,9 +36,9 @@ import org.slf4j.LoggerFactory;
  * whether the processes that are known still run, so that a death does not cost the timeout.
  * Thread-safe.
  */
-public final class Rendezvous {
+public final class GroupExchange {
 
-    private static final Logger logger = LoggerFactory.getLogger(Rendezvous.class);
+    private static final Logger logger = LoggerFactory.getLogger(GroupExchange.class);
 
     // A rank that waits looks at what has come so far, and who has died: often enough that its user
     // need not wait for the message, and the more ranks there are the less often, as all of them
@@ -62,7 +62,7 @@ public final class Rendezvous {
     private final IntFunction<String> names;
 
     /**
-     * Creates a rank's part in a rendezvous.
+     * Creates a rank's part in an exchange.
      *
      * @param group the group's name
      * @param rank the rank
@@ -72,7 +72,7 @@ public final class Rendezvous {
      * @param obstacle why not all ranks will come, once that is known
      * @param names what to call a rank in a message to the user
      */
-    public Rendezvous(
+    public GroupExchange(
             String group,
             int rank,
             int worldSize,
