@@ -407,7 +407,7 @@ public final class Operation {
      */
     @Override
     public String toString() {
-        String number = type.isPointToPoint() ? " p2p #" : " #";
+        String number = type.isPointToPoint() ? " message #" : " #";
         return describe(signature) + number + sequence + " of group '" + group + "'";
     }
 }

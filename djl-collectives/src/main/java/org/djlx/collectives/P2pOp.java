@@ -7,7 +7,9 @@ package org.djlx.collectives;
 import ai.djl.ndarray.NDArray;
 
 /**
- * A send or a receive in a batch; the counterpart of {@code torch.distributed.P2POp}.
+ * A send or a receive in a batch; the counterpart of {@code torch.distributed.P2POp}. P2P is c10d's
+ * word for messages here; elsewhere in this library it is the memory of other ranks, as in {@link
+ * P2pBuffers}.
  *
  * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
  * @param tensor what to send, or where the message goes

@@ -65,7 +65,7 @@ public record FlightDump(
 
     /** The operations of all ranks: not the messages, which only two ranks number alike. */
     Stream<FlightEntry> collectives() {
-        return entries.stream().filter(entry -> !entry.isP2p());
+        return entries.stream().filter(entry -> !entry.isMessage());
     }
 
     /** Tells whether the last operation of all ranks that was issued failed. */

@@ -12,7 +12,8 @@ import java.util.List;
  * monotonic clock. What is null is left out of the JSON.
  *
  * @param recordId its number among all operations that this rank recorded, from 1
- * @param isP2p whether it is a message between two ranks; these are numbered for themselves
+ * @param isMessage whether it is a message between two ranks; these are numbered for themselves. In
+ *     the JSON it is {@code is_p2p}, as in that of c10d
  * @param collectiveSeqId its number within the group; the same on all ranks unless it is a message
  * @param profilingName the backend and the kind, such as {@code shm:allReduce}
  * @param call the kind with what all ranks must agree on, such as {@code allReduce(float32, (2, 3),
@@ -33,7 +34,7 @@ import java.util.List;
  */
 public record FlightEntry(
         long recordId,
-        boolean isP2p,
+        @SerializedName("is_p2p") boolean isMessage,
         long collectiveSeqId,
         String profilingName,
         String call,
