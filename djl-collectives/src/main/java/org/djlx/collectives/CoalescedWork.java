@@ -92,8 +92,7 @@ final class CoalescedWork implements Work {
         } catch (ExecutionException e) {
             throw failure(e.getCause());
         } catch (TimeoutException e) {
-            throw new CollectiveTimeoutException(
-                    this + " was still under way after " + timeout, List.of(), e);
+            throw GroupErrors.stillUnderWay(this, timeout);
         }
     }
 

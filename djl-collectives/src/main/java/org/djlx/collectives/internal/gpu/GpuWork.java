@@ -12,7 +12,6 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.Deadline;
@@ -233,8 +232,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     @Override
     public final void await(Duration timeout) {
         if (!awaitEnd(Deadline.after(timeout).remainingNanos())) {
-            throw new CollectiveTimeoutException(
-                    operation + " was still under way after " + timeout, List.of());
+            throw GroupErrors.stillUnderWay(operation, timeout);
         }
     }
 

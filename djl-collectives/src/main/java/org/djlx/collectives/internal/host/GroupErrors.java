@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.host;
 
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -268,6 +269,18 @@ public final class GroupErrors {
                         + operation.timeout()
                         + (missing.isEmpty() ? hint : ": " + ranks(missing) + " did not arrive"),
                 missing);
+    }
+
+    /**
+     * A call had not ended when its caller would not wait any longer; it goes on.
+     *
+     * @param call what was waited for
+     * @param timeout how long it was
+     * @return the exception
+     */
+    public static CollectiveTimeoutException stillUnderWay(Object call, Duration timeout) {
+        return new CollectiveTimeoutException(
+                call + " was still under way after " + timeout, List.of());
     }
 
     /**

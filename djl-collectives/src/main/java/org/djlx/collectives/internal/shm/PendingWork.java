@@ -15,7 +15,6 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.Deadline;
@@ -112,8 +111,7 @@ abstract class PendingWork implements Work {
         try {
             awaitFuture(Deadline.after(timeout).remainingNanos());
         } catch (TimeoutException e) {
-            throw new CollectiveTimeoutException(
-                    operation + " was still under way after " + timeout, List.of());
+            throw GroupErrors.stillUnderWay(operation, timeout);
         }
         rethrow();
     }
