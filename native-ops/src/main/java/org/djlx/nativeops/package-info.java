@@ -21,6 +21,7 @@
  *   libtorch, through its stable C interface
  *   + Torch                 what DJL does not show of its arrays, and further operators
  *   + ScalarType            the element types
+ *     HalfBits              the bits of 16-bit numbers
  *   + TensorInfo            what is known of an array, asked for at once
  *   + TensorHold            keeps an array's storage alive
  *   + NoGradient            runs code without recording gradients
@@ -77,6 +78,7 @@
  *   + KernelSource          a source with what it includes
  *   + KernelCompiler        compiles it for the GPU at hand
  *   + KernelCache           keeps what was compiled in files
+ *     ProcessLock           one process at a time
  *   + CudaModule            compiled kernels, loaded
  *   + CudaKernel            one of them
  *   + KernelArguments       what it is launched with
