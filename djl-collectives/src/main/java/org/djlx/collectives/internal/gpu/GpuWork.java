@@ -210,9 +210,10 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
+    /** Also while another thread, which has seen it end, still frees what it holds. */
     @Override
     public final boolean isCompleted() {
-        return future.isDone() || poll();
+        return poll() || hasEnded();
     }
 
     @Override
@@ -239,7 +240,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     private boolean awaitEnd(long nanos) {
         requireWaitable();
         long start = System.nanoTime();
-        while (!isCompleted()) {
+        while (!future.isDone() && !poll()) {
             long elapsed = System.nanoTime() - start;
             if (elapsed > nanos) {
                 return false;
