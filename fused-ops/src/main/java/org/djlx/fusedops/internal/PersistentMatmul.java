@@ -339,7 +339,9 @@ public final class PersistentMatmul implements AutoCloseable {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         OneLaunch.Tiling tiling = sizes.tiling();
         Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), false, gated);
-        return new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers());
+        // Tensor maps are made in a context, which the calling thread need not have.
+        return device.within(
+                () -> new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers()));
     }
 
     /**
@@ -357,7 +359,8 @@ public final class PersistentMatmul implements AutoCloseable {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         Variant variant =
                 new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), true, false);
-        return new Scatter(slots, sizes, variant, a, b, average ? 1f / sizes.ranks() : 1);
+        float factor = average ? 1f / sizes.ranks() : 1;
+        return device.within(() -> new Scatter(slots, sizes, variant, a, b, factor));
     }
 
     private CudaKernel kernel(Variant variant) {
