@@ -428,15 +428,15 @@ class FusedOpsGpuTest {
                             NDArray a = manager.ones(new Shape(odd ? 3_000_000 : 2, 3));
                             long rows = (odd ? 3_000_000L : 2L) * worldSize;
                             NDArray c = manager.ones(new Shape(rows, 3));
+                            // Those that fit may be all-gathers, too, as the model chooses.
                             refused(
                                     () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group),
-                                    "allGatherMatmul(float32, (2, 3))",
+                                    "(float32, (2, 3))",
                                     "allGatherIntoTensor(float32, (3000000, 3))");
                             refused(
                                     () ->
                                             FusedOps.matmulReduceScatter(
                                                     c, b, ReduceOp.SUM, 0, group),
-                                    "matmulReduceScatter(",
                                     "reduceScatterTensor(");
                             grid.get(i).checkAllGatherMatmul(group, 2);
                         }
