@@ -121,6 +121,9 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
 
     /** Measures on one rank; returns the same on all. */
     private static List<Row> measure(ProcessGroup group, List<BenchCase> cases) {
+        for (BenchOp op : OPERATIONS) {
+            measure(group, op, 2, 1); // So that the first rows are no other JVM's than the last.
+        }
         List<Row> rows = new ArrayList<>();
         for (BenchOp op : OPERATIONS) {
             for (int tensors : TENSORS) {
