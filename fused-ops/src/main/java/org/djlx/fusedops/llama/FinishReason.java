@@ -8,8 +8,10 @@ package org.djlx.fusedops.llama;
 public enum FinishReason {
     /** As many tokens were generated as the request asked for. */
     LENGTH,
-    /** A stop token was generated, or a stop string. */
+    /** A stop token was generated. */
     STOP,
+    /** The text came to a stop string. */
+    STOP_STRING,
     /** It was cancelled. */
     CANCELLED,
     /** It failed; {@link Generation#failure()} says why. */

@@ -13,8 +13,7 @@ package org.djlx.fusedops.llama;
  * @param cacheBlocks all blocks of the cache
  * @param cacheBlockTokens the tokens that a block holds
  * @param cacheBytes the memory of the cache on each rank, in bytes
- * @param finished the requests that have ended with {@link FinishReason#LENGTH} or {@link
- *     FinishReason#STOP} since the start
+ * @param finished the requests that have ended, since the start, neither cancelled nor failed
  * @param cancelled those that were cancelled
  * @param failed those that have failed
  * @param promptTokens the tokens of prompts that the model has read

@@ -121,10 +121,10 @@ final class Sequence {
         String certain = text.add(token);
         if (!text.isStopped() && count == tokens.length) {
             certain += text.end();
-            add(choice, certain, text.isStopped() ? FinishReason.STOP : FinishReason.LENGTH);
+            add(choice, certain, text.isStopped() ? FinishReason.STOP_STRING : FinishReason.LENGTH);
             return;
         }
-        add(choice, certain, text.isStopped() ? FinishReason.STOP : null);
+        add(choice, certain, text.isStopped() ? FinishReason.STOP_STRING : null);
     }
 
     private void add(TokenChooser.Choice choice, String certain, FinishReason end) {

@@ -255,7 +255,7 @@ class LlamaGeneratorTest {
                     generator.submit(builder.optStopStrings(List.of("no such", stop)).build());
             String until = text(generation.await(LONG));
             assertEquals(all.substring(0, all.indexOf(stop)), until);
-            assertEquals(FinishReason.STOP, generation.finishReason().orElseThrow());
+            assertEquals(FinishReason.STOP_STRING, generation.finishReason().orElseThrow());
             assertEquals(5, generation.promptTokens()); // with the one that begins a text
         }
     }

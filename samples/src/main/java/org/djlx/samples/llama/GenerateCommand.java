@@ -171,7 +171,7 @@ public final class GenerateCommand implements Callable<Integer> {
                 tokens < 2
                         ? ""
                         : String.format(", then %.1f tokens/s", (tokens - 1) * 1e9 / otherNanos);
-        boolean stopped = generation.finishReason().orElseThrow() == FinishReason.STOP;
+        boolean stopped = generation.finishReason().orElseThrow() != FinishReason.LENGTH;
         return String.format(
                 "%d tokens after a prompt of %d%s: the first in %.0f ms%s",
                 tokens,

@@ -10,7 +10,6 @@ import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.util.List;
 import java.util.stream.Collectors;
-import org.djlx.fusedops.llama.FinishReason;
 import org.djlx.fusedops.llama.GeneratedPiece;
 import org.djlx.fusedops.llama.Generation;
 
@@ -114,9 +113,11 @@ final class InvocationAnswer implements AnswerFormat {
     }
 
     private static String reason(Generation generation) {
-        return generation.finishReason().orElseThrow() == FinishReason.LENGTH
-                ? "length"
-                : "eos_token";
+        return switch (generation.finishReason().orElseThrow()) {
+            case LENGTH -> "length";
+            case STOP_STRING -> "stop_sequence";
+            default -> "eos_token";
+        };
     }
 
     @Override

@@ -364,6 +364,10 @@ class TextApiTest {
         assertEquals("xhello", whole.get("generated_text").getAsString());
         JsonObject details = whole.getAsJsonObject("details");
         assertEquals("eos_token", details.get("finish_reason").getAsString());
+        JsonObject stopped = json(format.whole(PIECES, new Ended(FinishReason.STOP_STRING)));
+        assertEquals(
+                "stop_sequence",
+                stopped.getAsJsonObject("details").get("finish_reason").getAsString());
         JsonArray tokens = details.getAsJsonArray("tokens");
         assertEquals(-0.25, tokens.get(1).getAsJsonObject().get("log_prob").getAsDouble());
         assertEquals(
