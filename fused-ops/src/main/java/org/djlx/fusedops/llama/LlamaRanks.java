@@ -48,19 +48,19 @@ record LlamaRanks(RankPool<LlamaStep, List<TokenChooser.Choice>> pool, boolean r
                 throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
             }
             long weightBytes = LlamaWeights.byteSize(config, ranks);
+            String memory =
+                    String.format(
+                            "%.1f MB of weights and %.1f MB for %d tokens on each of %s",
+                            weightBytes / 1e6,
+                            KvCache.byteSize(config, ranks, settings.cacheRows()) / 1e6,
+                            settings.cacheRows(),
+                            ranks == 1 ? "1 rank" : ranks + " ranks");
             if (!settings.isFollower()) {
-                LOG.info(
-                        "{}: each of {} ranks takes {} MiB for weights and {} MiB for a cache of"
-                                + " {} tokens.",
-                        directory,
-                        ranks,
-                        weightBytes >> 20,
-                        KvCache.byteSize(config, ranks, settings.cacheRows()) >> 20,
-                        settings.cacheRows());
+                LOG.info("{}: {}", directory, memory);
             }
             Progress progress = settings.isFollower() ? null : settings.progress();
             if (progress != null) {
-                progress.reset("Loading " + directory.getFileName(), weightBytes);
+                progress.reset("Loading " + directory.getFileName(), weightBytes, memory);
             }
             AtomicBoolean readsAhead = new AtomicBoolean();
             ProcessGroups.RankBody<RankWorker<LlamaStep, List<TokenChooser.Choice>>> maker =

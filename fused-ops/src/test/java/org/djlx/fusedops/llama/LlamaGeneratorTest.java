@@ -613,6 +613,8 @@ class LlamaGeneratorTest {
                     @Override
                     public void reset(String message, long size, String trailing) {
                         max.set(size);
+                        assertTrue(trailing.contains(" MB of weights and "), trailing);
+                        assertTrue(trailing.endsWith(" tokens on each of 2 ranks"), trailing);
                     }
 
                     @Override

@@ -35,6 +35,8 @@ final class LoadingProgress implements Progress {
         done = 0;
         told = 0;
         start = System.nanoTime();
+        out.printf("%s: %s%n", message, trailingMessage);
+        out.flush();
     }
 
     @Override

@@ -68,6 +68,8 @@ class GenerateCommandTest {
 
     @Test
     void anyNumberOfRanksWritesTheSame() {
+        String said = run(0, "generate", model, "--prompt", "GPUs", "--max-tokens", 1);
+        assertTrue(said.contains("MB of weights and"), said); // Before they are taken.
         String one = text("--max-tokens", 24, "--ignore-eos");
         assertTrue(one.length() > 20, one);
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 2));
