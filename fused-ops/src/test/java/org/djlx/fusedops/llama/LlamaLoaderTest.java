@@ -26,8 +26,10 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import org.djlx.fusedops.llama.schema.ChatTemplate;
@@ -176,25 +178,46 @@ class LlamaLoaderTest {
     @Test
     void serves64CallersWithOnePredictor() throws Exception {
         String expected = expected(5);
+        ExecutorService callers = Executors.newFixedThreadPool(64);
+        CountDownLatch ready = new CountDownLatch(64);
         try (ZooModel<Input, Output> model = load();
                 Predictor<Input, Output> predictor = model.newPredictor()) {
-            List<CompletableFuture<String>> answers = new ArrayList<>();
+            List<Future<String>> answers = new ArrayList<>();
             for (int i = 0; i < 64; i++) {
                 answers.add(
-                        CompletableFuture.supplyAsync(
+                        callers.submit(
                                 () -> {
-                                    try {
-                                        Output output =
-                                                predictor.predict(input(invocation(5, false)));
-                                        return output.getData().getAsString();
-                                    } catch (TranslateException e) {
-                                        throw new IllegalStateException(e);
-                                    }
+                                    ready.countDown();
+                                    ready.await();
+                                    Output output = predictor.predict(input(invocation(5, false)));
+                                    return output.getData().getAsString();
                                 }));
             }
-            for (CompletableFuture<String> answer : answers) {
+            for (Future<String> answer : answers) {
                 assertEquals(expected, json(answer.get()).get("generated_text").getAsString());
             }
+        } finally {
+            callers.shutdownNow();
+        }
+    }
+
+    @Test
+    void answersABatchOfPromptsOfDifferentLengths() throws Exception {
+        List<String> prompts = List.of("a", "b".repeat(40), "c d e");
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            List<Input> inputs = new ArrayList<>();
+            List<String> expected = new ArrayList<>();
+            for (String prompt : prompts) {
+                String json = invocation(6, false).replace(PROMPT, prompt);
+                inputs.add(input(json));
+                expected.add(predictor.predict(input(json)).getData().getAsString());
+            }
+            List<String> answers = new ArrayList<>();
+            for (Output output : predictor.batchPredict(inputs)) {
+                answers.add(output.getData().getAsString());
+            }
+            assertEquals(expected, answers);
         }
     }
 
