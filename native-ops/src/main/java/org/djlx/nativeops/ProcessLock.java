@@ -11,52 +11,40 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.time.Duration;
-import java.util.Map;
-import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.locks.ReentrantLock;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * What processes, and the threads of each, hold one at a time, by a lock of a file. The operating
- * system releases it when its process ends, however that ends.
+ * What one process holds at a time, by a lock of a file. The operating system releases it when the
+ * process ends, however that ends.
  *
  * <p>It saves work and guards nothing: where the file cannot be locked, or one that is stopped
  * holds it for too long, the caller goes on without it. The file is deleted by who has held it, so
- * that for a moment two processes may hold the lock of a file and of its successor.
+ * that for a moment two processes may hold the lock of a file and of its successor; and a process
+ * loses it when another of its threads has waited for it in vain.
  */
 final class ProcessLock implements AutoCloseable {
 
     private static final Logger LOGGER = LoggerFactory.getLogger(ProcessLock.class);
     private static final long POLL_MILLIS = 10;
 
-    // A process has a lock of a file or has not, whichever thread asks; and it loses it when any of
-    // its threads closes the file.
-    private static final Map<Path, ReentrantLock> THREADS = new ConcurrentHashMap<>();
-
     private final Path file;
-    private final ReentrantLock threads;
     private final FileChannel channel; // null if the file is not locked
 
-    private ProcessLock(Path file, ReentrantLock threads, FileChannel channel) {
+    private ProcessLock(Path file, FileChannel channel) {
         this.file = file;
-        this.threads = threads;
         this.channel = channel;
     }
 
     /**
-     * Waits for other threads, and for other processes up to a time.
+     * Waits for others up to a time.
      *
      * @param file the file to lock, which is created with its folder
-     * @param most how long other processes are waited for
-     * @return to be closed by the same thread
+     * @param most how long they are waited for
+     * @return to be closed, whether it is held or not
      */
     static ProcessLock acquire(Path file, Duration most) {
-        ReentrantLock threads =
-                THREADS.computeIfAbsent(
-                        file.toAbsolutePath().normalize(), absent -> new ReentrantLock());
-        threads.lock();
-        return new ProcessLock(file, threads, lock(file, most));
+        return new ProcessLock(file, lock(file, most));
     }
 
     private static FileChannel lock(Path file, Duration most) {
@@ -88,7 +76,7 @@ final class ProcessLock implements AutoCloseable {
         try {
             return channel.tryLock() != null;
         } catch (OverlappingFileLockException e) {
-            return false; // This process holds it, by another name of the file.
+            return false; // Another thread of this process holds it.
         }
     }
 
@@ -117,7 +105,6 @@ final class ProcessLock implements AutoCloseable {
             LOGGER.debug("cannot delete {}", file, e);
         } finally {
             close(channel);
-            threads.unlock();
         }
     }
 }
