@@ -72,7 +72,7 @@ final class Boundary implements AutoCloseable {
         boolean done = false;
         try {
             this.inputs = aliases(inputs);
-            this.kept = kept.stream().map(array -> alias(array, inputs)).toList();
+            this.kept = aliases(kept);
             versions = versions();
             for (NDArray result : results) {
                 if (inputs.stream().anyMatch(input -> input == result)) {
@@ -97,16 +97,6 @@ final class Boundary implements AutoCloseable {
         return arrays.stream().map(array -> Torch.alias(manager, array)).toList();
     }
 
-    /** Returns the own handle on what is kept; that of the input if it is one. */
-    private NDArray alias(NDArray array, List<NDArray> inputs) {
-        for (int i = 0; i < inputs.size(); i++) {
-            if (inputs.get(i) == array) {
-                return this.inputs.get(i);
-            }
-        }
-        return Torch.alias(manager, array);
-    }
-
     /**
      * Counts the changes of what must stay the same until the way back: what is kept, which the
      * rule reads, and inputs that require a gradient, of which autograd goes back from what they
@@ -116,11 +106,8 @@ final class Boundary implements AutoCloseable {
         long[] counts = new long[inputs.size() + kept.size()];
         for (int i = 0; i < counts.length; i++) {
             NDArray array = operand(i);
-            boolean wanted = i >= inputs.size() || Torch.requiresGradient(array);
-            for (int j = 0; j < i && wanted; j++) {
-                wanted = operand(j) != array || counts[j] == UNWATCHED;
-            }
-            counts[i] = wanted ? version(array) : UNWATCHED;
+            boolean watched = i >= inputs.size() || Torch.requiresGradient(array);
+            counts[i] = watched ? version(array) : UNWATCHED;
         }
         return counts;
     }
