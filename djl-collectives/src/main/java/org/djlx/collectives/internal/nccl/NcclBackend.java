@@ -462,8 +462,7 @@ public final class NcclBackend extends Backend {
                 inPlace
                         ? DeviceTensor.inPlace(tensor, operation.tensor())
                         : DeviceTensor.copied(resources.manager(), tensor);
-        Call call = Calls.kernel(io, kernel);
-        return issueUncaptured(queue, current, operation, call, List.of(tensor), -1);
+        return issue(queue, current, operation, Calls.kernel(io, kernel), List.of(tensor), -1);
     }
 
     /**
@@ -547,38 +546,28 @@ public final class NcclBackend extends Backend {
         return resources
                 .cuda()
                 .within(
-                        () ->
-                                issue(
-                                        where,
-                                        resources.current().get(),
-                                        operation,
-                                        call,
-                                        result,
-                                        peer));
+                        () -> {
+                            CudaStream current = resources.current().get();
+                            if (current.isCapturing()) {
+                                throw captured(operation, call, peer);
+                            }
+                            return issue(where, current, operation, call, result, peer);
+                        });
     }
 
-    /** Issues an operation, with the GPU's context current. */
+    /** Gives a call up that is recorded, and tells the other ranks of it. */
+    private RuntimeException captured(Operation operation, Call call, int peer) {
+        call.release();
+        CollectiveException refused = peer < 0 ? companion.announce(operation, true) : null;
+        return refused != null
+                ? refused
+                : new IllegalStateException(
+                        operation
+                                + " cannot go into a CUDA graph, as NCCL runs it; sums"
+                                + " and fused operators of backend 'cuda_p2p' can");
+    }
+
     private Work issue(
-            NcclQueue where,
-            CudaStream current,
-            Operation operation,
-            Call call,
-            List<NDArray> result,
-            int peer) {
-        if (current.isCapturing()) {
-            call.release();
-            CollectiveException refused = peer < 0 ? companion.announce(operation, true) : null;
-            throw refused != null
-                    ? refused
-                    : new IllegalStateException(
-                            operation
-                                    + " cannot go into a CUDA graph, as NCCL runs it; sums"
-                                    + " and fused operators of backend 'cuda_p2p' can");
-        }
-        return issueUncaptured(where, current, operation, call, result, peer);
-    }
-
-    private Work issueUncaptured(
             NcclQueue where,
             CudaStream current,
             Operation operation,
