@@ -28,6 +28,7 @@ import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.BiConsumer;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -271,6 +272,23 @@ class ShardedBlocksTest {
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void linearLayersEqualFiniteDifferences(boolean sequence) {
+        onTwoRanks(
+                sequence,
+                (net, manager) -> {
+                    ProcessGroup group = net.group;
+                    NDArray whole = input(manager, new Shape(8, SIZE));
+                    NDArray own = part(whole, group, sequence);
+                    assertFiniteDifferences(net.blocks.get("column"), own, true);
+                    Shape columns = new Shape(8, HIDDEN / 2);
+                    NDArray x =
+                            TestArrays.random(manager, ScalarType.FLOAT64, columns, group.rank());
+                    // Ranks that all have the same rows count once.
+                    assertFiniteDifferences(net.blocks.get("row"), x, sequence);
+                });
+    }
+
+    /** Runs code with an initialised net on each of two ranks. */
+    private static void onTwoRanks(boolean sequence, BiConsumer<Net, NDManager> body) {
         List<ProcessGroup> groups = ProcessGroups.local(2);
         try {
             ProcessGroups.run(
@@ -279,15 +297,7 @@ class ShardedBlocksTest {
                         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
                             Net net = new Net(group, sequence);
                             net.initialize(manager, new Shape(8, SIZE));
-                            NDArray whole = input(manager, new Shape(8, SIZE));
-                            NDArray own = part(whole, group, sequence);
-                            assertFiniteDifferences(net.blocks.get("column"), own, true);
-                            Shape columns = new Shape(8, HIDDEN / 2);
-                            NDArray x =
-                                    TestArrays.random(
-                                            manager, ScalarType.FLOAT64, columns, group.rank());
-                            // Ranks that all have the same rows count once.
-                            assertFiniteDifferences(net.blocks.get("row"), x, sequence);
+                            body.accept(net, manager);
                         }
                         return null;
                     });
@@ -361,31 +371,21 @@ class ShardedBlocksTest {
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void gradientsOfConvertedParametersAddUp(boolean sequence) {
-        List<ProcessGroup> groups = ProcessGroups.local(2);
-        try {
-            ProcessGroups.run(
-                    groups,
-                    group -> {
-                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-                            Net net = new Net(group, sequence);
-                            net.initialize(manager, new Shape(8, SIZE));
-                            List<double[]> once = gradients(net, manager, ScalarType.FLOAT32);
-                            List<double[]> twice = gradients(net, manager, ScalarType.FLOAT32);
-                            List<double[]> all = gradients(net, manager, ScalarType.FLOAT64);
-                            for (int i = 0; i < once.size(); i++) {
-                                for (int k = 0; k < once.get(i).length; k++) {
-                                    double value = once.get(i)[k];
-                                    assertEquals(2 * value, twice.get(i)[k]);
-                                    double exact = all.get(i)[k] - twice.get(i)[k];
-                                    assertEquals(exact, value, 1e-4 * (1 + Math.abs(exact)));
-                                }
-                            }
+        onTwoRanks(
+                sequence,
+                (net, manager) -> {
+                    List<double[]> once = gradients(net, manager, ScalarType.FLOAT32);
+                    List<double[]> twice = gradients(net, manager, ScalarType.FLOAT32);
+                    List<double[]> all = gradients(net, manager, ScalarType.FLOAT64);
+                    for (int i = 0; i < once.size(); i++) {
+                        for (int k = 0; k < once.get(i).length; k++) {
+                            double value = once.get(i)[k];
+                            assertEquals(2 * value, twice.get(i)[k]);
+                            double exact = all.get(i)[k] - twice.get(i)[k];
+                            assertEquals(exact, value, 1e-4 * (1 + Math.abs(exact)));
                         }
-                        return null;
-                    });
-        } finally {
-            groups.forEach(ProcessGroup::destroy);
-        }
+                    }
+                });
     }
 
     /** Returns the gradients of all parameters after another pass with inputs of a type. */
