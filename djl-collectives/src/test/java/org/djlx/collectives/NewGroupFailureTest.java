@@ -43,6 +43,40 @@ class NewGroupFailureTest {
         }
     }
 
+    /** The others have all that the store can tell them by then, and meet in the memory. */
+    @Test
+    void aDeathBehindTheStoreIsFoundOutBeforeTheTimeout() throws Exception {
+        try (RankProcesses ranks = new RankProcesses(3, NewGroupVictimMain.class, "mapped")) {
+            assertEquals(List.of(0, 0, 9), ranks.await());
+            String member = ranks.output(0);
+            assertTrue(member.contains("the process of rank 1 "), member);
+            assertTrue(member.contains("has died"), member);
+        }
+    }
+
+    /** As when memory runs out: what the others wait for in the memory then never comes. */
+    @Test
+    void aRankThatFailsBehindTheStoreIsNotWaitedFor() throws Exception {
+        Runnable fail =
+                () -> {
+                    throw new OutOfMemoryError("on purpose");
+                };
+        try (Store store = new HashStore()) {
+            BackendOptions options = new BackendOptions(Duration.ofMinutes(10));
+            GroupContext context = new GroupContext("g", 0, 2, store, options, null);
+            FutureTask<ProcessGroup> other =
+                    new FutureTask<>(() -> ProcessGroups.create("shm", context, () -> {}));
+            new Thread(other).start();
+            GroupContext failing =
+                    StoreThatEnds.at(
+                            "mapped/", new GroupContext("g", 1, 2, store, options, null), fail);
+            assertThrows(
+                    OutOfMemoryError.class, () -> ProcessGroups.create("shm", failing, () -> {}));
+            Throwable e = assertThrows(ExecutionException.class, other::get).getCause();
+            assertTrue(e.getMessage().contains("rank 1 has destroyed the group"), e.toString());
+        }
+    }
+
     /** Rank 1 takes part in what comes before the store, and then destroys the group. */
     @Test
     void whoLeavesInTheMiddleIsNotWaitedFor() throws Exception {

@@ -8,8 +8,14 @@ import java.time.Duration;
 import java.util.List;
 import org.djlx.collectives.internal.shm.ShmBackendFactory;
 
-/** One rank of {@link NewGroupFailureTest}: rank 2 dies while it creates a sub-group. */
+/**
+ * One rank of {@link NewGroupFailureTest}: rank 2 dies while it creates a sub-group. The argument
+ * is a key of the store: it dies when it is about to tell, by what this key begins, that it has
+ * read what the others say there; or, without one, before it says anything.
+ */
 public final class NewGroupVictimMain {
+
+    private static final Runnable HALT = () -> Runtime.getRuntime().halt(9);
 
     private NewGroupVictimMain() {}
 
@@ -31,7 +37,10 @@ public final class NewGroupVictimMain {
                     @Override
                     public Backend create(GroupContext context) {
                         if (context.name().endsWith(".part") && context.rank() == 1) {
-                            Runtime.getRuntime().halt(9);
+                            if (args.length == 0) {
+                                Runtime.getRuntime().halt(9);
+                            }
+                            return shm.create(StoreThatEnds.at(args[0] + "/", context, HALT));
                         }
                         return shm.create(context);
                     }

@@ -50,10 +50,8 @@ public final class HostSync implements AutoCloseable {
                 ControlBlock.byteSize(context.worldSize()) + CallLog.byteSize(context.worldSize());
         SharedSegment segment = SharedSegment.map(context, byteSize, List.of());
         int rank = context.rank();
-        ControlBlock control = new ControlBlock(segment.memory(), context.worldSize());
-        Rendezvous rendezvous = new Rendezvous(control, context.name(), rank, context.worldSize());
-        long pid = ProcessHandle.current().pid();
-        control.setActive(rank, pid, Liveness.startTime(pid));
+        Rendezvous rendezvous =
+                new Rendezvous(segment.control(), context.name(), rank, context.worldSize());
         HostSync host = new HostSync(context, segment, rendezvous);
         try {
             host.agree(context.joining(), false);

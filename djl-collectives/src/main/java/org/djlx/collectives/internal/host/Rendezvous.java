@@ -105,7 +105,7 @@ public final class Rendezvous {
     private volatile CollectiveException broken;
 
     /**
-     * Creates a rank's part; the rank joins by {@link ControlBlock#setActive}.
+     * Creates a rank's part.
      *
      * @param control what the ranks share
      * @param group the group's name

@@ -17,25 +17,32 @@ import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.SharedMemory;
 
 /**
- * Memory of the host that the ranks of a group share, as mapped by one of them. Ranks that are
- * threads of one JVM each have a mapping of their own, like processes. It never has a name in a
- * file system, so nothing is left behind by whatever ends a process.
+ * Memory of the host that the ranks of a group share, as mapped by one of them, with a {@link
+ * ControlBlock} at its start. Ranks that are threads of one JVM each have a mapping of their own,
+ * like processes. It never has a name in a file system, so nothing is left behind by whatever ends
+ * a process.
  */
 public final class SharedSegment implements AutoCloseable {
 
     private static final Pattern OWNER = Pattern.compile("^/proc/(\\d+)/");
 
     private final SharedMemory shared;
+    private final ControlBlock control;
+    private final int rank;
 
-    private SharedSegment(SharedMemory shared) {
+    private SharedSegment(SharedMemory shared, ControlBlock control, int rank) {
         this.shared = shared;
+        this.control = control;
+        this.rank = rank;
     }
 
     /**
-     * Creates the segment on rank 0, opens it on the others, and returns when all have mapped it.
+     * Creates the segment on rank 0, opens it on the others, and returns when all have mapped it
+     * and are {@linkplain ControlBlock.State#ACTIVE active}: from then on who waits in this memory
+     * can tell that a rank has died or closed it.
      *
      * @param context the group and the rank
-     * @param byteSize the size in bytes
+     * @param byteSize the size in bytes, at least that of a control block
      * @param configuration what must be the same on all ranks, a line each
      * @return the segment
      * @throws CollectiveException on all ranks, if it did not work out on any
@@ -44,6 +51,7 @@ public final class SharedSegment implements AutoCloseable {
             GroupContext context, long byteSize, List<String> configuration) {
         String here = "host " + Liveness.HOST + "\n" + String.join("\n", configuration);
         SharedMemory shared = null;
+        SharedSegment segment = null;
         String path = "";
         String problem = "";
         try {
@@ -66,15 +74,27 @@ public final class SharedSegment implements AutoCloseable {
                     problem = death(created).orElse(e.getMessage());
                 }
             }
-            checkNone(context, exchange(context, "mapped", problem));
-        } catch (RuntimeException e) {
             if (shared != null) {
+                ControlBlock control = new ControlBlock(shared.memory(), context.worldSize());
+                segment = new SharedSegment(shared, control, context.rank());
+                segment.enter();
+            }
+            checkNone(context, exchange(context, "mapped", problem));
+        } catch (RuntimeException | Error e) {
+            if (segment != null) {
+                segment.close();
+            } else if (shared != null) {
                 shared.close();
             }
             throw e;
         }
         shared.seal();
-        return new SharedSegment(shared);
+        return segment;
+    }
+
+    private void enter() {
+        long pid = ProcessHandle.current().pid();
+        control.setActive(rank, pid, Liveness.startTime(pid));
     }
 
     /** Tells whether whoever created the memory has died, with which it is gone. */
@@ -154,8 +174,21 @@ public final class SharedSegment implements AutoCloseable {
         return shared.memory();
     }
 
+    /**
+     * Returns what is at the start of the memory.
+     *
+     * @return the block, which lives as long as this segment
+     */
+    public ControlBlock control() {
+        return control;
+    }
+
+    /** Unmaps the memory; tells the others that this rank has left, unless it has told its end. */
     @Override
     public void close() {
+        if (control.state(rank) == ControlBlock.State.ACTIVE) {
+            control.setLeft(rank);
+        }
         shared.close();
     }
 }

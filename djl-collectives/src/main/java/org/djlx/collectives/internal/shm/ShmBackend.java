@@ -26,7 +26,6 @@ import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.ShmMoves.Extent;
 import org.djlx.nativeops.NoGradient;
@@ -104,7 +103,7 @@ final class ShmBackend extends Backend {
         try {
             manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
             manager.setName(NAME + "-" + context.name() + "-" + rank);
-            ControlBlock control = new ControlBlock(segment.memory(), worldSize);
+            ControlBlock control = segment.control();
             rendezvous = new Rendezvous(control, context.name(), rank, worldSize);
             reducer = new Reducer(manager);
             Steps steps = new Steps(segment, rendezvous, rank, worldSize);
@@ -117,8 +116,6 @@ final class ShmBackend extends Backend {
                             "shm-" + context.name() + "-rank-" + rank,
                             rendezvous,
                             Rendezvous.ranksPerCore(worldSize));
-            long pid = ProcessHandle.current().pid();
-            control.setActive(rank, pid, Liveness.startTime(pid));
             // The last time that ranks wait for each other here is not in the store: once this rank
             // is through, it may close the store's server, which all others are then done with.
             Operation joining = context.joining();

@@ -105,6 +105,10 @@ final class ShmSegment implements AutoCloseable {
         return shared.memory();
     }
 
+    ControlBlock control() {
+        return shared.control();
+    }
+
     /** The address of one of a rank's two staging halves. */
     long staging(int rank, int half) {
         return shared.memory().address() + staging + (2L * rank + half) * chunkSize;
