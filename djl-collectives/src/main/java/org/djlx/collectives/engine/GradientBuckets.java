@@ -46,7 +46,6 @@ final class GradientBuckets {
         private int ready;
         private List<NDArray> sent; // the gradients, or rounded copies of them
         private Work work; // null if nothing is on its way
-        private Work waited; // the same, when streams wait for it
 
         void issue(
                 ProcessGroup group,
@@ -65,12 +64,6 @@ final class GradientBuckets {
             }
         }
 
-        /** Returns how many arrays of this class and of an all-reduce under way are a gradient. */
-        int holders() {
-            boolean underWay = waited != null && !waited.isCompleted();
-            return underWay && sent == gradients ? 2 : 1;
-        }
-
         void complete() {
             if (work == null) {
                 return;
@@ -80,7 +73,6 @@ final class GradientBuckets {
             } else {
                 work.await();
             }
-            waited = work;
             work = null;
             if (sent != gradients) {
                 for (int i = 0; i < sent.size(); i++) {
@@ -146,7 +138,7 @@ final class GradientBuckets {
                         bucket.complete();
                         for (int i = 0; i < bucket.parameters.size(); i++) {
                             carry(bucket.parameters.get(i), bucket.gradients.get(i));
-                            clear(bucket.parameters.get(i), bucket.holders());
+                            clear(bucket.parameters.get(i));
                         }
                     }
                 });
@@ -166,14 +158,13 @@ final class GradientBuckets {
     }
 
     /**
-     * Gives a gradient up, so that the next pass need not add to it; or sets it to zero, where
-     * somebody holds it who may look at it again, or that DJL would not show as zeros of its type.
-     *
-     * @param own how many arrays that hold it are to be closed
+     * Gives a gradient up, so that the next pass need not add to it; or sets it to zero, where the
+     * program holds it, which may look at it again, or that DJL would not show as zeros of its
+     * type.
      */
-    static void clear(NDArray parameter, int own) {
+    static void clear(NDArray parameter) {
         if (Torch.scalarType(parameter) == ScalarType.FLOAT32
-                && Torch.gradientHolders(parameter) <= own) {
+                && Torch.gradientHolders(parameter) == 0) {
             Torch.setGradient(parameter, null);
         } else {
             JniUtils.zeroGrad((PtNDArray) parameter);
@@ -254,7 +245,7 @@ final class GradientBuckets {
                     Torch.addInPlace(bucket.gradients.get(i), sum);
                 }
                 visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
-                clear(bucket.parameters.get(i), bucket.holders());
+                clear(bucket.parameters.get(i));
             }
         }
         reset();
@@ -277,13 +268,19 @@ final class GradientBuckets {
         }
     }
 
-    /** Returns an array's gradient, or zeros if none has reached it on this rank. */
+    /**
+     * Returns an array's gradient, or zeros if none has reached it on this rank. What is returned
+     * is another tensor on the gradient's storage: who holds that, as an all-reduce does until the
+     * GPU has ended it, is not counted among those who hold the gradient.
+     */
     private static NDArray gradient(NDManager manager, NDArray array) {
-        NDArray gradient = JniUtils.getGradient((PtNDArray) array);
-        if (gradient == null) {
-            return Torch.cast(manager.zeros(array.getShape()), Torch.scalarType(array));
+        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
+            NDArray own =
+                    gradient == null
+                            ? Torch.cast(manager.zeros(array.getShape()), Torch.scalarType(array))
+                            : gradient.stopGradient();
+            own.attach(manager);
+            return own;
         }
-        gradient.attach(manager);
-        return gradient;
     }
 }

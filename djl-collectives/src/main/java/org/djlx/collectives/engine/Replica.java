@@ -312,10 +312,14 @@ final class Replica implements AutoCloseable {
     }
 
     private static void clear(NDArray array) {
+        if (hasGradient(array)) {
+            GradientBuckets.clear(array);
+        }
+    }
+
+    private static boolean hasGradient(NDArray array) {
         try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
-            if (gradient != null) {
-                GradientBuckets.clear(array, 1);
-            }
+            return gradient != null;
         }
     }
 

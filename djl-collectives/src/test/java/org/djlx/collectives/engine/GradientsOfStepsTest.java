@@ -6,7 +6,9 @@ package org.djlx.collectives.engine;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 
+import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
@@ -16,11 +18,28 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.training.optimizer.Optimizer;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import org.djlx.collectives.Backend;
+import org.djlx.collectives.BackendFactory;
+import org.djlx.collectives.Backends;
+import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Support;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.shm.ShmBackendFactory;
 import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.TensorHold;
+import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -62,6 +81,11 @@ class GradientsOfStepsTest {
             int ranks, SequentialBlock block, Optimizer optimizer, DataType type, Body body) {
         DataParallelConfig config = new DataParallelConfig(Training.loss());
         config.optRanks(ranks).optBucketBytes(1).optOptimizer(optimizer);
+        train(config, block, type, body);
+    }
+
+    private static void train(
+            DataParallelConfig config, SequentialBlock block, DataType type, Body body) {
         block.setInitializer(Initializer.ONES, Parameter.Type.WEIGHT);
         try (Model model = Model.newInstance("model", P2pEngine.NAME)) {
             model.setBlock(block);
@@ -178,6 +202,95 @@ class GradientsOfStepsTest {
                         }
                     }
                 });
+    }
+
+    /** Works by {@code shm}, and holds what it reduces on, as it is held until a GPU has ended. */
+    private static final class Holding extends Backend {
+
+        private final List<TensorHold> holds;
+        private final Backend shm;
+
+        Holding(GroupContext context, List<TensorHold> holds) {
+            this.holds = holds;
+            shm = new ShmBackendFactory().create(context);
+        }
+
+        @Override
+        public String name() {
+            return "holding";
+        }
+
+        @Override
+        public Support support() {
+            return shm.support();
+        }
+
+        @Override
+        public Device device() {
+            return shm.device();
+        }
+
+        @Override
+        public Work allReduceCoalesced(
+                Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
+            tensors.forEach(tensor -> holds.add(new TensorHold(tensor)));
+            return shm.allReduceCoalesced(operation, tensors, infos, op);
+        }
+
+        @Override
+        public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+            return shm.allGather(operation, outputs, input);
+        }
+
+        @Override
+        public void close() {
+            shm.close();
+        }
+    }
+
+    private record HoldingFactory(List<TensorHold> holds) implements BackendFactory {
+
+        @Override
+        public String name() {
+            return "holding";
+        }
+
+        @Override
+        public Support support() {
+            return new ShmBackendFactory().support();
+        }
+
+        @Override
+        public Backend create(GroupContext context) {
+            return new Holding(context, holds);
+        }
+    }
+
+    /** As on a GPU, where the host goes on before an all-reduce has ended. */
+    @Test
+    void gradientsThatTheirReductionHolds() {
+        List<TensorHold> holds = Collections.synchronizedList(new ArrayList<>());
+        Backends.register("holding", new HoldingFactory(holds));
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optRanks(2).optBackend("holding").optOptimizer(Training.optimizer("sgd"));
+        train(
+                config,
+                Training.block(),
+                DataType.FLOAT32,
+                (passes, block) -> {
+                    NDArray bias = bias(block).getArray();
+                    passes.pass();
+                    assertEquals(0, Torch.gradientHolders(bias));
+                    try (NDArray held = bias.getGradient()) {
+                        passes.trainer.step();
+                        assertEquals(1, Torch.gradientHolders(bias), "the program's");
+                        assertArrayEquals(new float[(int) held.size()], held.toFloatArray());
+                    }
+                    passes.passAndStep();
+                    // DJL's getGradient() would show zeros.
+                    assertNull(JniUtils.getGradient((PtNDArray) bias), "it has been given up");
+                });
+        holds.forEach(TensorHold::close);
     }
 
     @Test
