@@ -164,15 +164,15 @@ final class CallLog {
         return ranks;
     }
 
-    /** What each rank called, by its number, as far as that is still known. */
-    Map<Integer, String> calls(int number) {
-        Map<Integer, String> calls = new TreeMap<>();
+    /** The words of what each rank called, by its number, as far as that is still known. */
+    Map<Integer, long[]> calls(int number) {
+        Map<Integer, long[]> calls = new TreeMap<>();
         for (int peer = 0; peer < worldSize; peer++) {
             int slot = slot(peer, number);
             if (words.getIntVolatile(slot) == number) {
                 long[] call = new long[CallWords.COUNT];
                 words.getLongs(slot + CALL, call);
-                calls.put(peer, CallWords.describe(call));
+                calls.put(peer, call);
             }
         }
         return calls;

@@ -24,9 +24,6 @@ import org.djlx.collectives.Operation;
  */
 public final class GroupErrors {
 
-    /** Follows what was called where the caller's stream is recorded into a graph. */
-    static final String INTO_A_GRAPH = " into a graph";
-
     private static final int RESERVE = 1 << 20;
     private static final CollectiveException SPEECHLESS =
             new CollectiveException(
@@ -288,12 +285,13 @@ public final class GroupErrors {
      *
      * @param operation this rank's operation
      * @param group the group's name
-     * @param calls what each rank called, in rank order
+     * @param calls the words of what each rank called, in rank order
      * @return the exception
+     * @see CallWords
      */
     public static CollectiveMismatchException disagreement(
-            Operation operation, String group, List<String> calls) {
-        Map<Integer, String> byRank = new TreeMap<>();
+            Operation operation, String group, List<long[]> calls) {
+        Map<Integer, long[]> byRank = new TreeMap<>();
         for (int rank = 0; rank < calls.size(); rank++) {
             byRank.put(rank, calls.get(rank));
         }
@@ -307,18 +305,24 @@ public final class GroupErrors {
      *
      * @param call which of their calls it was
      * @param group the group's name
-     * @param calls what each rank called, by its number, as far as that is known
+     * @param calls the words of what each rank called, by its number, as far as that is known
      * @return the exception
+     * @see CallWords
      */
     public static CollectiveMismatchException outOfStep(
-            String call, String group, Map<Integer, String> calls) {
+            String call, String group, Map<Integer, long[]> calls) {
         return new CollectiveMismatchException(differences(call, group, calls), true);
     }
 
-    private static String differences(String call, String group, Map<Integer, String> calls) {
+    private static String differences(String call, String group, Map<Integer, long[]> calls) {
         Map<String, List<Integer>> callers = new TreeMap<>();
         calls.forEach(
-                (rank, text) -> callers.computeIfAbsent(text, k -> new ArrayList<>()).add(rank));
+                (rank, words) ->
+                        callers.computeIfAbsent(
+                                        CallWords.describe(words), called -> new ArrayList<>())
+                                .add(rank));
+        boolean byGraphs =
+                calls.values().stream().map(CallWords::isCaptured).distinct().count() > 1;
         StringBuilder text = new StringBuilder();
         callers.forEach(
                 (called, ranks) ->
@@ -333,7 +337,7 @@ public final class GroupErrors {
                 + text
                 + "; all ranks must call the same operation with the same element type, shape,"
                 + " reduction and root"
-                + (text.indexOf(INTO_A_GRAPH) < 0 ? "" : ", all into a graph or none");
+                + (byGraphs ? ", all into a graph or none" : "");
     }
 
     /**

@@ -171,10 +171,8 @@ public final class Rendezvous {
         }
     }
 
-    private List<String> calls() {
-        return IntStream.range(0, worldSize)
-                .mapToObj(peer -> CallWords.describe(control.call(peer, begun)))
-                .toList();
+    private List<long[]> calls() {
+        return IntStream.range(0, worldSize).mapToObj(peer -> control.call(peer, begun)).toList();
     }
 
     /**

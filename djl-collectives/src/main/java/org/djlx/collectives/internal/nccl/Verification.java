@@ -14,6 +14,7 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.StoreTimeoutException;
+import org.djlx.collectives.internal.host.CallWords;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
@@ -38,9 +39,8 @@ final class Verification {
         List<Integer> ranks = IntStream.range(0, n).boxed().toList();
         List<long[]> calls =
                 exchange("verify/" + operation.sequence(), context.rank(), ranks, work);
-        List<String> called = calls.stream().map(Operation::describe).toList();
-        if (called.stream().distinct().count() > 1) {
-            throw GroupErrors.disagreement(operation, context.name(), called);
+        if (calls.stream().map(CallWords::describe).distinct().count() > 1) {
+            throw GroupErrors.disagreement(operation, context.name(), calls);
         }
         if (work.call().detail().length > 0) {
             compareSizes(operation, calls);
@@ -53,8 +53,8 @@ final class Verification {
         StringBuilder misfits = new StringBuilder();
         for (int from = 0; from < n; from++) {
             for (int to = 0; to < n; to++) {
-                long sent = calls.get(from)[Operation.SIGNATURE_WORDS + to];
-                long expected = calls.get(to)[Operation.SIGNATURE_WORDS + n + from];
+                long sent = calls.get(from)[CallWords.COUNT + to];
+                long expected = calls.get(to)[CallWords.COUNT + n + from];
                 if (sent != expected) {
                     misfits.append(misfits.length() == 0 ? "" : "; ")
                             .append("rank ")
@@ -88,14 +88,14 @@ final class Verification {
         List<long[]> calls =
                 exchange(queue + number, context.rank(), List.of(sender, receiver), work);
         for (int i = 0; i < work.call().detail().length; i++) {
-            int word = Operation.SIGNATURE_WORDS + i;
+            int word = CallWords.COUNT + i;
             if (calls.get(0)[word] != calls.get(1)[word]) {
                 throw new CollectiveMismatchException(
-                        Operation.describe(calls.get(0))
+                        CallWords.describe(calls.get(0))
                                 + " of rank "
                                 + sender
                                 + " does not fit "
-                                + Operation.describe(calls.get(1))
+                                + CallWords.describe(calls.get(1))
                                 + " of rank "
                                 + receiver
                                 + ": a message and its receive must have the same element type,"
@@ -154,10 +154,12 @@ final class Verification {
     }
 
     private static byte[] encode(NcclWork work) {
-        long[] signature = work.operation().signature();
         long[] detail = work.call().detail();
-        ByteBuffer bytes = ByteBuffer.allocate((signature.length + detail.length) * Long.BYTES);
-        bytes.asLongBuffer().put(signature).put(detail);
+        long[] words = new long[CallWords.COUNT + detail.length];
+        CallWords.put(words, work.operation().signature(), false);
+        System.arraycopy(detail, 0, words, CallWords.COUNT, detail.length);
+        ByteBuffer bytes = ByteBuffer.allocate(words.length * Long.BYTES);
+        bytes.asLongBuffer().put(words);
         return bytes.array();
     }
 

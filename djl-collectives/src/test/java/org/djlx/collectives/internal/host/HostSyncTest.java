@@ -119,7 +119,7 @@ class HostSyncTest {
     void theOthersReadTheWholeReason() {
         long[] shape = new long[10];
         Arrays.fill(shape, Long.MAX_VALUE);
-        Map<Integer, String> calls = new HashMap<>();
+        Map<Integer, long[]> calls = new HashMap<>();
         for (int rank = 0; rank < 8; rank++) {
             Agreed agreed =
                     new Agreed(
@@ -127,15 +127,35 @@ class HostSyncTest {
                             shape,
                             ReduceOp.premulSum(-Double.MAX_VALUE / 3),
                             Integer.MAX_VALUE - rank);
-            Operation call =
-                    TestOperations.create(
-                            OpType.REDUCE_SCATTER_TENSOR, 1, "", Duration.ZERO, agreed);
-            calls.put(rank, Operation.describe(call.signature()));
+            calls.put(rank, words(OpType.REDUCE_SCATTER_TENSOR, agreed, false));
         }
         String name = "ö".repeat(200);
         String reason = GroupErrors.outOfStep("call 2147483647", name, calls).getMessage();
         hosts.get(2).fail(reason);
         assertEquals("rank 2 failed: " + reason, hosts.get(0).brokenRank());
+    }
+
+    private static long[] words(OpType type, Agreed agreed, boolean captured) {
+        Operation call = TestOperations.create(type, 1, "", Duration.ZERO, agreed);
+        long[] words = new long[CallWords.COUNT];
+        CallWords.put(words, call.signature(), captured);
+        return words;
+    }
+
+    /** What all do alike is no difference to be mended. */
+    @Test
+    void graphsAreAskedForWhereNotAllRecord() {
+        for (boolean both : new boolean[] {true, false}) {
+            Map<Integer, long[]> calls = new HashMap<>();
+            for (int rank = 0; rank < 2; rank++) {
+                Agreed agreed =
+                        new Agreed(ScalarType.FLOAT32, new long[] {10 + rank}, ReduceOp.SUM, 0);
+                calls.put(rank, words(OpType.ALL_REDUCE, agreed, both || rank == 0));
+            }
+            String reason = GroupErrors.outOfStep("call 1", "hosts", calls).getMessage();
+            assertTrue(reason.contains("(10), SUM) into a graph"), reason);
+            assertEquals(!both, reason.endsWith("all into a graph or none"), reason);
+        }
     }
 
     @Test
