@@ -13,6 +13,7 @@ import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
+import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
@@ -39,6 +40,7 @@ public final class SafetensorsWriter {
 
     private static final Gson GSON = new Gson();
     private static final int CHUNK = 1 << 26;
+    private static final String OF_MODEL = "model(-\\d{5,}-of-\\d{5,})?\\.safetensors";
 
     private SafetensorsWriter() {}
 
@@ -87,7 +89,9 @@ public final class SafetensorsWriter {
 
     /**
      * Writes a model's tensors in the way of Hugging Face's: to {@code model.safetensors}, or, if
-     * they take more, to several files with an index.
+     * they take more, to several files with an index. Files of that kind that a model written
+     * before has left in the directory are deleted behind that: there are loaders that prefer the
+     * single file to an index, or read all files where there is none.
      *
      * @param directory where the files go; it is there
      * @param tensors what to write; files have them in this order
@@ -126,13 +130,16 @@ public final class SafetensorsWriter {
         if (parts.size() <= 1) {
             write(directory.resolve(Safetensors.SINGLE_FILE), tensors, values);
             Files.deleteIfExists(directory.resolve(Safetensors.INDEX));
+            deleteOthers(directory, Set.of(Safetensors.SINGLE_FILE));
             return;
         }
+        Set<String> files = new HashSet<>();
         JsonObject map = new JsonObject();
         for (int i = 0; i < parts.size(); i++) {
             String name = String.format("model-%05d-of-%05d.safetensors", i + 1, parts.size());
             write(directory.resolve(name), parts.get(i), values);
             parts.get(i).forEach(spec -> map.addProperty(spec.name(), name));
+            files.add(name);
         }
         JsonObject size = new JsonObject();
         size.addProperty("total_size", total);
@@ -140,6 +147,19 @@ public final class SafetensorsWriter {
         index.add("metadata", size);
         index.add("weight_map", map);
         Files.writeString(directory.resolve(Safetensors.INDEX), GSON.toJson(index));
+        deleteOthers(directory, files);
+    }
+
+    private static void deleteOthers(Path directory, Set<String> written) throws IOException {
+        try (DirectoryStream<Path> weights =
+                Files.newDirectoryStream(directory, "model*.safetensors")) {
+            for (Path file : weights) {
+                String name = file.getFileName().toString();
+                if (name.matches(OF_MODEL) && !written.contains(name)) {
+                    Files.delete(file);
+                }
+            }
+        }
     }
 
     private static void requireDifferent(List<TensorSpec> tensors) {

@@ -386,29 +386,43 @@ class SafetensorsTest {
     @Test
     void readsWhatItWrites() throws IOException {
         SafetensorsWriter.writeModel(folder, model(), 1 << 20, this::values);
-        try (Stream<Path> files = Files.list(folder)) {
-            assertEquals(List.of("model.safetensors"), names(files));
-        }
+        assertEquals(List.of("model.safetensors"), names(folder));
         assertWritten(folder);
         assertWritten(folder.resolve("model.safetensors"));
         byte[] bytes = Files.readAllBytes(folder.resolve("model.safetensors"));
         assertEquals(0, bytes[0] % 8, "the data begins at a multiple of 8");
         SafetensorsWriter.writeModel(folder, model(), 40, this::values);
         assertWritten(folder.resolve("model.safetensors.index.json"));
+        assertEquals(
+                List.of(
+                        "model-00001-of-00003.safetensors",
+                        "model-00002-of-00003.safetensors",
+                        "model-00003-of-00003.safetensors",
+                        "model.safetensors.index.json"),
+                names(folder));
+    }
+
+    private static List<String> names(Path folder) throws IOException {
         try (Stream<Path> files = Files.list(folder)) {
-            assertEquals(
-                    List.of(
-                            "model-00001-of-00003.safetensors",
-                            "model-00002-of-00003.safetensors",
-                            "model-00003-of-00003.safetensors",
-                            "model.safetensors",
-                            "model.safetensors.index.json"),
-                    names(files));
+            return files.map(file -> file.getFileName().toString()).sorted().toList();
         }
     }
 
-    private static List<String> names(Stream<Path> files) {
-        return files.map(file -> file.getFileName().toString()).sorted().toList();
+    /** A loader must not take what an earlier model has left for the weights of this one. */
+    @Test
+    void nothingOfAnEarlierModelStays() throws IOException {
+        List<String> others =
+                List.of("model-1-of-2.safetensors", "model-x.safetensors", "vision.safetensors");
+        for (String other : others) {
+            Files.writeString(folder.resolve(other), "somebody else's");
+        }
+        for (int maxFileBytes : new int[] {1 << 20, 40, 60, 1 << 20}) {
+            SafetensorsWriter.writeModel(folder, model(), maxFileBytes, this::values);
+            assertWritten(folder);
+        }
+        assertEquals(
+                Stream.concat(others.stream(), Stream.of("model.safetensors")).sorted().toList(),
+                names(folder));
     }
 
     @Test
@@ -425,9 +439,7 @@ class SafetensorsTest {
         assertFails("COMPLEX128", () -> TensorSpec.of("c", ScalarType.COMPLEX128, new Shape(1)));
         assertFails("__metadata__", () -> new TensorSpec("__metadata__", "F32", new Shape(1)));
         assertFails("negative", () -> new TensorSpec("n", "F32", new Shape(-1)));
-        try (Stream<Path> files = Files.list(folder)) {
-            assertEquals(List.of("w.safetensors"), names(files));
-        }
+        assertEquals(List.of("w.safetensors"), names(folder));
     }
 
     @Test
