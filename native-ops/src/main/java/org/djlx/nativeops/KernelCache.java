@@ -70,7 +70,7 @@ public final class KernelCache {
 
     /** Held while its kernel is read or compiled. */
     private static final class Entry {
-        byte[] compiled; // null before
+        volatile byte[] compiled; // null before; written by who holds it
     }
 
     /**
@@ -124,12 +124,26 @@ public final class KernelCache {
         Entry entry = entries.computeIfAbsent(digest, absent -> new Entry());
         synchronized (entry) {
             if (entry.compiled == null) {
-                Path file = directory.resolve(digest + ".cubin");
+                Path file = file(digest);
                 byte[] cached = read(file, false);
                 entry.compiled = cached != null ? cached : told(key, () -> compile(file, compiler));
             }
             return entry.compiled;
         }
+    }
+
+    /**
+     * Tells, without waiting for anybody, whether {@link #get} will hardly have to compile: the
+     * kernels are in memory, or there is a file of them, which nobody has looked at.
+     */
+    boolean has(Key key) {
+        String digest = key.digest();
+        Entry entry = entries.get(digest);
+        return entry != null && entry.compiled != null || Files.exists(file(digest));
+    }
+
+    private Path file(String digest) {
+        return directory.resolve(digest + ".cubin");
     }
 
     /** Compiles a kernel, or waits for another process that does; tells so if it takes long. */

@@ -39,8 +39,8 @@ public final class KernelCompiler {
     }
 
     /**
-     * Begins to compile, on a thread of its own, kernels that are loaded later. {@link #load} waits
-     * for that, and tells what was wrong.
+     * Begins to compile, on a thread of its own, kernels that are loaded later, unless they have
+     * been compiled already. {@link #load} waits for that, and tells what was wrong.
      *
      * @param device as for {@link #load}
      * @param source likewise
@@ -51,6 +51,9 @@ public final class KernelCompiler {
     public CompletableFuture<Void> prepare(
             CudaDevice device, KernelSource source, String... options) {
         KernelCache.Key key = key(device, source, options);
+        if (cache.has(key)) {
+            return CompletableFuture.completedFuture(null);
+        }
         Executor thread =
                 task -> {
                     Thread compiling = new Thread(task, "compile-" + source.name());

@@ -85,6 +85,25 @@ class KernelCacheTest {
         assertEquals(1, files().size(), "nothing temporary stays");
     }
 
+    /** Who prepares a kernel need not have it compiled then, and does not wait to learn that. */
+    @Test
+    void knowsWhatIsCompiled() throws IOException {
+        KernelCache cache = fresh();
+        assertFalse(cache.has(KEY));
+        cache.get(
+                KEY,
+                () -> {
+                    assertFalse(CompletableFuture.supplyAsync(() -> cache.has(KEY)).join());
+                    return compiled;
+                });
+        assertTrue(fresh().has(KEY), "as a file");
+        for (Path file : files()) {
+            Files.delete(file);
+        }
+        assertTrue(cache.has(KEY), "in memory");
+        assertFalse(fresh().has(KEY));
+    }
+
     @Test
     void everyPartOfTheKeyCounts() {
         List<String> options = List.of("-O3");
