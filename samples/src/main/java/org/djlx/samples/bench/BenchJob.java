@@ -50,7 +50,7 @@ final class BenchJob implements AutoCloseable {
             long heap = time(wanted, output, input, nanos);
             fill(input, i -> BenchOp.input(group.rank(), i));
             op.issue(group, output, input).await();
-            long wrong = wrong(output, part);
+            long wrong = wrong(output, i -> op.expected(group.rank(), group.worldSize(), part, i));
 
             reduce(nanos, ReduceOp.MAX);
             Arrays.sort(nanos);
@@ -106,14 +106,13 @@ final class BenchJob implements AutoCloseable {
         return reduce(new double[] {millis}, ReduceOp.MAX)[0];
     }
 
-    private long wrong(NDArray output, long part) {
+    /** Counts the elements that are not what is expected at their index. */
+    long wrong(NDArray output, LongToIntFunction expected) {
         long wrong = 0;
         for (long from = 0; from < output.size(); from += SLICE) {
             long start = from;
-            LongToIntFunction expected =
-                    i -> op.expected(group.rank(), group.worldSize(), part, start + i);
             try (NDArray slice = slice(output, from);
-                    NDArray wanted = tensor(slice.size(), expected);
+                    NDArray wanted = tensor(slice.size(), i -> expected.applyAsInt(start + i));
                     NDArray differ = slice.neq(wanted);
                     NDArray count = differ.countNonzero()) {
                 wrong += count.getLong();
@@ -122,13 +121,15 @@ final class BenchJob implements AutoCloseable {
         return wrong;
     }
 
-    private NDArray tensor(long count, LongToIntFunction value) {
+    /** Makes a tensor. */
+    NDArray tensor(long count, LongToIntFunction value) {
         NDArray tensor = Torch.empty(manager, new Shape(count), type);
         fill(tensor, value);
         return tensor;
     }
 
-    private void fill(NDArray tensor, LongToIntFunction value) {
+    /** Gives a tensor's elements values by their index. */
+    void fill(NDArray tensor, LongToIntFunction value) {
         for (long from = 0; from < tensor.size(); from += SLICE) {
             long start = from;
             try (NDArray slice = slice(tensor, from);
@@ -151,7 +152,8 @@ final class BenchJob implements AutoCloseable {
         return manager.create(values);
     }
 
-    private double[] reduce(double[] values, ReduceOp how) {
+    /** Reduces values of all ranks, in place; returns them. */
+    double[] reduce(double[] values, ReduceOp how) {
         try (NDArray tensor = manager.create(values)) {
             group.allReduce(tensor, how).await();
             System.arraycopy(tensor.toDoubleArray(), 0, values, 0, values.length);

@@ -5,8 +5,6 @@
 package org.djlx.samples.bench;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import java.io.PrintWriter;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -18,6 +16,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.samples.Ranks;
 import org.djlx.samples.TextTable;
 import picocli.CommandLine.Command;
@@ -32,7 +31,8 @@ import picocli.CommandLine.Spec;
         name = "bench-coalesced",
         description = {
             "Measures coalesced float32 operations on CPU ranks beside separate ones on the same"
-                    + " tensors, in turns: the median time of the slowest rank.",
+                    + " tensors, in turns: the median time of the slowest rank. Checks what the"
+                    + " coalesced ones compute.",
             "Ranks are threads; in a process started by 'launch' or torchrun it runs that process's"
                     + " rank."
         })
@@ -70,6 +70,7 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
      * @param separateMicros a call for each and the wait for all
      * @param coalescedMicros one call and its wait
      * @param ratio of the latter to the former
+     * @param wrong how many elements of all ranks the last coalesced call has computed wrong
      */
     record Row(
             String operation,
@@ -78,7 +79,8 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
             int turns,
             double separateMicros,
             double coalescedMicros,
-            double ratio) {}
+            double ratio,
+            long wrong) {}
 
     @Override
     public Integer call() throws Exception {
@@ -92,7 +94,13 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
             PrintWriter out = spec.commandLine().getOut();
             TextTable table =
                     new TextTable(
-                            "operation", "tensors", "bytes", "separate", "coalesced", "ratio");
+                            "operation",
+                            "tensors",
+                            "bytes",
+                            "separate",
+                            "coalesced",
+                            "ratio",
+                            "wrong");
             rows.forEach(
                     row ->
                             table.add(
@@ -101,7 +109,8 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
                                     row.bytes,
                                     rounded(row.separateMicros),
                                     rounded(row.coalescedMicros),
-                                    rounded(row.ratio)));
+                                    rounded(row.ratio),
+                                    row.wrong));
             out.printf("# %s, microseconds%n%s", Ranks.count(here.worldSize()), table);
             out.flush();
             if (reports.json() != null) {
@@ -112,7 +121,7 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
                 report.store(reports.json());
             }
         }
-        return 0;
+        return rows.stream().allMatch(row -> row.wrong == 0) ? 0 : 1;
     }
 
     private static String rounded(double value) {
@@ -139,15 +148,15 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
         int worldSize = group.worldSize();
         long bytes = elements * Float.BYTES;
         int turns = (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, BYTES / tensors / bytes));
-        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+        try (BenchJob job = new BenchJob(group, op, ScalarType.FLOAT32)) {
             List<NDArray> outputs = new ArrayList<>();
             List<NDArray> inputs = new ArrayList<>();
             for (int i = 0; i < tensors; i++) {
-                outputs.add(manager.zeros(new Shape(elements * op.outputParts(worldSize))));
+                outputs.add(job.tensor(elements * op.outputParts(worldSize), at -> 0));
                 inputs.add(
                         op.inPlace()
                                 ? outputs.get(i)
-                                : manager.zeros(new Shape(elements * op.inputParts(worldSize))));
+                                : job.tensor(elements * op.inputParts(worldSize), at -> 0));
             }
             double[] separate = new double[turns];
             double[] coalesced = new double[turns];
@@ -159,9 +168,25 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
                     coalesced[turn] = other;
                 }
             }
-            double ours = slowest(group, manager, coalesced);
-            double theirs = slowest(group, manager, separate);
-            return new Row(op.toString(), tensors, bytes, turns, theirs, ours, ours / theirs);
+            // Each tensor has values of its own.
+            for (int i = 0; i < tensors; i++) {
+                int factor = i + 1;
+                job.fill(inputs.get(i), at -> factor * BenchOp.input(group.rank(), at));
+            }
+            coalesced(group, op, outputs, inputs).await();
+            double wrong = 0;
+            for (int i = 0; i < tensors; i++) {
+                int factor = i + 1;
+                wrong +=
+                        job.wrong(
+                                outputs.get(i),
+                                at -> factor * op.expected(group.rank(), worldSize, elements, at));
+            }
+            double theirs = slowest(job, separate);
+            double ours = slowest(job, coalesced);
+            long wrongOfAll = (long) job.reduce(new double[] {wrong}, ReduceOp.SUM)[0];
+            return new Row(
+                    op.toString(), tensors, bytes, turns, theirs, ours, ours / theirs, wrongOfAll);
         }
     }
 
@@ -191,10 +216,8 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
     }
 
     /** Of each turn the slowest rank counts; of those, the median. */
-    private static double slowest(ProcessGroup group, NDManager manager, double[] micros) {
-        NDArray all = manager.create(micros);
-        group.allReduce(all, ReduceOp.MAX).await();
-        double[] sorted = all.toDoubleArray();
+    private static double slowest(BenchJob job, double[] micros) {
+        double[] sorted = job.reduce(micros, ReduceOp.MAX);
         Arrays.sort(sorted);
         return sorted[sorted.length / 2];
     }

@@ -92,6 +92,7 @@ class BenchTest {
         for (JsonElement row : rows) {
             assertEquals(256 << 10, row.getAsJsonObject().get("bytes").getAsInt());
             assertTrue(row.getAsJsonObject().get("ratio").getAsDouble() > 0);
+            assertEquals(0, row.getAsJsonObject().get("wrong").getAsLong());
         }
     }
 
