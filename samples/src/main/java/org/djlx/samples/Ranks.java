@@ -133,6 +133,22 @@ public final class Ranks {
     }
 
     /**
+     * Checks that there are the GPUs and libraries that a backend needs, as {@link #run} does: for
+     * programs that make files before.
+     *
+     * @param backend the backend
+     * @param ranks the number of ranks on this host, or in this process
+     * @throws IllegalStateException if it needs GPUs and there are not as many
+     */
+    public static void requireGpus(String backend, int ranks) {
+        if (backend.equals("nccl")) {
+            Gpus.require(ranks, NativeLibrary.NCCL);
+        } else if (backend.equals("cuda_p2p")) {
+            Gpus.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        }
+    }
+
+    /**
      * Runs them as one group.
      *
      * @param <T> what the code returns
@@ -143,7 +159,7 @@ public final class Ranks {
      * @throws Exception what the code of a rank threw
      */
     public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
-        requireGpusFor(backend);
+        requireGpus(backend, here().size());
         if (!threads) {
             try (ProcessGroup group = ProcessGroups.init(backend)) {
                 return List.of(body.run(group));
@@ -154,14 +170,6 @@ public final class Ranks {
             return ProcessGroups.run(groups, body);
         } finally {
             groups.forEach(ProcessGroup::destroy);
-        }
-    }
-
-    private void requireGpusFor(String backend) {
-        if (backend.equals("nccl")) {
-            Gpus.require(here().size(), NativeLibrary.NCCL);
-        } else if (backend.equals("cuda_p2p")) {
-            Gpus.require(here().size(), NativeLibrary.NCCL, NativeLibrary.NVRTC);
         }
     }
 }

@@ -211,6 +211,7 @@ public final class TrainCommand implements Callable<Integer> {
         if (checkpoints != null) {
             checkJob(bytes);
         }
+        Ranks.requireGpus(device.backend, processes ? wanted() : all.here().size());
         // Nothing is refused from here on: what is made now stays.
         if (llama != null) {
             Files.createDirectories(llama.toAbsolutePath());

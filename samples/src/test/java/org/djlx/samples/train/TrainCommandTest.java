@@ -293,6 +293,14 @@ class TrainCommandTest {
             run(2, with(with(wrong, llama), more));
             assertEquals(List.of("text.txt"), names(folder));
         }
+        // No host has so many GPUs.
+        Object[] gpus = {"train", "--text", text, "--device", "gpu", "--data-parallel", 1024};
+        Object[] files = with(llama, "--batch", 1024, "--resume", fresh);
+        for (Object[] more : new Object[][] {{}, {"--processes"}}) {
+            String refused = run(1, with(with(gpus, files), more));
+            assertTrue(refused.contains("GPU"), refused);
+            assertEquals(List.of("text.txt"), names(folder));
+        }
         run(0, with(with(train(1), "--resume"), fresh));
         assertTrue(Files.exists(fresh.resolve("job.txt")));
     }
