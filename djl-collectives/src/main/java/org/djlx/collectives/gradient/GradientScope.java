@@ -46,8 +46,16 @@ import org.djlx.nativeops.Torch;
  * ranks call the same operators in a scope, with inputs that require gradients on all of them or on
  * none, and then {@code backward} once for all that they computed: it goes through every boundary,
  * whether or not the target depends on it. A gradient that reaches a boundary in a later call is
- * lost; if the result has not been closed until then, that call throws {@link
- * IllegalStateException}.
+ * lost, also if the first one has failed; if the result has not been closed until then, that call
+ * throws {@link IllegalStateException}. After a failure gradients are incomplete: they are to be
+ * zeroed, and the forward pass to be repeated.
+ *
+ * <p>A {@code backward} that fails on one rank alone, as where an array was changed on that one,
+ * leaves the others waiting in the operators that it does not come to. They learn of it at once
+ * when that rank destroys its group or its process ends, as {@link
+ * org.djlx.collectives.ProcessGroups#run} and the trainer of {@link
+ * org.djlx.collectives.engine.P2pEngine} see to for ranks in one JVM, and otherwise by their
+ * timeout.
  *
  * <p>What is behind an input may be reached on other ways as well, such as a residual connection:
  * then autograd goes through it once for each. Begin a block with {@link
@@ -308,8 +316,8 @@ public final class GradientScope implements GradientCollector {
      * @param targets the arrays
      * @param gradients the gradient of each, of its shape and element type
      * @throws IllegalStateException if a gradient has reached an operator's result through which an
-     *     earlier call has gone; or if an array that an operator needs for its gradient has been
-     *     changed in place
+     *     earlier call has gone, or would have but for its failure; or if an array that an operator
+     *     needs for its gradient has been changed in place
      */
     public void backward(List<NDArray> targets, List<NDArray> gradients) {
         checkCurrent("backward");
@@ -330,8 +338,9 @@ public final class GradientScope implements GradientCollector {
                     throw new IllegalStateException(
                             boundary.operator()
                                     + ": a gradient has reached its result after an earlier"
-                                    + " backward has gone through it, and is lost; call backward"
-                                    + " once, on the sum of the losses");
+                                    + " backward has gone through it or failed, and is lost; call"
+                                    + " backward once, on the sum of the losses, and repeat the"
+                                    + " forward pass if that has failed");
                 }
             }
         }
@@ -354,11 +363,12 @@ public final class GradientScope implements GradientCollector {
             while (!boundaries.isEmpty()) {
                 try (Boundary boundary = boundaries.pop()) {
                     boundary.results().forEach(makers::remove);
-                    boundary.goBack();
                     passed.add(boundary);
+                    boundary.goBack();
                 }
             }
         } finally {
+            passed.addAll(boundaries); // If it has failed: nothing goes through these any more.
             discard();
         }
     }

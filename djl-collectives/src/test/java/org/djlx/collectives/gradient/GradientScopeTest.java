@@ -22,6 +22,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.NoGradient;
@@ -519,11 +520,47 @@ class GradientScopeTest {
                         NoGradient.run(() -> z.reshape(6).muli(five)); // a view
                     }
                     assertChanged("allGather: input 0", "(2, 3)", () -> scope.backward(y.sum()));
+                    IllegalStateException again =
+                            assertThrows(
+                                    IllegalStateException.class, () -> scope.backward(y.sum()));
+                    assertTrue(again.getMessage().contains("is lost"), again.getMessage());
                 }
             }
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
+    }
+
+    /** Those that wait for such a rank do not wait for the timeout, which is half an hour. */
+    @Test
+    void anInputThatOneRankChangedEndsAll() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            CollectiveException e =
+                    assertThrows(
+                            CollectiveException.class,
+                            () -> ProcessGroups.run(groups, GradientScopeTest::changeOnRank1));
+            assertTrue(e.getMessage().contains("was changed in place"), e.getMessage());
+            String other = e.getSuppressed()[0].getMessage();
+            assertTrue(other.contains("rank 1 has destroyed the group"), other);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static Void changeOnRank1(ProcessGroup group) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch");
+                GradientScope scope = GradientScope.open()) {
+            NDArray x = manager.ones(new Shape(2, 3));
+            x.setRequiresGradient(true);
+            NDArray z = x.square();
+            NDArray y = DifferentiableCollectives.allGather(z, 0, group);
+            if (group.rank() == 1) {
+                NoGradient.run(() -> z.addi(x));
+            }
+            scope.backward(y.sum());
+        }
+        return null;
     }
 
     /** What a rule reads counts, whether it requires a gradient or not; the rest does not. */
