@@ -159,7 +159,11 @@ public final class NcclOptions extends BackendOptions {
         private Builder() {}
 
         /**
-         * Sets how long an operation may take.
+         * Sets how long an operation may take. Then the group breaks, and what is under way is
+         * ended on the GPU before works fail, which may take 10 seconds more: ending it frees
+         * memory, for which CUDA may wait for what other groups have under way. If the GPU has not
+         * stopped by then, works fail all the same, and the memory of their tensors is kept until
+         * the process ends, as the GPU may still write there.
          *
          * @param timeout the timeout; 30 minutes unless set
          * @return this builder
@@ -211,7 +215,9 @@ public final class NcclOptions extends BackendOptions {
          * Sets whether each call is compared with those of the other ranks before it runs, through
          * the store: calls that do not fit fail on all ranks, and a timeout names who is missing.
          * For finding errors: a call then costs the host a round trip to the store. The counterpart
-         * of c10d's {@code TORCH_DISTRIBUTED_DEBUG=DETAIL}.
+         * of c10d's {@code TORCH_DISTRIBUTED_DEBUG=DETAIL}. A call that is recorded into a CUDA
+         * graph, which {@code nccl} refuses at once, is not compared: ranks that do not record it
+         * wait for its rank until the timeout. {@code cuda_p2p} compares that as well.
          *
          * @param compare true to compare; false unless set
          * @return this builder

@@ -66,9 +66,11 @@ import org.djlx.nativeops.NativeLibrary;
  * the sum. The ranks would not know of a change: gradients are clipped by the optimizer ({@code
  * optClipGrad}), and penalties are part of the loss. The step refuses gradients that were changed
  * or added to since, where it can tell: of buckets that were not reduced yet, as the first layers'
- * never are. For the same reason parameters are the trainer's until it is closed: what the program
- * writes to them meanwhile, rank 0 has alone; what it loads or sets in their place stays when the
- * trainer is closed, and is what a new one begins with.
+ * never are. Processes have a part each, and are not checked: what one changes there changes the
+ * sum, and of gradients that have been reduced already its own alone, so that parameters differ,
+ * which shows when the trainer is closed. For the same reason parameters are the trainer's until it
+ * is closed: what the program writes to them meanwhile, rank 0 has alone; what it loads or sets in
+ * their place stays when the trainer is closed, and is what a new one begins with.
  *
  * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
  * them. {@link GradientReduction} says how their gradients become one: added up, unless {@code
@@ -81,7 +83,10 @@ import org.djlx.nativeops.NativeLibrary;
  * rank's own; rank 0's are those of the model. What draws random numbers, such as dropout, takes
  * them from one generator for all ranks of a JVM, in no fixed order. Ranks of a JVM share the
  * optimizer and call it at once, each with names of its own for parameters: learning rates by
- * parameter ({@code FixedPerVarTracker}) take processes.
+ * parameter ({@code FixedPerVarTracker}) take processes. A trainer that is given an optimizer which
+ * another has used gives all ranks what DJL's own optimizers keep for the first; what an optimizer
+ * of your own keeps stays as it is, by those names, and a rank that the other trainer did not have
+ * begins with none: give each trainer a new one.
  *
  * <p>Models whose directory a {@link ParallelModelLoader} knows, such as Llamas, are divided among
  * ranks when they are loaded, and take an {@link ai.djl.modality.Input} and return an {@link

@@ -149,7 +149,9 @@ public final class Watchdog implements AutoCloseable {
     private static final Logger logger = LoggerFactory.getLogger(Watchdog.class);
     private static final long INTERVAL_MILLIS = 5; // between looks while works are under way
     private static final long VIGIL_MILLIS = 100; // otherwise, if there is a vigil
-    // Aborting frees GPU memory, which can wait for what other groups have under way.
+    // Aborting frees GPU memory, which can wait for what other groups have under way. Works fail
+    // behind it. What they hold is never freed if the GPU has not stopped by then: it may still
+    // write there.
     private static final Duration ABORT_PATIENCE = Duration.ofSeconds(10);
 
     private final Group group;
