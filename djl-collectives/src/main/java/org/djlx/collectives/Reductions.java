@@ -9,6 +9,7 @@ import java.util.List;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 
 /**
  * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators.
@@ -41,7 +42,7 @@ public final class Reductions {
                 combine(sum, part, op);
             }
             if (op == ReduceOp.AVG) {
-                Torch.divInPlace(sum, parts.size());
+                TorchInPlace.div(sum, parts.size());
             }
             if (widen) {
                 Torch.copy(result, sum);
@@ -66,25 +67,25 @@ public final class Reductions {
             case SUM:
             case AVG:
             case PREMUL_SUM:
-                Torch.addInPlace(sum, part);
+                TorchInPlace.add(sum, part);
                 break;
             case PRODUCT:
-                Torch.mulInPlace(sum, part);
+                TorchInPlace.mul(sum, part);
                 break;
             case MIN:
-                Torch.minInPlace(sum, part);
+                TorchInPlace.min(sum, part);
                 break;
             case MAX:
-                Torch.maxInPlace(sum, part);
+                TorchInPlace.max(sum, part);
                 break;
             case BAND:
-                Torch.bitAndInPlace(sum, part);
+                TorchInPlace.bitAnd(sum, part);
                 break;
             case BOR:
-                Torch.bitOrInPlace(sum, part);
+                TorchInPlace.bitOr(sum, part);
                 break;
             case BXOR:
-                Torch.bitXorInPlace(sum, part);
+                TorchInPlace.bitXor(sum, part);
                 break;
             default:
                 throw new AssertionError(op);

@@ -21,6 +21,7 @@ import org.djlx.fusedops.internal.ProductSums;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 
 /**
  * The fused operators within a {@link GradientScope}. With Y = gather(A) B, the gradient of A is
@@ -166,7 +167,7 @@ final class FusedGradients {
         NDArray gradient = ofResult;
         if (op == ReduceOp.AVG) {
             gradient = Torch.cast(ofResult, Torch.scalarType(ofResult));
-            Torch.divInPlace(gradient, group.worldSize());
+            TorchInPlace.div(gradient, group.worldSize());
         }
         List<NDArray> results = new ArrayList<>();
         NDArray gathered = null;
@@ -238,7 +239,7 @@ final class FusedGradients {
             if (own == null) {
                 return Torch.cast(product, type);
             }
-            Torch.addInPlace(own, product);
+            TorchInPlace.add(own, product);
             return null;
         }
     }

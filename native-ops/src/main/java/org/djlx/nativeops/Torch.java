@@ -16,8 +16,8 @@ import java.util.Arrays;
 
 /**
  * What DJL's PyTorch engine does not show of its arrays, through libtorch's stable C interface:
- * addresses, strides, all element types, views of memory, and operators that write into a given
- * array.
+ * addresses, strides, all element types, views of memory, and operators. Those that change an array
+ * in place are in {@link TorchInPlace}, of which all that follows holds, too.
  *
  * <p><b>Errors.</b> Arguments are checked first: an {@link IllegalArgumentException} says which one
  * is wrong, be it null, closed, of another engine, sparse, an array of strings, or of a type, shape
@@ -31,12 +31,11 @@ import java.util.Arrays;
  * and return at once. libtorch takes care of arrays that are closed before this stream has passed
  * them; for other streams, {@link CudaStream#keepAlive} does.
  *
- * <p><b>Gradients.</b> {@link #copy}, {@link #cast}, {@link #attention}, {@link #silu} and the
- * in-place operators are recorded by autograd like PyTorch's own if the calling thread has its
- * gradient mode on, which libtorch's threads have unless it is switched off ({@link NoGradient}):
- * writing to an array that was given a gradient is then an {@link EngineException}, and what is
- * computed from one keeps the graph alive. {@link #mmOut} and writes through a view are never
- * recorded.
+ * <p><b>Gradients.</b> {@link #copy}, {@link #cast}, {@link #attention}, {@link #silu} and those in
+ * place are recorded by autograd like PyTorch's own if the calling thread has its gradient mode on,
+ * which libtorch's threads have unless it is switched off ({@link NoGradient}): writing to an array
+ * that was given a gradient is then an {@link EngineException}, and what is computed from one keeps
+ * the graph alive. {@link #mmOut} and writes through a view are never recorded.
  */
 public final class Torch {
 
@@ -610,176 +609,6 @@ public final class Torch {
         }
         long result = TorchDispatcher.tensor(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
         return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
-    }
-
-    /**
-     * Adds an array to another: {@code acc += other}, as PyTorch's {@code add_}. Neither this nor
-     * the other in-place operators allocate, except where the types differ.
-     *
-     * @param acc the array to change. The sum is computed in the wider of the two types, and
-     *     rounded to that of {@code acc}
-     * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also if the result cannot be stored in {@code acc}: complex
-     *     in real, floating-point in integer, any number in bool; or if one of the types is a
-     *     float8, for which there is no arithmetic
-     * @throws EngineException also if libtorch cannot do it: version 2.7 adds and multiplies no
-     *     uint16, uint32 and uint64, and converts none of them to a common type with another
-     */
-    public static void addInPlace(NDArray acc, NDArray other) {
-        Tensors.requireArithmetic(
-                TorchChecks.tensor(acc, "acc"), TorchChecks.tensor(other, "other"));
-        try {
-            acc.addi(other);
-        } catch (EngineException e) {
-            throw failure("Torch.addInPlace", e);
-        }
-    }
-
-    /**
-     * Multiplies an array by another, element by element: {@code acc *= other}.
-     *
-     * @param acc the array to change; see {@link #addInPlace}
-     * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also as {@link #addInPlace}
-     */
-    public static void mulInPlace(NDArray acc, NDArray other) {
-        Tensors.requireArithmetic(
-                TorchChecks.tensor(acc, "acc"), TorchChecks.tensor(other, "other"));
-        try {
-            acc.muli(other);
-        } catch (EngineException e) {
-            throw failure("Torch.mulInPlace", e);
-        }
-    }
-
-    private static EngineException failure(String operation, EngineException cause) {
-        // The first line is libtorch's message; a native stack trace follows.
-        String reason = String.valueOf(cause.getMessage()).lines().findFirst().orElse("");
-        return new EngineException(operation + " failed in libtorch: " + reason, cause);
-    }
-
-    /**
-     * Takes the smaller of every two elements: {@code acc = min(acc, other)}. NaN wins.
-     *
-     * @param acc the array to change; see {@link #addInPlace}
-     * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also as {@link #addInPlace}, or if a type is complex
-     */
-    public static void minInPlace(NDArray acc, NDArray other) {
-        extremeInPlace(TorchDispatcher.Operator.MINIMUM_OUT, "Torch.minInPlace", acc, other);
-    }
-
-    /**
-     * Takes the larger of every two elements: {@code acc = max(acc, other)}. NaN wins.
-     *
-     * @param acc the array to change; see {@link #addInPlace}
-     * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also as {@link #addInPlace}, or if a type is complex
-     */
-    public static void maxInPlace(NDArray acc, NDArray other) {
-        extremeInPlace(TorchDispatcher.Operator.MAXIMUM_OUT, "Torch.maxInPlace", acc, other);
-    }
-
-    private static void extremeInPlace(
-            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
-        long self = TorchChecks.tensor(acc, "acc");
-        long operand = TorchChecks.tensor(other, "other");
-        Tensors.requireArithmetic(self, operand);
-        if (Tensors.scalarType(self).category() == ScalarType.Category.COMPLEX) {
-            throw new IllegalArgumentException("complex numbers have no order");
-        }
-        TorchDispatcher.call(operator, operation, self, operand, self);
-    }
-
-    /**
-     * Takes the bits that both elements have: {@code acc &= other}.
-     *
-     * @param acc the array to change, of integers or booleans; see {@link #addInPlace}
-     * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also as {@link #addInPlace}, or if a type has no bits to
-     *     combine, as floating-point and complex types
-     */
-    public static void bitAndInPlace(NDArray acc, NDArray other) {
-        bitsInPlace(TorchDispatcher.Operator.BITWISE_AND_, "Torch.bitAndInPlace", acc, other);
-    }
-
-    /**
-     * Takes the bits that any of two elements has: {@code acc |= other}.
-     *
-     * @param acc the array to change, of integers or booleans; see {@link #addInPlace}
-     * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also as {@link #bitAndInPlace}
-     */
-    public static void bitOrInPlace(NDArray acc, NDArray other) {
-        bitsInPlace(TorchDispatcher.Operator.BITWISE_OR_, "Torch.bitOrInPlace", acc, other);
-    }
-
-    /**
-     * Takes the bits in which two elements differ: {@code acc ^= other}.
-     *
-     * @param acc the array to change, of integers or booleans; see {@link #addInPlace}
-     * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also as {@link #bitAndInPlace}
-     */
-    public static void bitXorInPlace(NDArray acc, NDArray other) {
-        bitsInPlace(TorchDispatcher.Operator.BITWISE_XOR_, "Torch.bitXorInPlace", acc, other);
-    }
-
-    private static void bitsInPlace(
-            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
-        long self = TorchChecks.tensor(acc, "acc");
-        long operand = TorchChecks.tensor(other, "other");
-        Tensors.requireArithmetic(self, operand);
-        ScalarType type = Tensors.scalarType(self);
-        if (type.category().compareTo(ScalarType.Category.INTEGER) > 0) {
-            throw new IllegalArgumentException("the bits of " + type + " cannot be combined");
-        }
-        TorchDispatcher.call(operator, operation, self, operand);
-    }
-
-    /**
-     * Multiplies every element of an array by a number: {@code acc *= factor}.
-     *
-     * @param acc the array to change, of a floating-point type other than float8
-     * @param factor the factor; rounded to float32 first unless the array is of float64
-     */
-    public static void mulInPlace(NDArray acc, double factor) {
-        scaleInPlace(TorchDispatcher.Operator.MUL_, "Torch.mulInPlace", acc, factor, "multiplied");
-    }
-
-    /**
-     * Divides every element of an array by a number: {@code acc /= divisor}, for averages.
-     *
-     * @param acc the array to change, of a floating-point type other than float8; 16-bit types are
-     *     computed in float32. On a GPU libtorch multiplies by the reciprocal
-     * @param divisor the divisor; with 0 the results are infinite or NaN
-     */
-    public static void divInPlace(NDArray acc, double divisor) {
-        scaleInPlace(TorchDispatcher.Operator.DIV_, "Torch.divInPlace", acc, divisor, "divided");
-    }
-
-    private static void scaleInPlace(
-            TorchDispatcher.Operator operator,
-            String operation,
-            NDArray acc,
-            double number,
-            String verb) {
-        long self = TorchChecks.tensor(acc, "acc");
-        ScalarType type = Tensors.scalarType(self);
-        if (!type.isFloatingPoint() || type.isFloat8()) {
-            throw new IllegalArgumentException("an array of " + type + " cannot be " + verb);
-        }
-        // A scalar on the CPU, also for an array on a GPU: libtorch passes its value to the kernel,
-        // where DJL's divi would copy it to the GPU and wait.
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTorch.aoti_torch_scalar_to_tensor_float64(number, scratch.slot(0)), operation);
-        long scalar = scratch.getLong(0);
-        try {
-            TorchDispatcher.call(operator, operation, self, scalar);
-        } finally {
-            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scalar), operation);
-        }
     }
 
     /**

@@ -20,6 +20,7 @@
  *     LibC                  functions of the C library
  *   libtorch, through its stable C interface
  *   + Torch                 what DJL does not show of its arrays, and further operators
+ *   + TorchInPlace          operators that change an array in place
  *   + ScalarType            the element types
  *     HalfBits              the bits of 16-bit numbers
  *   + TensorInfo            what is known of an array, asked for at once

@@ -56,7 +56,7 @@ class CudaMemoryTest {
         assertEquals(1.0078125f, back.toFloatArray()[4]);
         int[] words = Gpus.read(device, memory.address() + 64, 3);
         assertEquals(0xc0003f80, words[0], "-2 and 1 in bfloat16");
-        Torch.addInPlace(view, view);
+        TorchInPlace.add(view, view);
         assertEquals(2.015625f, Torch.cast(view, ScalarType.FLOAT32).toFloatArray()[4]);
         view.close();
     }

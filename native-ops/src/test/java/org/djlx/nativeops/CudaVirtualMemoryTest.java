@@ -91,7 +91,7 @@ class CudaVirtualMemoryTest {
             virtual.close();
             virtual.close();
             Torch.copy(view, manager.create(new float[] {1, -2, 3.5f, 0}, new Shape(2, 2)));
-            Torch.addInPlace(view, view);
+            TorchInPlace.add(view, view);
             assertArrayEquals(new float[] {2, -4, 7, 0}, view.toFloatArray());
         }
         assertThrows(IllegalStateException.class, virtual::export);

@@ -218,7 +218,7 @@ class TorchCopyTest {
         NDArray source = manager.create(new float[] {1, 2, 3}).reshape(new Shape(sizes));
         NDArray target = manager.zeros(new Shape(3)).reshape(new Shape(sizes));
         Torch.copy(target, source);
-        Torch.addInPlace(target, source);
+        TorchInPlace.add(target, source);
         assertArrayEquals(new float[] {2, 4, 6}, target.toFloatArray());
         sizes[dimensions - 1] = 1;
         sizes[0] = 3;

@@ -102,15 +102,15 @@ class TorchCudaTest {
     void inPlaceOperators() {
         NDArray acc = manager.create(new float[] {1, 8, 3});
         NDArray other = Torch.cast(manager.create(new float[] {4, 2, 6}), ScalarType.BFLOAT16);
-        Torch.addInPlace(acc, other);
+        TorchInPlace.add(acc, other);
         assertArrayEquals(new float[] {5, 10, 9}, values(acc));
-        Torch.mulInPlace(acc, other);
+        TorchInPlace.mul(acc, other);
         assertArrayEquals(new float[] {20, 20, 54}, values(acc));
-        Torch.divInPlace(acc, 4);
+        TorchInPlace.div(acc, 4);
         assertArrayEquals(new float[] {5, 5, 13.5f}, values(acc));
-        Torch.maxInPlace(acc, other);
+        TorchInPlace.max(acc, other);
         assertArrayEquals(new float[] {5, 5, 13.5f}, values(acc));
-        Torch.minInPlace(acc, other);
+        TorchInPlace.min(acc, other);
         assertArrayEquals(new float[] {4, 2, 6}, values(acc));
     }
 
@@ -118,7 +118,7 @@ class TorchCudaTest {
     void devicesMustAgree() {
         NDArray onGpu = manager.zeros(new Shape(2, 2));
         NDArray onHost = host.zeros(new Shape(2, 2));
-        var e = assertThrows(IllegalArgumentException.class, () -> Torch.addInPlace(onGpu, onHost));
+        var e = assertThrows(IllegalArgumentException.class, () -> TorchInPlace.add(onGpu, onHost));
         assertEquals("the devices differ: acc is on gpu(0), other on cpu()", e.getMessage());
         assertThrows(IllegalArgumentException.class, () -> Torch.mmOut(onGpu, onGpu, onHost));
         assertThrows(IllegalArgumentException.class, () -> Torch.mmOut(onHost, onGpu, onGpu));

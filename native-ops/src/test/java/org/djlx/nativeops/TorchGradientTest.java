@@ -61,7 +61,7 @@ class TorchGradientTest {
         backward();
         try (NDArray gradient = create(4, 5, 6)) {
             Torch.setGradient(leaf, gradient);
-            Torch.addInPlace(gradient, gradient); // It is the same memory,
+            TorchInPlace.add(gradient, gradient); // It is the same memory,
         }
         assertArrayEquals(new float[] {8, 10, 12}, gradient()); // which it keeps.
         backward(); // This adds to it.

@@ -27,10 +27,10 @@ class TorchInPlaceTest {
 
     /** The operators and what they mean. */
     enum Operator {
-        ADD(Torch::addInPlace, Double::sum),
-        MUL(Torch::mulInPlace, (a, b) -> a * b),
-        MIN(Torch::minInPlace, Math::min),
-        MAX(Torch::maxInPlace, Math::max);
+        ADD(TorchInPlace::add, Double::sum),
+        MUL(TorchInPlace::mul, (a, b) -> a * b),
+        MIN(TorchInPlace::min, Math::min),
+        MAX(TorchInPlace::max, Math::max);
 
         private final BiConsumer<NDArray, NDArray> operator;
         private final DoubleBinaryOperator reference;
@@ -118,7 +118,7 @@ class TorchInPlaceTest {
         NDArray acc = array(new double[] {1}, ScalarType.FLOAT32);
         NDArray small = array(new double[] {0x1p-12}, ScalarType.BFLOAT16);
         for (int i = 0; i < 8; i++) {
-            Torch.addInPlace(acc, small);
+            TorchInPlace.add(acc, small);
         }
         assertEquals(1 + 8 * 0x1p-12, values(acc)[0]);
     }
@@ -132,7 +132,7 @@ class TorchInPlaceTest {
             right[i] = TestFloats.fromBfloat16(TestFloats.toBfloat16((float) Math.cos(i * i)));
         }
         NDArray acc = Torch.cast(manager.create(left), ScalarType.BFLOAT16);
-        Torch.addInPlace(acc, Torch.cast(manager.create(right), ScalarType.BFLOAT16));
+        TorchInPlace.add(acc, Torch.cast(manager.create(right), ScalarType.BFLOAT16));
         for (int i = 0; i < left.length; i++) {
             assertEquals(
                     TestFloats.toBfloat16(left[i] + right[i]),
@@ -171,7 +171,7 @@ class TorchInPlaceTest {
     void nanWins() {
         NDArray acc = manager.create(new double[] {Double.NaN, 1});
         NDArray other = manager.create(new double[] {1, Double.NaN});
-        Torch.minInPlace(acc, other);
+        TorchInPlace.min(acc, other);
         assertTrue(Double.isNaN(values(acc)[0]) && Double.isNaN(values(acc)[1]));
     }
 
@@ -180,10 +180,10 @@ class TorchInPlaceTest {
         boolean[] both = {false, false, true, true};
         NDArray other = manager.create(new boolean[] {false, true, false, true});
         NDArray acc = manager.create(both);
-        Torch.addInPlace(acc, other);
+        TorchInPlace.add(acc, other);
         assertArrayEquals(new boolean[] {false, true, true, true}, acc.toBooleanArray());
         acc = manager.create(both);
-        Torch.minInPlace(acc, other);
+        TorchInPlace.min(acc, other);
         assertArrayEquals(new boolean[] {false, false, false, true}, acc.toBooleanArray());
     }
 
@@ -226,7 +226,7 @@ class TorchInPlaceTest {
         NDArray complex = Torch.cast(manager.ones(new Shape(2)), ScalarType.COMPLEX64);
         assertRefused("no order", Operator.MIN, complex, complex);
         assertRefused("no order", Operator.MAX, complex, complex);
-        Torch.addInPlace(complex, complex);
+        TorchInPlace.add(complex, complex);
         assertArrayEquals(new double[] {2, 2}, values(complex));
     }
 
@@ -236,7 +236,7 @@ class TorchInPlaceTest {
         NDArray acc = Torch.cast(manager.ones(new Shape(2)), ScalarType.UINT16);
         NDArray other = Torch.cast(manager.ones(new Shape(2)), ScalarType.INT32);
         var e = assertThrows(EngineException.class, () -> operator.apply(acc, other));
-        assertTrue(e.getMessage().startsWith("Torch."), e.getMessage());
+        assertTrue(e.getMessage().startsWith("TorchInPlace."), e.getMessage());
     }
 
     @ParameterizedTest
@@ -249,7 +249,7 @@ class TorchInPlaceTest {
         try {
             JniUtils.setGradMode(true);
             assertThrows(EngineException.class, () -> operator.apply(parameter, other));
-            assertThrows(EngineException.class, () -> Torch.divInPlace(parameter, 2));
+            assertThrows(EngineException.class, () -> TorchInPlace.div(parameter, 2));
             assertArrayEquals(new float[] {1, 1}, parameter.toFloatArray());
             JniUtils.setGradMode(false);
             operator.apply(parameter, other);
@@ -266,7 +266,7 @@ class TorchInPlaceTest {
             names = {"FLOAT64", "FLOAT32", "FLOAT16", "BFLOAT16"})
     void divides(ScalarType type) {
         NDArray acc = array(LEFT, type);
-        Torch.divInPlace(acc, 3);
+        TorchInPlace.div(acc, 3);
         float[] quotients = new float[LEFT.length];
         double[] expected = new double[LEFT.length];
         for (int i = 0; i < LEFT.length; i++) {
@@ -286,7 +286,7 @@ class TorchInPlaceTest {
             names = {"FLOAT64", "FLOAT32", "FLOAT16", "BFLOAT16"})
     void multipliesByANumber(ScalarType type) {
         NDArray acc = array(LEFT, type);
-        Torch.mulInPlace(acc, 0.3);
+        TorchInPlace.mul(acc, 0.3);
         float[] products = new float[LEFT.length];
         double[] expected = new double[LEFT.length];
         for (int i = 0; i < LEFT.length; i++) {
@@ -307,9 +307,9 @@ class TorchInPlaceTest {
     void bits(ScalarType type) {
         double[] left = {0, 1, 6, 12, 127, 85};
         double[] right = {3, 1, 5, 10, 64, 42};
-        assertBits(Torch::bitAndInPlace, (a, b) -> (long) a & (long) b, left, right, type);
-        assertBits(Torch::bitOrInPlace, (a, b) -> (long) a | (long) b, left, right, type);
-        assertBits(Torch::bitXorInPlace, (a, b) -> (long) a ^ (long) b, left, right, type);
+        assertBits(TorchInPlace::bitAnd, (a, b) -> (long) a & (long) b, left, right, type);
+        assertBits(TorchInPlace::bitOr, (a, b) -> (long) a | (long) b, left, right, type);
+        assertBits(TorchInPlace::bitXor, (a, b) -> (long) a ^ (long) b, left, right, type);
     }
 
     @Test
@@ -317,9 +317,9 @@ class TorchInPlaceTest {
         double[] left = {0, 0, 1, 1};
         double[] right = {0, 1, 0, 1};
         ScalarType type = ScalarType.BOOL;
-        assertBits(Torch::bitAndInPlace, (a, b) -> (long) a & (long) b, left, right, type);
-        assertBits(Torch::bitOrInPlace, (a, b) -> (long) a | (long) b, left, right, type);
-        assertBits(Torch::bitXorInPlace, (a, b) -> (long) a ^ (long) b, left, right, type);
+        assertBits(TorchInPlace::bitAnd, (a, b) -> (long) a & (long) b, left, right, type);
+        assertBits(TorchInPlace::bitOr, (a, b) -> (long) a | (long) b, left, right, type);
+        assertBits(TorchInPlace::bitXor, (a, b) -> (long) a ^ (long) b, left, right, type);
     }
 
     private void assertBits(
@@ -348,7 +348,7 @@ class TorchInPlaceTest {
         NDArray acc = Torch.empty(manager, new Shape(2), type);
         for (BiConsumer<NDArray, NDArray> operator :
                 List.<BiConsumer<NDArray, NDArray>>of(
-                        Torch::bitAndInPlace, Torch::bitOrInPlace, Torch::bitXorInPlace)) {
+                        TorchInPlace::bitAnd, TorchInPlace::bitOr, TorchInPlace::bitXor)) {
             var e = assertThrows(IllegalArgumentException.class, () -> operator.accept(acc, acc));
             assertTrue(e.getMessage().contains(type.name()), e.getMessage());
         }
@@ -357,11 +357,11 @@ class TorchInPlaceTest {
     @Test
     void dividesScalarsAndByZero() {
         NDArray scalar = manager.create(5f);
-        Torch.divInPlace(scalar, 4);
+        TorchInPlace.div(scalar, 4);
         assertEquals(1.25f, scalar.getFloat());
-        Torch.divInPlace(scalar, 0);
+        TorchInPlace.div(scalar, 0);
         assertEquals(Float.POSITIVE_INFINITY, scalar.getFloat());
-        Torch.divInPlace(manager.zeros(new Shape(0)), 2);
+        TorchInPlace.div(manager.zeros(new Shape(0)), 2);
     }
 
     @ParameterizedTest
@@ -370,9 +370,9 @@ class TorchInPlaceTest {
             names = {"INT32", "UINT8", "BOOL", "COMPLEX64", "FLOAT8_E4M3FN"})
     void otherTypesAreNotScaled(ScalarType type) {
         NDArray acc = Torch.empty(manager, new Shape(2), type);
-        var refused = assertThrows(IllegalArgumentException.class, () -> Torch.mulInPlace(acc, 2));
+        var refused = assertThrows(IllegalArgumentException.class, () -> TorchInPlace.mul(acc, 2));
         assertTrue(refused.getMessage().contains(type.name()), refused.getMessage());
-        var e = assertThrows(IllegalArgumentException.class, () -> Torch.divInPlace(acc, 2));
+        var e = assertThrows(IllegalArgumentException.class, () -> TorchInPlace.div(acc, 2));
         assertTrue(e.getMessage().contains(type.name()), e.getMessage());
     }
 
@@ -383,9 +383,9 @@ class TorchInPlaceTest {
         CHeap.assertNoLeak(
                 50_000,
                 () -> {
-                    Torch.minInPlace(acc, other);
-                    Torch.maxInPlace(acc, other);
-                    Torch.divInPlace(acc, 1);
+                    TorchInPlace.min(acc, other);
+                    TorchInPlace.max(acc, other);
+                    TorchInPlace.div(acc, 1);
                     Torch.cast(acc, ScalarType.BFLOAT16).close();
                 });
     }

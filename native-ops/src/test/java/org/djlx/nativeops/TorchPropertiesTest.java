@@ -149,7 +149,7 @@ class TorchPropertiesTest {
                 Torch::device,
                 Torch::isContiguous,
                 array -> Torch.cast(array, ScalarType.FLOAT32),
-                array -> Torch.divInPlace(array, 2));
+                array -> TorchInPlace.div(array, 2));
     }
 
     @ParameterizedTest

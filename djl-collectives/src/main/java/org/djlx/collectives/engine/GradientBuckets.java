@@ -22,6 +22,7 @@ import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.TensorInfo;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 
 /**
  * Adds up one rank's gradients with those of the other ranks, several at once: a bucket. Buckets
@@ -153,7 +154,7 @@ final class GradientBuckets {
             sum.attach(parent);
             carried.put(parameter, sum);
         } else {
-            Torch.addInPlace(sum, gradient);
+            TorchInPlace.add(sum, gradient);
         }
     }
 
@@ -242,7 +243,7 @@ final class GradientBuckets {
             for (int i = 0; i < bucket.parameters.size(); i++) {
                 NDArray sum = carried.get(bucket.parameters.get(i));
                 if (sum != null) {
-                    Torch.addInPlace(bucket.gradients.get(i), sum);
+                    TorchInPlace.add(bucket.gradients.get(i), sum);
                 }
                 visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
                 clear(bucket.parameters.get(i));

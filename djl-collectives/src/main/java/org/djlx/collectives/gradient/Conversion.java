@@ -11,6 +11,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 
 /**
  * Takes the gradient of an array to those that it was converted from. Where one of these has a
@@ -67,7 +68,7 @@ final class Conversion implements GradientRule {
         if (original.hasGradient()) {
             try (NDArray own = JniUtils.getGradient((PtNDArray) original)) {
                 if (own != null) {
-                    Torch.addInPlace(own, gradient);
+                    TorchInPlace.add(own, gradient);
                     return null;
                 }
             }

@@ -13,6 +13,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Reductions;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 
 /**
  * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators on
@@ -93,7 +94,7 @@ final class Reducer implements AutoCloseable {
                 NDArray term = others.get(parts[rank], count, type);
                 if (scaled) {
                     Torch.copy(product, term);
-                    Torch.mulInPlace(product, op.factor());
+                    TorchInPlace.mul(product, op.factor());
                     term = product;
                 }
                 if (rank == 0) {
@@ -137,7 +138,7 @@ final class Reducer implements AutoCloseable {
 
     private static void finish(NDArray sum, int worldSize, ReduceOp op) {
         if (op.kind() == ReduceOp.Kind.AVG) {
-            Torch.divInPlace(sum, worldSize);
+            TorchInPlace.div(sum, worldSize);
         }
     }
 

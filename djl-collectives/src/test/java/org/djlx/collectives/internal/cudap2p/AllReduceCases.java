@@ -20,6 +20,7 @@ import org.djlx.collectives.Reductions;
 import org.djlx.collectives.TestArrays;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 
 /** All-reduces between GPUs, and their results to the bit. */
 final class AllReduceCases {
@@ -99,9 +100,9 @@ final class AllReduceCases {
             for (long count : new long[] {1, 1003, 32_000}) {
                 ReduceOp op = ++salt % 2 == 0 ? ReduceOp.SUM : ReduceOp.AVG;
                 NDArray sums = sumOf(manager, type, count, one, salt);
-                Torch.addInPlace(sums, sumOf(manager, type, count, other, salt));
+                TorchInPlace.add(sums, sumOf(manager, type, count, other, salt));
                 if (op == ReduceOp.AVG) {
-                    Torch.divInPlace(sums, group.worldSize());
+                    TorchInPlace.div(sums, group.worldSize());
                 }
                 double[] expected = TestArrays.values(Torch.cast(sums, type));
                 NDArray tensor = input(manager, type, count, group.rank(), salt);

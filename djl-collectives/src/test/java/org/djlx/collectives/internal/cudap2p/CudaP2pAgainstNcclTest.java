@@ -31,6 +31,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
@@ -216,7 +217,7 @@ class CudaP2pAgainstNcclTest {
 
         /** Runs reductions, then looks at what the GPU found. */
         void run(int number, List<Reduction> reductions) {
-            Torch.mulInPlace(found, 0);
+            TorchInPlace.mul(found, 0);
             List<Integer> begins = new ArrayList<>();
             try (NDManager scope = manager.newSubManager()) {
                 for (int i = 0; i < reductions.size(); i++) {

@@ -46,6 +46,7 @@ import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
@@ -468,7 +469,7 @@ class CudaP2pThreadsTest {
                             guard.close();
                             group.reduce(tensor, 0, ReduceOp.MAX);
                             group.broadcast(tensor, 0).blockCurrentStream();
-                            Torch.addInPlace(tensor, ones);
+                            TorchInPlace.add(tensor, ones);
                             last = group.allReduce(tensor, ReduceOp.AVG);
                         }
                         last.await(group.timeout());
@@ -499,7 +500,7 @@ class CudaP2pThreadsTest {
                                         group.execute(
                                                 add,
                                                 NOTHING,
-                                                operation -> Torch.addInPlace(tensor, ones));
+                                                operation -> TorchInPlace.add(tensor, ones));
                         // Made, before another stream uses them.
                         assertEquals(3, tensor.min().getFloat());
                         assertEquals(1, ones.min().getFloat());

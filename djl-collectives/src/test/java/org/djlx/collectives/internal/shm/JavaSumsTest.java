@@ -16,6 +16,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.TorchInPlace;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -48,8 +49,8 @@ class JavaSumsTest {
                 parts[rank] = Torch.cast(manager.create(values(count, rank)), type);
             }
             NDArray expected = Torch.cast(parts[0], type);
-            Torch.addInPlace(expected, parts[1]);
-            Torch.addInPlace(expected, parts[2]);
+            TorchInPlace.add(expected, parts[1]);
+            TorchInPlace.add(expected, parts[2]);
 
             NDArray result = place < 0 ? Torch.cast(parts[0], type) : parts[place];
             long[] addresses = Arrays.stream(parts).mapToLong(Torch::dataPointer).toArray();
