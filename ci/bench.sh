@@ -6,6 +6,7 @@
 #   ci/bench.sh gpu [arguments of `samples/run.sh bench-gpu`]
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
 #     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
+#     Before, a few rows with no kernel compiled yet, into FILE-first.json: how long the first group on a machine takes.
 #     JVMs compile early and by C1 alone, as README.md advises for ranks that are threads; the files name their options.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
 #   ci/bench.sh train [arguments of `samples/run.sh bench-train`]
@@ -60,18 +61,18 @@ bench_cpu() {
 
 # Without setup: all that is needed is Java where it has been built before.
 bench_gpu() {
-  local json=$root/ci/results/gpu-bench.json ranks='' status=0 file
+  local json=$root/ci/results/gpu-bench.json ranks='' commit status=0 cold file
   local -a args=()
   # NVSwitch's multicast can take a host out of service.
   export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
   # Code that counts branches for C2 makes calls by two threads at once take half as long again, for thousands of calls.
   export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
   [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
-  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
+  commit=$(commit)
   while (($#)); do
     case $1 in
-      --json=* | --ranks=*) printf -v "$(sed 's/^--//; s/=.*//' <<<"$1")" %s "${1#*=}" ;;
-      --json | --ranks)
+      --json=* | --ranks=* | --commit=*) printf -v "$(sed 's/^--//; s/=.*//' <<<"$1")" %s "${1#*=}" ;;
+      --json | --ranks | --commit)
         (($# > 1)) || die "$1 needs a value"
         printf -v "${1#--}" %s "$2"
         shift
@@ -82,6 +83,11 @@ bench_gpu() {
   done
   ranks=${ranks:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)}
   ((ranks > 0)) || die "there is no GPU here: nvidia-smi shows none"
+  args+=(--commit "$commit")
+  cold=$(mktemp -d)
+  DJLX_KERNELS_CACHE=$cold "$root/samples/run.sh" bench-gpu --ranks "$ranks" --json "${json%.json}-first.json" --commit "$commit" \
+    --bytes 4K --shapes tiny || status=$?
+  rm -rf "$cold"
   "$root/samples/run.sh" bench-gpu --ranks "$ranks" --json "$json" "${args[@]}" || status=$?
   "$root/samples/run.sh" launch --nproc "$ranks" bench-gpu --json "${json%.json}-processes.json" "${args[@]}" || status=$?
   for file in "$json" "${json%.json}-processes.json"; do

@@ -127,10 +127,10 @@ public final class GpuBenchCommand implements Callable<Integer> {
                         control -> {
                             Meeting meeting = new Meeting(control);
                             if (control.rank() > 0) {
-                                return job.run(meeting, (wanted, row) -> {});
+                                return job.run(meeting, seconds -> {}, (wanted, row) -> {});
                             }
                             try (GpuBenchResults results = results(worldSize, threads, gpus)) {
-                                boolean right = job.run(meeting, results::add);
+                                boolean right = job.run(meeting, results::began, results::add);
                                 results.print(spec.commandLine().getOut());
                                 return right;
                             }

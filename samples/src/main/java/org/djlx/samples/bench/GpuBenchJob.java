@@ -10,6 +10,7 @@ import com.google.gson.GsonBuilder;
 import java.time.Duration;
 import java.util.List;
 import java.util.function.BiConsumer;
+import java.util.function.DoubleConsumer;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.HashStore;
 import org.djlx.collectives.ProcessGroup;
@@ -56,17 +57,18 @@ final class GpuBenchJob {
     /**
      * Runs one rank.
      *
+     * @param began is given for how many seconds the slowest rank created its group
      * @param rows is given each row, of all ranks, while the others wait
      * @return whether all results were right
      */
-    boolean run(Meeting meeting, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
+    boolean run(Meeting meeting, DoubleConsumer began, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
         int worldSize = meeting.control().worldSize();
         meeting.await(); // Rank 0 has started PyTorch, perhaps for longer than our group waits.
         if (threads == worldSize) {
-            return run(meeting, storeOfThreads, rows);
+            return run(meeting, storeOfThreads, began, rows);
         }
         try (Store store = storeOfProcesses(meeting)) {
-            boolean correct = run(meeting, store, rows);
+            boolean correct = run(meeting, store, began, rows);
             meeting.await(); // Rank 0 serves the store, which others may need to the end.
             return correct;
         }
@@ -89,17 +91,14 @@ final class GpuBenchJob {
                 .build();
     }
 
-    private boolean run(Meeting meeting, Store store, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
+    private boolean run(
+            Meeting meeting,
+            Store store,
+            DoubleConsumer began,
+            BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
         int worldSize = meeting.control().worldSize();
         boolean shared = gpus < worldSize;
-        try (ProcessGroup ours =
-                        ProcessGroups.init(
-                                "cuda_p2p",
-                                store,
-                                "bench",
-                                meeting.rank(),
-                                worldSize,
-                                options(shared));
+        try (ProcessGroup ours = group(meeting, store, options(shared), began);
                 CudaDevice device = CudaDevice.open(ours.device());
                 CudaStream stream = CudaStream.create(device);
                 Marks marks = new CudaMarks(device, stream);
@@ -137,6 +136,22 @@ final class GpuBenchJob {
                 guard.close();
             }
         }
+    }
+
+    private static ProcessGroup group(
+            Meeting meeting, Store store, CudaP2pOptions options, DoubleConsumer began) {
+        int worldSize = meeting.control().worldSize();
+        meeting.await();
+        long start = System.nanoTime();
+        ProcessGroup group =
+                ProcessGroups.init("cuda_p2p", store, "bench", meeting.rank(), worldSize, options);
+        String own = Long.toString(System.nanoTime() - start);
+        began.accept(
+                meeting.exchange(own).stream()
+                        .mapToDouble(nanos -> Long.parseLong(nanos) / 1e9)
+                        .max()
+                        .orElseThrow());
+        return group;
     }
 
     /** The slowest of all ranks' rows. */

@@ -41,6 +41,11 @@ final class GpuBenchResults implements AutoCloseable {
         }
     }
 
+    /** Tells how long it took until all ranks had a group. */
+    void began(double seconds) {
+        report.put("groupSeconds", seconds);
+    }
+
     /** Adds a row, to which PyTorch adds its figures now: the ranks have nothing to do. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
         // Without PyTorch the report says so once. It has no all-reduce + RMSNorm.
