@@ -96,12 +96,19 @@ final class LlamaModel implements AutoCloseable {
      */
     Scores forward(LlamaBatch batch, boolean all, NDManager to) {
         List<Scores> parts = new ArrayList<>();
+        // Products of many rows are in another order for each number of them: so that a sequence
+        // gets the same whatever others there are, long chunks are read one by one; without kernels
+        // all chunks are, but in float32, where it hardly ever matters and takes many times longer.
         if (decoder == null) {
-            scores(batch, to).ifPresent(parts::add);
+            if (config.type() == ScalarType.FLOAT32) {
+                scores(batch, to).ifPresent(parts::add);
+            } else {
+                for (LlamaBatch.Chunk chunk : batch.chunks()) {
+                    scores(new LlamaBatch(List.of(chunk)), to).ifPresent(parts::add);
+                }
+            }
             return Scores.joined(parts);
         }
-        // Products of many rows are in another order for each number of them: so that a sequence
-        // gets the same whatever others there are, long chunks are read one by one.
         List<LlamaBatch.Chunk> few = new ArrayList<>();
         for (LlamaBatch.Chunk chunk : batch.chunks()) {
             if (chunk.isDecoded()) {
