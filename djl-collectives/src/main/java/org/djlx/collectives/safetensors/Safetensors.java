@@ -51,7 +51,7 @@ public final class Safetensors implements AutoCloseable {
     /** The only file of a model that has no index. */
     static final String SINGLE_FILE = "model.safetensors";
 
-    private record Location(MappedFile file, SafetensorsHeader.Stored stored) {}
+    private record Location(Path path, MappedFile file, SafetensorsHeader.Stored stored) {}
 
     private final Path source;
     private final List<MappedFile> files = new ArrayList<>();
@@ -108,6 +108,12 @@ public final class Safetensors implements AutoCloseable {
             String name = entry.getValue();
             if (!mapped.containsKey(name)) {
                 Path file = index.resolveSibling(name);
+                if (!Files.exists(file)) {
+                    throw new NoSuchFileException(
+                            file.toString(),
+                            null,
+                            "it is not there, though " + index + " names it; fetch it again");
+                }
                 MappedFile map = map(file);
                 mapped.put(name, map);
                 headers.put(name, readHeader(file, map));
@@ -119,7 +125,8 @@ public final class Safetensors implements AutoCloseable {
                                 "%s has no tensor '%s', though %s says so",
                                 name, entry.getKey(), index));
             }
-            tensors.put(entry.getKey(), new Location(mapped.get(name), stored));
+            Path file = index.resolveSibling(name);
+            tensors.put(entry.getKey(), new Location(file, mapped.get(name), stored));
         }
     }
 
@@ -151,7 +158,10 @@ public final class Safetensors implements AutoCloseable {
             throw e;
         } catch (IOException e) {
             throw new IOException(
-                    "cannot read the index of safetensors " + index + ": " + e.getMessage(), e);
+                    String.format(
+                            "cannot read the index of safetensors %s: %s; fetch or write it again",
+                            index, e.getMessage()),
+                    e);
         }
         return files;
     }
@@ -167,7 +177,7 @@ public final class Safetensors implements AutoCloseable {
     private void add(Path path) throws IOException {
         MappedFile file = map(path);
         readHeader(path, file)
-                .forEach((name, stored) -> tensors.put(name, new Location(file, stored)));
+                .forEach((name, stored) -> tensors.put(name, new Location(path, file, stored)));
     }
 
     private MappedFile map(Path path) throws IOException {
@@ -187,7 +197,10 @@ public final class Safetensors implements AutoCloseable {
             return header.stored();
         } catch (IOException e) {
             throw new IOException(
-                    "cannot read the safetensors file " + path + ": " + e.getMessage(), e);
+                    String.format(
+                            "cannot read the safetensors file %s: %s; fetch or write it again",
+                            path, e.getMessage()),
+                    e);
         }
     }
 
@@ -246,6 +259,17 @@ public final class Safetensors implements AutoCloseable {
      */
     public TensorSpec spec(String name) {
         return location(name).stored().spec();
+    }
+
+    /**
+     * Returns the file that a tensor is in.
+     *
+     * @param name its name
+     * @return the file
+     * @throws IllegalArgumentException if there is none of this name
+     */
+    public Path file(String name) {
+        return location(name).path();
     }
 
     /**

@@ -12,6 +12,7 @@ import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.io.Reader;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -204,8 +205,12 @@ public record LlamaConfig(
                 throw new IllegalArgumentException(file + ": not a JSON object");
             }
             return json.getAsJsonObject();
+        } catch (NoSuchFileException e) {
+            throw new NoSuchFileException(
+                    file.toString(), null, "it is not there; fetch it from where the weights are");
         } catch (JsonParseException e) {
-            throw new IllegalArgumentException(file + ": not JSON: " + e.getMessage(), e);
+            throw new IllegalArgumentException(
+                    file + ": not JSON: " + e.getMessage() + "; fetch it again", e);
         }
     }
 

@@ -6,6 +6,7 @@ package org.djlx.fusedops.llama;
 
 import ai.djl.Device;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -13,6 +14,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.regex.Pattern;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
@@ -69,6 +72,11 @@ import org.slf4j.LoggerFactory;
 public final class LlamaLoader implements ParallelModelLoader {
 
     private static final Logger LOG = LoggerFactory.getLogger(LlamaLoader.class);
+    // Hugging Face's names.
+    private static final Pattern WEIGHTS =
+            Pattern.compile(
+                    "model(-\\d+-of-\\d+)?\\.safetensors|model\\.safetensors\\.index\\.json");
+
     private static final Set<String> KNOWN =
             Set.of(
                     "tensor_parallel_degree",
@@ -84,9 +92,17 @@ public final class LlamaLoader implements ParallelModelLoader {
 
     @Override
     public boolean canLoad(Path directory) {
-        return Files.exists(directory.resolve("config.json"))
-                && (Files.exists(directory.resolve("model.safetensors"))
-                        || Files.exists(directory.resolve("model.safetensors.index.json")));
+        List<String> names;
+        try (Stream<Path> files = Files.list(directory)) {
+            names = files.map(file -> file.getFileName().toString()).toList();
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+        // What else is missing is named when the model is loaded, and not by DJL's PyTorch engine,
+        // which would miss a file in TorchScript.
+        return names.stream().anyMatch(name -> WEIGHTS.matcher(name).matches())
+                && (names.contains("config.json")
+                        || names.stream().noneMatch(name -> name.endsWith(".pt")));
     }
 
     @Override
@@ -98,7 +114,10 @@ public final class LlamaLoader implements ParallelModelLoader {
             LOG.warn("{}: the options {} are not known, and do nothing", name, unknown);
         }
         if (!Files.exists(directory.resolve("tokenizer.json"))) { // Before weights are read.
-            throw new IllegalArgumentException(directory + " has no tokenizer.json");
+            throw new IllegalArgumentException(
+                    directory
+                            + " has no tokenizer.json, which makes tokens of texts; fetch it from"
+                            + " where the weights are");
         }
         LlamaGenerator.Builder builder = LlamaGenerator.builder().setDirectory(directory);
         Integer degree = number(options, "tensor_parallel_degree");

@@ -122,9 +122,9 @@ final class LlamaWeights implements AutoCloseable {
             if (!shapes.containsKey(name) && !unused) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "the weights have a tensor '%s', which no Llama of this config.json"
-                                        + " has",
-                                name));
+                                "%s has a tensor '%s', which no Llama of this config.json has; take"
+                                        + " both from one model",
+                                files.file(name), name));
             }
         }
     }
@@ -132,22 +132,26 @@ final class LlamaWeights implements AutoCloseable {
     private static void check(Safetensors files, String name, Shape shape) {
         if (!files.contains(name)) {
             throw new IllegalArgumentException(
-                    String.format("the weights have no tensor '%s' of shape %s", name, shape));
+                    String.format(
+                            "the weights have no tensor '%s' of shape %s; take them and config.json"
+                                    + " from one model",
+                            name, shape));
         }
         TensorSpec spec = files.spec(name);
         if (!spec.shape().equals(shape)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the tensor '%s' of the weights has the shape %s, but by config.json it"
-                                    + " must be %s",
-                            name, spec.shape(), shape));
+                            "the tensor '%s' in %s has the shape %s, but by config.json it must be"
+                                    + " %s; take both from one model",
+                            name, files.file(name), spec.shape(), shape));
         }
         ScalarType type = spec.type();
         if (!TYPES.contains(type)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the tensor '%s' of the weights is of type %s, but must be one of %s",
-                            name, type, TYPES));
+                            "the tensor '%s' in %s is of type %s, but must be one of %s; convert"
+                                    + " it",
+                            name, files.file(name), type, TYPES));
         }
     }
 

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -121,6 +122,22 @@ class LlamaProcessesTest {
                 assertSays(ranks, rank, "all ranks must have the same model and options");
                 assertSays(ranks, rank, "with maxLength 101");
             }
+        }
+    }
+
+    /** Rank 1's files, on a disk of its own for example, are not those of rank 0. */
+    @Test
+    void noRankWaitsForOneWhoseFilesAreWrong() throws Exception {
+        Path wrong = LlamaFiles.write(directory.resolve("cut-off"), LlamaConfig.read(directory), 3);
+        Path shard = wrong.resolve("model-00002-of-00005.safetensors");
+        Files.write(shard, Arrays.copyOf(Files.readAllBytes(shard), 20_000));
+        try (RankProcesses ranks = ranks("cut off")) {
+            List<Integer> codes = ranks.await();
+            for (int rank = 0; rank < 2; rank++) {
+                assertNotEquals(0, codes.get(rank), () -> ranks.output(0));
+            }
+            assertSays(ranks, 1, shard + ": it is cut off");
+            assertSays(ranks, 0, "rank 1");
         }
     }
 

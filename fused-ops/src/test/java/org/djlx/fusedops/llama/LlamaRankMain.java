@@ -42,6 +42,9 @@ public final class LlamaRankMain {
             return;
         }
         ProcessGroup group = ProcessGroups.init("shm").withTimeout(TIMEOUT);
+        if (args[0].equals("cut off") && group.rank() == 1) {
+            directory = directory.resolve("cut-off");
+        }
         int length = args[0].equals("differ") ? 100 + group.rank() : 256;
         try (LlamaGenerator generator =
                 LlamaGenerator.builder()

@@ -55,7 +55,7 @@ class LlamaWeightsTest {
         String name = "model.layers.1.self_attn.k_proj.weight";
         refuse("no tensor '" + name + "'", shapes -> shapes.remove(name));
         refuse(
-                "'" + name + "' of the weights has the shape (12, 41)",
+                "'" + name + "' in " + directory + "/model.safetensors has the shape (12, 41)",
                 shapes -> shapes.put(name, TensorSpec.of(name, config.type(), new Shape(12, 41))));
         refuse("'lm_head.weight'", shapes -> shapes.remove("lm_head.weight"));
         for (String more :
