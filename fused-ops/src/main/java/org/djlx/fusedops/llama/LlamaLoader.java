@@ -55,6 +55,9 @@ import org.slf4j.LoggerFactory;
  * serves requests; the others follow it, refuse requests, and wait when they close the model until
  * rank 0 closes its own.
  *
+ * <p>The log says how loading goes, as DJL does not hand a {@link ai.djl.util.Progress} to what
+ * loads a model: that of {@code Criteria} learns of its beginning and its end.
+ *
  * <p>Options, all of them optional:
  *
  * <ul>
@@ -119,7 +122,10 @@ public final class LlamaLoader implements ParallelModelLoader {
                             + " has no tokenizer.json, which makes tokens of texts; fetch it from"
                             + " where the weights are");
         }
-        LlamaGenerator.Builder builder = LlamaGenerator.builder().setDirectory(directory);
+        LlamaGenerator.Builder builder =
+                LlamaGenerator.builder()
+                        .setDirectory(directory)
+                        .optProgress(new LoadingProgress(LOG::info));
         Integer degree = number(options, "tensor_parallel_degree");
         boolean gpu = device.getDevices().get(0).isGpu();
         boolean processes = areProcesses(degree);

@@ -17,6 +17,7 @@
  * + GeneratorStatistics  what a generator does
  * + TextTokenizer        turns text into tokens and back
  * + LlamaConfig          the sizes of a model
+ * + LoadingProgress      says how loading goes
  *   GeneratorSettings    what a generator was built with
  *   LlamaService         serves DJL's requests by a generator
  *   Scheduler            which requests run, and what the model reads of them

@@ -17,9 +17,11 @@ import ai.djl.ndarray.BytesSupplier;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
 import ai.djl.translate.TranslateException;
+import ai.djl.util.Progress;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.lang.reflect.Proxy;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -32,6 +34,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
+import org.djlx.collectives.TestLog;
 import org.djlx.fusedops.llama.schema.ChatTemplate;
 import org.djlx.fusedops.llama.schema.TextApi;
 import org.djlx.nativeops.ScalarType;
@@ -275,6 +278,43 @@ class LlamaLoaderTest {
             assertEquals(500, whole.getCode());
             assertEquals("application/json", whole.getProperty("Content-Type", null));
         }
+    }
+
+    /**
+     * DJL hands its Progress to no model, so that of a user learns of both ends, and a log more.
+     */
+    @Test
+    void saysHowLoadingGoes() throws Exception {
+        List<String> calls = new ArrayList<>();
+        Progress progress =
+                (Progress)
+                        Proxy.newProxyInstance(
+                                Progress.class.getClassLoader(),
+                                new Class<?>[] {Progress.class},
+                                (proxy, called, values) -> {
+                                    calls.add(called.getName());
+                                    return null;
+                                });
+        try (TestLog log = new TestLog(LlamaLoader.class)) {
+            Criteria.builder()
+                    .setTypes(Input.class, Output.class)
+                    .optModelPath(directory)
+                    .optProgress(progress)
+                    .build()
+                    .loadModel()
+                    .close();
+            String loading = "Loading " + directory.getFileName() + ": ";
+            assertEquals(1, log.count(" MB of weights and "));
+            for (int percent = 10; percent < 100; percent += 10) {
+                // Tensors are so large that some tenths are passed together.
+                assertTrue(log.count(loading + percent + " %") <= 1, percent + " %");
+            }
+            long tenths = log.count("0 %");
+            assertTrue(tenths >= 5 && tenths <= 9, tenths + " lines");
+            assertEquals(1, log.count(loading + "done in "));
+        }
+        assertEquals("reset", calls.get(0));
+        assertEquals("end", calls.get(calls.size() - 1));
     }
 
     @Test

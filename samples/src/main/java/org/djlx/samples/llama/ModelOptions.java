@@ -16,6 +16,7 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.fusedops.llama.LlamaGenerator;
+import org.djlx.fusedops.llama.LoadingProgress;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.samples.Gpus;
 import org.djlx.samples.Ranks;
@@ -133,7 +134,12 @@ public final class ModelOptions {
             builder.optCacheBytes(cacheBytes != null ? cacheBytes : otherwise);
         }
         PrintWriter err = spec.commandLine().getErr();
-        builder.optProgress(new LoadingProgress(err));
+        builder.optProgress(
+                new LoadingProgress(
+                        line -> {
+                            err.println(line);
+                            err.flush();
+                        }));
         try {
             place(builder);
             return builder.build();

@@ -9,7 +9,6 @@
  *   GenerateCommand    generate: writes text
  *   ServeModelCommand  serve-model: writes a small Llama of random weights
  *   ModelOptions       the options of commands that generate text
- *   LoadingProgress    says how loading goes
  *   LlamaDirectory     writes a model directory in Hugging Face's layout
  *   RandomLlama        one of random weights
  *   TrainedLlama       one that was trained

@@ -2,25 +2,33 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.samples.llama;
+package org.djlx.fusedops.llama;
 
 import ai.djl.util.Progress;
-import java.io.PrintWriter;
+import java.util.function.Consumer;
 
-/** Says how loading goes, ten times at most. Called by one thread. */
-final class LoadingProgress implements Progress {
+/** Says in words how loading goes, at most at each tenth. To be called by one thread at a time. */
+public final class LoadingProgress implements Progress {
 
     private static final int STEPS = 10;
 
-    private final PrintWriter out;
+    private final Consumer<String> lines;
     private long start;
     private String what;
     private long all;
     private long done;
     private long told;
 
-    LoadingProgress(PrintWriter out) {
-        this.out = out;
+    /**
+     * Says it to a log, or whatever else takes lines.
+     *
+     * @param lines takes each line, without its end
+     */
+    public LoadingProgress(Consumer<String> lines) {
+        if (lines == null) {
+            throw new IllegalArgumentException("what takes the lines of the progress is null");
+        }
+        this.lines = lines;
     }
 
     @Override
@@ -35,8 +43,7 @@ final class LoadingProgress implements Progress {
         done = 0;
         told = 0;
         start = System.nanoTime();
-        out.printf("%s: %s%n", message, trailingMessage);
-        out.flush();
+        lines.accept(message + ": " + trailingMessage);
     }
 
     @Override
@@ -46,8 +53,7 @@ final class LoadingProgress implements Progress {
 
     @Override
     public void end() {
-        out.printf("%s: done in %.1f s%n", what, (System.nanoTime() - start) / 1e9);
-        out.flush();
+        lines.accept(String.format("%s: done in %.1f s", what, (System.nanoTime() - start) / 1e9));
     }
 
     @Override
@@ -66,8 +72,7 @@ final class LoadingProgress implements Progress {
         long step = all == 0 ? STEPS : done * STEPS / all;
         if (step > told && step < STEPS) {
             told = step;
-            out.printf("%s: %d %%%n", what, step * 100 / STEPS);
-            out.flush();
+            lines.accept(String.format("%s: %d %%", what, step * 100 / STEPS));
         }
     }
 }
