@@ -39,6 +39,7 @@ import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankPool;
 import org.djlx.nativeops.CHeap;
 import org.djlx.nativeops.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
@@ -417,6 +418,69 @@ class LlamaGeneratorTest {
             assertTrue(generator.unavailabilityCause().isEmpty());
             assertEquals(1, generator.statistics().rebuilds());
             assertEquals(4, generator.statistics().failed());
+            assertIdle(generator);
+        }
+    }
+
+    /** Has a rank fail while a request runs, which fails with it. Returns why. */
+    private static String failWhileServing(LlamaGenerator generator) throws Exception {
+        long before = generator.statistics().promptTokens();
+        CountDownLatch held = hold(generator);
+        Generation generation = generator.submit(request(1).optMaxNewTokens(200).build());
+        awaitStep(generator, before);
+        breakRank(generator);
+        held.countDown();
+        return assertThrows(EngineException.class, () -> generation.await(LONG)).getMessage();
+    }
+
+    /** Waits until the model is on other ranks. */
+    private static void awaitOther(LlamaGenerator generator, RankPool<?, ?> ranks) {
+        while (generator.pool() == ranks) {
+            assertEquals(Optional.empty(), generator.unavailabilityCause());
+            sleep();
+        }
+    }
+
+    @Test
+    void isLostIfARankFailsAgainBeforeARequestWasServed() throws Exception {
+        try (LlamaGenerator generator = generator(2, builder -> builder)) {
+            RankPool<?, ?> first = generator.pool();
+            failWhileServing(generator);
+            awaitOther(generator, first);
+            String reason = failWhileServing(generator);
+            assertTrue(reason.contains("rank 1 fell over"), reason);
+            while (generator.unavailabilityCause().isEmpty()) {
+                assertEquals(1, generator.statistics().rebuilds());
+                sleep(); // The request fails before.
+            }
+            String cause = generator.unavailabilityCause().get();
+            assertTrue(cause.contains("has failed again after it was loaded again"), cause);
+            assertTrue(cause.contains("rank 1 fell over"), cause);
+            Exception refused =
+                    assertThrows(
+                            IllegalStateException.class,
+                            () -> generator.submit(request(1).build()));
+            assertEquals(cause, refused.getMessage());
+            assertEquals(1, generator.statistics().rebuilds());
+            assertEquals(2, generator.statistics().failed());
+            assertIdle(generator);
+        }
+        assertNoThreads();
+    }
+
+    @Test
+    void isLoadedAgainWheneverARequestWasServedBetween() throws Exception {
+        try (LlamaGenerator generator = generator(2, builder -> builder)) {
+            GenerationRequest some = request(3, 4).optMaxNewTokens(10).build();
+            int[] expected = tokens(generator.submit(some).await(LONG));
+            for (int i = 1; i <= 3; i++) {
+                RankPool<?, ?> before = generator.pool();
+                failWhileServing(generator);
+                awaitOther(generator, before);
+                assertArrayEquals(expected, tokens(generator.submit(some).await(LONG)));
+                assertEquals(i, generator.statistics().rebuilds());
+            }
+            assertTrue(generator.unavailabilityCause().isEmpty());
             assertIdle(generator);
         }
     }

@@ -5,10 +5,12 @@
 package org.djlx.fusedops.llama;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.Model;
 import ai.djl.inference.Predictor;
 import ai.djl.inference.streaming.ChunkedBytesSupplier;
 import ai.djl.modality.Input;
@@ -21,6 +23,7 @@ import ai.djl.util.Progress;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.lang.reflect.Field;
 import java.lang.reflect.Proxy;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -28,12 +31,14 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.djlx.collectives.TestLog;
 import org.djlx.fusedops.llama.schema.ChatTemplate;
 import org.djlx.fusedops.llama.schema.TextApi;
@@ -280,6 +285,51 @@ class LlamaLoaderTest {
         }
     }
 
+    /** Returns what serves a model that DJL has loaded. */
+    private static LlamaGenerator generatorOf(ZooModel<Input, Output> model) throws Exception {
+        Model wrapped = model.getWrappedModel();
+        Field divided = wrapped.getClass().getDeclaredField("parallel");
+        divided.setAccessible(true);
+        Field generator = LlamaService.class.getDeclaredField("generator");
+        generator.setAccessible(true);
+        return (LlamaGenerator) generator.get(divided.get(wrapped));
+    }
+
+    /** By the property "failed" DJL Serving knows a model that has failed, and {@code /ping} it. */
+    @Test
+    void itsHealthIsThatOfItsRanks(@TempDir Path own) throws Exception {
+        copyModel(own);
+        Criteria<Input, Output> criteria =
+                Criteria.builder().setTypes(Input.class, Output.class).optModelPath(own).build();
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            LlamaGenerator generator = generatorOf(model);
+            assertNull(model.getProperty("failed"));
+            assertThrows(CompletionException.class, LlamaGeneratorTest.breakRank(generator)::join);
+            Output served = predictor.predict(input(invocation(2, false)));
+            assertTrue(json(served.getData().getAsString()).has("generated_text"));
+            assertEquals(1, generator.statistics().rebuilds());
+            assertNull(model.getProperty("failed"), "it was loaded again, and is well");
+            try (Stream<Path> files = Files.list(own)) {
+                for (Path file : files.filter(f -> f.toString().contains("model")).toList()) {
+                    Files.delete(file);
+                }
+            }
+            assertThrows(CompletionException.class, LlamaGeneratorTest.breakRank(generator)::join);
+            Output last = predictor.predict(input(invocation(2, false)));
+            String error = last.getData().getAsString(); // Its code is there with it.
+            assertEquals(500, last.getCode(), error);
+            assertTrue(error.contains("has neither model.safetensors.index.json nor"), error);
+            assertEquals(
+                    String.valueOf(Integer.MAX_VALUE), model.getProperty("failed"), "it is lost");
+            Output refused = predictor.predict(input(invocation(2, false)));
+            assertEquals(503, refused.getCode());
+            assertTrue(
+                    refused.getMessage().contains("could not be loaded again"),
+                    refused.getMessage());
+        }
+    }
+
     /**
      * DJL hands its Progress to no model, so that of a user learns of both ends, and a log more.
      */
@@ -336,6 +386,14 @@ class LlamaLoaderTest {
         refuse("max_model_len", "max_model_len", "99999999999");
         refuse("cache", "kv_cache_bytes", "1");
         load("no_such_option", "1").close();
+    }
+
+    private static void copyModel(Path to) throws IOException {
+        try (Stream<Path> files = Files.list(directory)) {
+            for (Path file : files.toList()) {
+                Files.copy(file, to.resolve(file.getFileName()));
+            }
+        }
     }
 
     private static void refuse(String problem, String... options) {
