@@ -142,17 +142,24 @@ public final class DecodeBenchCommand implements Callable<Integer> {
      * @param bytes the size of their files
      * @param seconds how long it took until the model could be used
      * @param readSeconds how long a thread for each rank took before to read the files
+     * @param partOfReadSpeed the speed of loading, divided by that of reading
      */
     private record Loading(
             long bytes,
             double seconds,
             double gigabytesPerSecond,
             double readSeconds,
-            double readGigabytesPerSecond) {
+            double readGigabytesPerSecond,
+            double partOfReadSpeed) {
 
         static Loading of(long bytes, double seconds, double readSeconds) {
             return new Loading(
-                    bytes, seconds, bytes / seconds / 1e9, readSeconds, bytes / readSeconds / 1e9);
+                    bytes,
+                    seconds,
+                    bytes / seconds / 1e9,
+                    readSeconds,
+                    bytes / readSeconds / 1e9,
+                    readSeconds / seconds);
         }
     }
 
@@ -278,13 +285,15 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         report.put("ranks", model.placement());
         report.put("loading", loading);
         print(
-                "%s%n%d bytes loaded in %.2f s, %.2f GB/s; read in %.2f s, %.2f GB/s%n",
+                "%s%n%d bytes loaded in %.2f s, %.2f GB/s; read in %.2f s, %.2f GB/s: %.2f of that"
+                        + " speed%n",
                 model.placement(),
                 loading.bytes,
                 loading.seconds,
                 loading.gigabytesPerSecond,
                 loading.readSeconds,
-                loading.readGigabytesPerSecond);
+                loading.readGigabytesPerSecond,
+                loading.partOfReadSpeed);
         store();
     }
 

@@ -68,8 +68,12 @@ class DecodeBenchTest {
         JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
         JsonObject loading = report.getAsJsonObject("loading");
         assertTrue(loading.get("bytes").getAsLong() > 1_700_000, table);
-        assertTrue(loading.get("seconds").getAsDouble() > 0, table);
-        assertTrue(loading.get("readSeconds").getAsDouble() > 0, table);
+        double seconds = loading.get("seconds").getAsDouble();
+        double readSeconds = loading.get("readSeconds").getAsDouble();
+        assertTrue(seconds > 0 && readSeconds > 0, table);
+        double part = readSeconds / seconds;
+        assertEquals(part, loading.get("partOfReadSpeed").getAsDouble(), 1e-9 * part);
+        assertTrue(table.contains(String.format(": %.2f of that speed", part)), table);
         JsonArray steps = report.getAsJsonArray("steps");
         int[] batches = {1, 3};
         assertEquals(batches.length, steps.size());
