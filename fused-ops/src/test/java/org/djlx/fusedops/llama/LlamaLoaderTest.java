@@ -37,6 +37,8 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.djlx.collectives.TestLog;
@@ -385,7 +387,41 @@ class LlamaLoaderTest {
         refuse("3 ranks", "tensor_parallel_degree", "3");
         refuse("max_model_len", "max_model_len", "99999999999");
         refuse("cache", "kv_cache_bytes", "1");
-        load("no_such_option", "1").close();
+        try (TestLog log = new TestLog(LlamaLoader.class)) {
+            load("no_such_option", "1").close();
+            assertEquals(1, log.count("the options [no_such_option] are not known"));
+        }
+    }
+
+    /** What the javadoc and the pages name is there. */
+    @Test
+    void knowsTheOptionsThatAreDocumented(@TempDir Path own) throws Exception {
+        Path source = Path.of("src/main/java/org/djlx/fusedops/llama/LlamaLoader.java");
+        List<String> options =
+                Pattern.compile("<li>\\{@code (\\w+)}: ")
+                        .matcher(Files.readString(source))
+                        .results()
+                        .map(match -> match.group(1))
+                        .toList();
+        assertEquals(6, options.size(), options::toString);
+        for (String option : options) {
+            refuse("the option " + option + " is no whole number: all", option, "all");
+        }
+        Matcher page =
+                Pattern.compile("```\n(engine=.*?)```", Pattern.DOTALL)
+                        .matcher(Files.readString(Path.of("../docs/serving.md")));
+        assertTrue(page.find());
+        copyModel(own);
+        Files.writeString(own.resolve("serving.properties"), page.group(1));
+        try (TestLog log = new TestLog(LlamaLoader.class)) {
+            Criteria.builder()
+                    .setTypes(Input.class, Output.class)
+                    .optModelPath(own)
+                    .build()
+                    .loadModel()
+                    .close();
+            assertEquals(0, log.count("are not known"));
+        }
     }
 
     private static void copyModel(Path to) throws IOException {

@@ -1,0 +1,133 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.llama;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.inference.Predictor;
+import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.ndarray.BytesSupplier;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.TreeSet;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.Stream;
+import org.djlx.samples.Main;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/**
+ * {@code djl-serving.sh}, in a checkout that has what the build makes: jars under the names that
+ * the build gives them, and the class path that it writes.
+ */
+@Timeout(120)
+class DjlServingScriptTest {
+
+    private static final List<String> MODULES =
+            List.of("native-ops", "djl-collectives", "fused-ops");
+
+    @TempDir private Path folder;
+    private Path checkout;
+    private Path home;
+    private String version;
+
+    @BeforeEach
+    void make() throws IOException {
+        checkout = folder.resolve("checkout");
+        Path samples = Files.createDirectories(checkout.resolve("samples/target")).getParent();
+        Files.copy(Path.of("djl-serving.sh"), samples.resolve("djl-serving.sh"));
+        Files.copy(Path.of("target/class-path"), samples.resolve("target/class-path"));
+        Files.createDirectory(checkout.resolve("ci"));
+        Files.copy(Path.of("../ci/setup.sh"), checkout.resolve("ci/setup.sh"));
+        // What builds, which there is no need to do here.
+        Path run = Files.writeString(samples.resolve("run.sh"), "#!/bin/sh\n");
+        assertTrue(run.toFile().setExecutable(true));
+        Matcher matcher =
+                Pattern.compile("<version>(.*)</version>")
+                        .matcher(Files.readString(Path.of("../pom.xml")));
+        assertTrue(matcher.find());
+        version = matcher.group(1);
+        for (String module : MODULES) {
+            Path target = Files.createDirectories(checkout.resolve(module + "/target"));
+            for (String kind : List.of("", "-tests", "-sources", "-javadoc")) {
+                String name = module + '-' + version + kind + ".jar";
+                Files.writeString(target.resolve(name), module);
+            }
+        }
+        home = Files.createDirectory(folder.resolve("home"));
+    }
+
+    private String run(int code, Object... args) throws IOException, InterruptedException {
+        List<String> command = new ArrayList<>();
+        command.add("bash");
+        command.add(checkout.resolve("samples/djl-serving.sh").toString());
+        Stream.of(args).forEach(arg -> command.add(arg.toString()));
+        Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
+        String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+        assertEquals(code, process.waitFor(), output);
+        return output;
+    }
+
+    @Test
+    void addsTheJarsAndAModelThatDjlLoads() throws Exception {
+        Path tiny = folder.resolve("tiny");
+        assertEquals(
+                0,
+                Main.commandLine()
+                        .execute("serve-model", tiny.toString(), "--text", "../README.md"));
+        assertTrue(run(0, home, tiny).contains("is ready: start DJL Serving"));
+        TreeSet<String> expected = new TreeSet<>();
+        MODULES.forEach(module -> expected.add(module + '-' + version + ".jar"));
+        for (String entry : Files.readString(Path.of("target/class-path")).strip().split(":")) {
+            String name = Path.of(entry).getFileName().toString();
+            if (name.contains("pytorch-native") || name.contains("pytorch-jni")) {
+                expected.add(name);
+            }
+        }
+        assertEquals(5, expected.size(), expected::toString);
+        try (Stream<Path> deps = Files.list(home.resolve("deps"))) {
+            assertEquals(
+                    List.copyOf(expected),
+                    deps.map(file -> file.getFileName().toString()).sorted().toList());
+        }
+        Criteria<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(home.resolve("models/tiny"))
+                        .build();
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            Input input = new Input();
+            String json = "{\"inputs\": \"DJL\", \"parameters\": {\"max_new_tokens\": 2}}";
+            input.add(BytesSupplier.wrap(json));
+            Output output = predictor.predict(input);
+            String answer = output.getData().getAsString();
+            assertEquals(200, output.getCode(), answer);
+            assertTrue(JsonParser.parseString(answer).getAsJsonObject().has("generated_text"));
+        }
+    }
+
+    @Test
+    void saysWhatItNeeds() throws Exception {
+        assertTrue(run(1).contains("usage: samples/djl-serving.sh MODEL_SERVER_HOME"));
+        assertTrue(run(1, folder.resolve("none")).contains("none is no directory"));
+        assertTrue(run(1, home, folder).contains("it has no config.json"));
+        try (Stream<Path> files = Files.list(home)) {
+            assertEquals(0, files.count());
+        }
+    }
+}
