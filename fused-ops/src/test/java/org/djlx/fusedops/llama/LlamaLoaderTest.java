@@ -129,7 +129,7 @@ class LlamaLoaderTest {
                     predictor.predict(
                             input(
                                     "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}],"
-                                            + " \"max_tokens\": 3}"));
+                                            + " \"max_tokens\": 3, \"ignore_eos\": true}"));
             JsonObject usage = json(chat.getData().getAsString()).getAsJsonObject("usage");
             assertEquals(3, usage.get("completion_tokens").getAsInt());
         }
