@@ -10,7 +10,12 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
+import java.util.Collections;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.FutureTask;
 import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
@@ -47,38 +52,78 @@ public final class CaseInputs {
     /** None, one, odd, and more than fits into a staging half of the test's groups. */
     static final int[] COUNTS = {0, 1, 7, 1000, 100_003};
 
+    /** What an input depends on. */
+    private record Input(ScalarType type, Shape shape, long seed) {}
+
+    private static final int KEPT = 16;
+
+    /** The latest inputs, of two operations of 8 ranks. */
+    private static final Map<Input, FutureTask<double[]>> LATEST =
+            Collections.synchronizedMap(
+                    new LinkedHashMap<>() {
+                        private static final long serialVersionUID = 1L;
+
+                        @Override
+                        protected boolean removeEldestEntry(
+                                Map.Entry<Input, FutureTask<double[]>> eldest) {
+                            return size() > KEPT;
+                        }
+                    });
+
     private CaseInputs() {}
 
     static long seed(int rank, int salt) {
         return 1000L * salt + rank;
     }
 
-    /** The elements of all ranks' inputs, as {@code [rank][element]}. */
+    /**
+     * The elements of all ranks' inputs, as {@code [rank][element]}; to be read only. Ranks that
+     * are threads share them: each makes its own first, and takes what others make, since what
+     * tests compute of 8 ranks for each of 8 would be most of what they do.
+     */
     static double[][] inputs(
             ProcessGroup group, NDManager manager, ScalarType type, Shape shape, int salt) {
-        return IntStream.range(0, group.worldSize())
-                .mapToObj(
-                        rank -> {
+        double[][] inputs = new double[group.worldSize()][];
+        for (int i = 0; i < inputs.length; i++) {
+            int rank = (group.rank() + i) % inputs.length;
+            inputs[rank] = values(manager, new Input(type, shape, seed(rank, salt)));
+        }
+        return inputs;
+    }
+
+    private static double[] values(NDManager manager, Input input) {
+        FutureTask<double[]> task =
+                new FutureTask<>(
+                        () -> {
                             try (NDArray array =
-                                    TestArrays.random(manager, type, shape, seed(rank, salt))) {
+                                    TestArrays.random(
+                                            manager, input.type, input.shape, input.seed)) {
                                 return TestArrays.values(array);
                             }
-                        })
-                .toArray(double[][]::new);
+                        });
+        FutureTask<double[]> earlier = LATEST.putIfAbsent(input, task);
+        if (earlier == null) {
+            task.run();
+        }
+        try {
+            return (earlier == null ? task : earlier).get();
+        } catch (InterruptedException | ExecutionException e) {
+            throw new IllegalStateException(e);
+        }
     }
 
     /** Compares a result with double precision, and to the bit with what the contract defines. */
     public static void assertReduced(
             double[][] inputs, int from, NDArray result, ReduceOp op, ScalarType type) {
         double[] actual = TestArrays.values(result);
+        boolean inRankOrder = !Torch.device(result).isGpu();
         for (int i = 0; i < actual.length; i++) {
             int element = from + i;
-            double[] parts =
-                    IntStream.range(0, inputs.length)
-                            .mapToDouble(rank -> inputs[rank][element])
-                            .toArray();
+            double[] parts = new double[inputs.length];
+            for (int rank = 0; rank < parts.length; rank++) {
+                parts[rank] = inputs[rank][element];
+            }
             Supplier<String> place = () -> op + " " + type + " [" + element + "]";
-            boolean inRankOrder = !Torch.device(result).isGpu();
             if (inRankOrder || !type.isFloatingPoint()) {
                 assertEquals(RankOrder.rounded(parts, op, type), actual[i], place);
             }
