@@ -9,39 +9,15 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
 
-# NVRTC compiles the kernels when they are first used; this finds a broken one on a machine without a GPU. The oldest GPUs
-# that run them are of sm_70, which nvcc 13 no longer knows: what runs there is compiled for the oldest that this nvcc knows.
+# NVRTC compiles the kernels when they are first used; on a machine without a GPU KernelArchitectureTest finds a broken one.
 # What includes hopper.cuh runs on sm_90a only, and is compiled in the programs of ci/sanitize.sh.
-
-# compile_kernel FILE CUBIN OPTION...
-compile_kernel() {
-  local kernel=$1 cubin=$2
-  shift 2
-  say "nvcc $* ${kernel#"$root/"}"
-  nvcc "$@" -std=c++17 -Werror all-warnings -cubin -I "$root/native-ops/src/main/resources/org/djlx/nativeops" \
-    -o "$cubin" "$kernel" || die "${kernel#"$root/"} does not compile with $*"
-}
-
 check_kernels() {
-  local kernel oldest
-  local -a kernels
-  mapfile -t kernels < <(find "$root/native-ops" -name target -prune -o -name '*.cu' -print | sort)
-  if ((${#kernels[@]} == 0)); then
-    say "Kernels: none found"
-    return 0
-  fi
   if ! command -v nvcc >/dev/null; then
-    say "Kernels: ${#kernels[@]} found, not compiled: there is no nvcc"
+    say "Kernels: not compiled, there is no nvcc"
     return 0
   fi
-  oldest=sm_$(nvcc --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$/\1/p' | awk '$1 >= 70' | sort -n | head -1)
-  for kernel in "${kernels[@]}"; do
-    ! grep -q '"hopper.cuh"' "$kernel" || continue
-    compile_kernel "$kernel" "$out/kernel.cubin" -arch="$oldest"
-    compile_kernel "$kernel" "$out/kernel.cubin" -arch=sm_90a
-  done
   "$root/ci/sanitize.sh" --compile sm_90a "$out" || die "the programs of ci/sanitize.sh do not compile"
-  say "Kernels: ${#kernels[@]} compiled for $oldest and sm_90a, and the programs that ci/sanitize.sh runs them with"
+  say "Kernels: the programs compiled that ci/sanitize.sh runs them with"
 }
 
 # Compiles ci/profile/trace.cpp where nvcc finds CUPTI, and sums up a trace in which one of two kernels ran twice.
