@@ -10,6 +10,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
@@ -20,6 +21,12 @@ import java.util.function.IntFunction;
  * JVM, and collects what they print. Closing it ends what still runs.
  */
 public final class RankProcesses implements AutoCloseable {
+
+    /** What the build gives JVMs that tests start. */
+    private static final List<String> JVM_ARGUMENTS =
+            Arrays.stream(System.getProperty("test.started.jvm.args", "").split(" "))
+                    .filter(argument -> !argument.isEmpty())
+                    .toList();
 
     private final List<Process> processes = new ArrayList<>();
     private final List<Path> outputs = new ArrayList<>();
@@ -56,7 +63,9 @@ public final class RankProcesses implements AutoCloseable {
                 outputs.add(output);
                 List<String> command = new ArrayList<>();
                 command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-                command.addAll(List.of("-Xmx512m", "-cp", System.getProperty("java.class.path")));
+                command.add("-Xmx512m");
+                command.addAll(JVM_ARGUMENTS);
+                command.addAll(List.of("-cp", System.getProperty("java.class.path")));
                 command.add(mainClass.getName());
                 command.addAll(List.of(arguments));
                 ProcessBuilder builder = new ProcessBuilder(command);

@@ -50,10 +50,12 @@ class LauncherSignalTest {
         // script.
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-        command.addAll(List.of("-Xmx64m", "-cp", System.getProperty("java.class.path")));
+        command.addAll(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"));
+        command.addAll(List.of("-cp", System.getProperty("java.class.path")));
         command.addAll(List.of(Main.class.getName(), "launch", "--nproc", "2"));
         command.addAll(List.of("--max-restarts", "1000"));
-        command.addAll(List.of("--jvm-arg", "-Xmx64m", RankProbe.class.getName()));
+        command.addAll(List.of("--jvm-arg", "-Xmx64m", "--jvm-arg", "-XX:TieredStopAtLevel=1"));
+        command.add(RankProbe.class.getName());
         command.addAll(List.of(args));
         launcher = new ProcessBuilder(command).redirectErrorStream(true).start();
         output = launcher.inputReader();

@@ -179,7 +179,8 @@ class NodesTest {
         Future<Integer> other = launch(1 - node, 1, "sleep");
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-        command.addAll(List.of("-Xmx64m", "-cp", System.getProperty("java.class.path")));
+        command.addAll(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"));
+        command.addAll(List.of("-cp", System.getProperty("java.class.path")));
         command.addAll(List.of(Main.class.getName(), "launch", "--nproc", "1", "--nnodes", "2"));
         command.addAll(List.of("--node-rank", "" + node, "--master-addr", "127.0.0.1"));
         command.addAll(List.of("--master-port", "" + port, "--jvm-arg", "-Xmx64m"));

@@ -82,8 +82,10 @@ class GenerateCommandTest {
         String[] options = {"--max-tokens", "24", "--ignore-eos"};
         List<String> command = new ArrayList<>();
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-        command.addAll(List.of("-cp", System.getProperty("java.class.path")));
+        command.addAll(List.of("-XX:TieredStopAtLevel=1", "-cp"));
+        command.add(System.getProperty("java.class.path"));
         command.addAll(List.of(Main.class.getName(), "launch", "--nproc-per-node", "2"));
+        command.addAll(List.of("--jvm-arg", "-XX:TieredStopAtLevel=1"));
         command.addAll(List.of("generate", model.toString(), "--prompt", "GPUs"));
         command.addAll(List.of(options));
         Path errors = folder.resolve("errors");

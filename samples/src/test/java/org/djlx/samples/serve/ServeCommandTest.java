@@ -66,9 +66,13 @@ class ServeCommandTest {
     private void start(String... launch) throws IOException {
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
-        command.addAll(List.of("-Xmx512m", "-cp", System.getProperty("java.class.path")));
+        command.addAll(List.of("-Xmx512m", "-XX:TieredStopAtLevel=1"));
+        command.addAll(List.of("-cp", System.getProperty("java.class.path")));
         command.add(Main.class.getName());
         command.addAll(List.of(launch));
+        if (launch.length > 0) {
+            command.addAll(List.of("--jvm-arg", "-XX:TieredStopAtLevel=1"));
+        }
         command.addAll(List.of("serve", model, "--ranks", "2"));
         command.addAll(List.of("--port", "0", "--shutdown-timeout", "100"));
         ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true);
