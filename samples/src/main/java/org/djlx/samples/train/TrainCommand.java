@@ -160,6 +160,15 @@ public final class TrainCommand implements Callable<Integer> {
                             + " layout. It writes texts of --context tokens at most.")
     private Path llama;
 
+    @Option(
+            names = "--sample",
+            paramLabel = "BYTES",
+            defaultValue = "400",
+            description =
+                    "How much the trained model writes, one byte after the other;"
+                            + " ${DEFAULT-VALUE} if not given.")
+    private int sample;
+
     @Option(names = "--chart", paramLabel = "FILE", description = "Draws the losses, as PNG.")
     private Path chart;
 
@@ -194,6 +203,10 @@ public final class TrainCommand implements Callable<Integer> {
             throw new ParameterException(
                     spec.commandLine(),
                     "--steps and --batch must be 1 or more, not " + steps + " and " + batch);
+        }
+        if (sample < 0) {
+            throw new ParameterException(
+                    spec.commandLine(), "--sample must not be negative: " + sample);
         }
         if (checkpointEvery == null) {
             checkpointEvery = TrainJob.tenth(steps);
@@ -339,6 +352,7 @@ public final class TrainCommand implements Callable<Integer> {
         args.addAll(List.of("--tensor-parallel", "" + tensorParallel));
         args.addAll(List.of("--steps", "" + steps, "--context", "" + context));
         args.addAll(List.of("--batch", "" + batch, "--seed", "" + seed));
+        args.addAll(List.of("--sample", "" + sample));
         if (checkpoints != null) {
             args.addAll(List.of("--resume", checkpoints.toAbsolutePath().toString()));
             args.addAll(List.of("--checkpoint-every", "" + checkpointEvery));
@@ -369,7 +383,8 @@ public final class TrainCommand implements Callable<Integer> {
                         seed,
                         checkpoints,
                         checkpointEvery,
-                        llama);
+                        llama,
+                        sample);
         PrintWriter out =
                 settings.isFirst()
                         ? spec.commandLine().getOut()

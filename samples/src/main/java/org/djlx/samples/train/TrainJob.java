@@ -60,7 +60,6 @@ final class TrainJob {
     private static final int HIDDEN = 256;
     private static final int POINTS = 200; // of the curve
     private static final int PROMPT = 16;
-    private static final int SAMPLE = 400;
     private static final int UNTRAINED = 80; // with the prompt
     private static final int REPORTS = 10;
     private static final double EPSILON = 1e-5; // of the norms
@@ -78,6 +77,7 @@ final class TrainJob {
      * @param checkpoints where they are; null for none
      * @param checkpointEvery how many steps there are from one to the next
      * @param llama where the trained model is written to; null for nowhere
+     * @param sample how many bytes the trained model writes
      */
     record Settings(
             ProcessGroup group,
@@ -89,7 +89,8 @@ final class TrainJob {
             long seed,
             Path checkpoints,
             int checkpointEvery,
-            Path llama) {
+            Path llama,
+            int sample) {
 
         boolean isFirst() {
             return group.rank() == 0;
@@ -228,8 +229,9 @@ final class TrainJob {
                 if (settings.llama != null && data.rank() == 0) {
                     saveLlama(block, tensor, trainer.getManager());
                 }
-                return new Result(
-                        curve, data.rank() == 0 ? write(trainer, tensor, PROMPT + SAMPLE) : "");
+                String written =
+                        data.rank() == 0 ? write(trainer, tensor, PROMPT + settings.sample) : "";
+                return new Result(curve, written);
             }
         }
     }

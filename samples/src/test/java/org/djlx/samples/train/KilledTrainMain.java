@@ -30,7 +30,7 @@ public final class KilledTrainMain {
         try (ProcessGroup group = ProcessGroups.init("shm")) {
             TrainJob.Settings settings =
                     new TrainJob.Settings(
-                            group, 1, false, 60, 64, 4, 1, Path.of(args[1]), 10, null);
+                            group, 1, false, 60, 64, 4, 1, Path.of(args[1]), 10, null, 60);
             TrainJob.Listener listener =
                     new TrainJob.Listener() {
                         @Override
