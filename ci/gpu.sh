@@ -31,6 +31,8 @@ while (($#)); do
   esac
 done
 
+nvidia-smi -L 2>/dev/null | grep -q '^GPU' || die "there is no GPU here: nvidia-smi shows none; nothing was tested"
+
 # built_class_path: prints the class path of what is built here.
 built_class_path() {
   local module

@@ -389,8 +389,9 @@ public final class RankPool<R, T> implements AutoCloseable {
      *
      * @param request what they serve
      * @return what rank 0 returned, when all ranks of this JVM have; or the {@link
-     *     CollectiveException} with which the pool has failed, as soon as it has. What depends on
-     *     it is run by a thread of the pool, and must not wait for it
+     *     CollectiveException} with which the pool has failed, as soon as it has, or one that has
+     *     that as its cause if it had failed before. What depends on it is run by a thread of the
+     *     pool, and must not wait for it
      * @throws IllegalStateException if the pool is closed, or this process is not rank 0
      */
     public CompletableFuture<T> submit(R request) {
@@ -426,7 +427,13 @@ public final class RankPool<R, T> implements AutoCloseable {
                 return call.future;
             }
         }
-        call.future.completeExceptionally(failure);
+        call.future.completeExceptionally(
+                new CollectiveException(
+                        name
+                                + " has failed before this request and takes no more; close it and"
+                                + " start another: "
+                                + failure.getMessage(),
+                        failure));
         return call.future;
     }
 

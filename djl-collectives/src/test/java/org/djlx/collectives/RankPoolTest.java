@@ -161,6 +161,9 @@ class RankPoolTest {
             }
             CompletableFuture<Object> late = pool.submit(RankPoolTest::sumOfRanks);
             assertTrue(late.isCompletedExceptionally());
+            Throwable cause = assertThrows(ExecutionException.class, late::get).getCause();
+            assertSame(pool.failure().orElseThrow(), cause.getCause());
+            assertTrue(cause.getMessage().startsWith("pool has failed before this request"));
         }
         assertEquals(0, open.get());
     }

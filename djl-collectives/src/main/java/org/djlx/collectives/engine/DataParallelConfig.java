@@ -143,7 +143,11 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /** Returns the number of ranks in this JVM; null if it is not said. */
     Integer ranks() {
         if (ranks != null && ranks < 1) {
-            throw new IllegalArgumentException("the number of ranks must be 1 or more: " + ranks);
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the number of ranks, of optRanks or the system property %sranks, must"
+                                    + " be 1 or more: %d",
+                            PREFIX, ranks));
         }
         return ranks;
     }

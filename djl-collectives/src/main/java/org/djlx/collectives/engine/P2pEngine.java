@@ -169,7 +169,16 @@ public final class P2pEngine extends Engine {
     public Model newModel(String name, Device device) {
         Device where = device == null ? defaultDevice() : device;
         // Of several devices, the first has what is not divided.
-        return new P2pModel(pytorch.newModel(name, where.getDevices().get(0)), device);
+        Device first = where.getDevices().get(0);
+        if (first.isGpu() && first.getDeviceId() >= getGpuCount()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newModel: there is no %s for the model '%s': libtorch can use %d GPUs;"
+                                    + " name another device, or see that NVIDIA's driver and a"
+                                    + " libtorch for GPUs are there",
+                            first, name, getGpuCount()));
+        }
+        return new P2pModel(pytorch.newModel(name, first), device);
     }
 
     @Override

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.engine.Engine;
 import ai.djl.inference.Predictor;
@@ -88,6 +89,16 @@ class P2pEngineTest {
             float[] actual = predictor.predict(new NDList(input)).head().toFloatArray();
             assertArrayEquals(expected, actual, 1e-6f);
         }
+    }
+
+    @Test
+    void aDeviceThatIsNotThereIsNamed() {
+        Device absent = Device.gpu(1000);
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> Model.newInstance("far", absent, P2pEngine.NAME));
+        assertTrue(e.getMessage().contains("there is no gpu(1000)"), e.getMessage());
     }
 
     @Test

@@ -59,9 +59,9 @@ import org.djlx.nativeops.Torch;
  * matmuls add what they compute to gradients of float32, without rounding it to 16 bits before.
  *
  * <p>A full parameter has the shape of the same block without division. Initialisers make full
- * ones: those of rank 0 count, of which each rank keeps its part. Saving collects them and loading
- * divides them, so a checkpoint does not depend on the number of ranks; all ranks save, each the
- * same, and all ranks load.
+ * ones, on rank 0 of the group alone, so that a seed gives the same for any number of ranks; each
+ * rank keeps its part. Saving collects them and loading divides them, so a checkpoint does not
+ * depend on the number of ranks; all ranks save, each the same, and all ranks load.
  */
 public abstract class ShardedBlock extends AbstractBlock {
 
@@ -287,7 +287,11 @@ public abstract class ShardedBlock extends AbstractBlock {
         @Override
         public NDArray initialize(NDManager manager, Shape shape, DataType type) {
             try (NDManager temporary = manager.newSubManager()) {
-                NDArray full = ofFull.initialize(temporary, layout.full, type);
+                // Ranks that are threads share a generator: only one of them draws.
+                NDArray full =
+                        group.rank() == 0
+                                ? ofFull.initialize(temporary, layout.full, type)
+                                : temporary.zeros(layout.full, type);
                 group.broadcast(full, 0).await();
                 return layout.cut(manager, full);
             }

@@ -85,7 +85,7 @@ class ShardedBlocksTest {
             return builder.setGroup(group).optSequenceParallel(sequence);
         }
 
-        /** Initialises with random numbers, which differ between ranks. */
+        /** Initialises with random numbers. */
         void initialize(NDManager manager, Shape whole) {
             long[] sizes = whole.getShape().clone();
             sizes[0] /= sequence ? group.worldSize() : 1;
@@ -414,6 +414,35 @@ class ShardedBlocksTest {
     }
 
     /** What 4 ranks saved, 1 and 2 load, whether or not they are initialised. */
+    /** Of ranks that share libtorch's generator, as threads do. */
+    @Test
+    void aSeedGivesTheSameWeightsForAnyNumberOfRanks() {
+        Map<String, double[]> expected = null;
+        for (int ranks : new int[] {1, 2, 4}) {
+            Engine.getEngine("PyTorch-P2P").setRandomSeed(5);
+            List<ProcessGroup> groups = ProcessGroups.local(ranks);
+            Map<String, double[]> found;
+            try {
+                found = ProcessGroups.run(groups, ShardedBlocksTest::initialized).get(0);
+            } finally {
+                groups.forEach(ProcessGroup::destroy);
+            }
+            if (expected == null) {
+                expected = found;
+            }
+            assertEquals(expected.keySet(), found.keySet());
+            expected.forEach((name, values) -> assertArrayEquals(values, found.get(name), 0, name));
+        }
+    }
+
+    private static Map<String, double[]> initialized(ProcessGroup group) {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            Net net = new Net(group, false);
+            net.initialize(manager, new Shape(8, SIZE));
+            return net.full(manager);
+        }
+    }
+
     @Test
     void checkpointsDoNotDependOnTheNumberOfRanks() {
         Shape shape = new Shape(8, SIZE);

@@ -131,7 +131,12 @@ final class JsonOptions {
         }
         double number = number(value);
         if (!(number >= least && number <= most)) {
-            throw wrong(name, "a number from " + least + " to " + most);
+            boolean above = least == Double.MIN_NORMAL;
+            throw wrong(
+                    name,
+                    above
+                            ? "a number above 0 and at most " + most
+                            : "a number from " + least + " to " + most);
         }
         return number;
     }
@@ -187,6 +192,14 @@ final class JsonOptions {
     boolean isArray(String name) {
         JsonElement value = get(name);
         return value != null && value.isJsonArray();
+    }
+
+    /** Tells whether an array begins with a string or another array. */
+    boolean isArrayOfTexts(String name) {
+        JsonArray array = get(name).getAsJsonArray();
+        return !array.isEmpty()
+                && (array.get(0).isJsonArray()
+                        || array.get(0) instanceof JsonPrimitive first && first.isString());
     }
 
     /** Returns the whole numbers of an array, from 0 on. */

@@ -172,6 +172,10 @@ public final class TextApi {
             builder.setPrompt(notEmpty(json, "prompt", text));
             return echoes ? text : "";
         }
+        if (json.isArrayOfTexts("prompt")) {
+            throw json.wrong(
+                    "prompt", "one text, or the tokens of one: a request has a single prompt");
+        }
         int[] tokens = json.integers("prompt");
         if (tokens.length == 0) {
             throw json.wrong("prompt", "a text or tokens that are not empty");
