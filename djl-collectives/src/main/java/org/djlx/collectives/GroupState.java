@@ -102,7 +102,8 @@ final class GroupState {
         this.ranks = List.copyOf(ranks);
         this.parentRanks = positions(ranks, whole.ranks);
         this.trace = null;
-        this.unusable = member + " is not a member of the group '" + name + "'";
+        this.unusable =
+                member + " is not a member of the group '" + name + "': ask isMember() before";
     }
 
     private static List<Integer> positions(List<Integer> ranks, List<Integer> whole) {

@@ -61,7 +61,12 @@ final class OperationChecks {
         if (tensor == null) {
             throw new IllegalArgumentException(type + ": " + role + " is null");
         }
-        TensorInfo info = Torch.info(tensor);
+        TensorInfo info;
+        try {
+            info = Torch.info(tensor);
+        } catch (IllegalArgumentException e) { // Such as a closed one.
+            throw new IllegalArgumentException(type + ": " + role + ": " + e.getMessage(), e);
+        }
         backend.check(type, tensor, info.type(), op);
         return info;
     }

@@ -129,7 +129,9 @@ final class ErrorCases {
         assertRejected(() -> group.newGroup(List.of(0), null), "name is null");
         List<NDArray> holes = Collections.nCopies(group.worldSize(), null);
         assertRejected(() -> group.allGather(holes, tensor), "outputs[0] is null");
-        assertRejected(() -> group.allReduce(closed, ReduceOp.SUM), "closed");
+        assertRejected(
+                () -> group.allReduce(closed, ReduceOp.SUM),
+                "allReduce: tensor: the array is closed");
         assertRejected(() -> group.broadcast(tensor, n), "root " + n);
         assertRejected(() -> group.broadcast(tensor, -1), "root -1");
         assertRejected(() -> group.allGather(List.of(), tensor), "one tensor for each");
