@@ -437,7 +437,9 @@ public final class TcpStore implements Store {
         /**
          * Sets how much memory the server may use for all clients together: for keys and values,
          * for the keys that they wait for, and for what is on its way to or from them. A call that
-         * needs more is refused. The default is a quarter of the heap.
+         * needs more is refused. A sixteenth is for short commands and answers only, so that
+         * clients that want little are served while others have taken the rest. The default is a
+         * quarter of the heap.
          *
          * @param maxBytes the number of bytes
          * @return this builder

@@ -26,6 +26,9 @@ final class RequestParser {
 
     private static final int FIRST_PIECE = 4 << 10;
 
+    /** What a request may take of the reserve that the budget has for short ones. */
+    private static final int SHORT_REQUEST = 8 << 10;
+
     private final ServerLimits limits;
     private final MemoryBudget memory;
 
@@ -90,7 +93,11 @@ final class RequestParser {
     }
 
     private void take(long bytes) {
-        memory.take(bytes);
+        if (taken + bytes <= SHORT_REQUEST) {
+            memory.takeLittle(bytes);
+        } else {
+            memory.take(bytes);
+        }
         taken += bytes;
     }
 

@@ -309,7 +309,7 @@ final class ServerConnection extends ByteToMessageDecoder {
 
     /** Returns a buffer for an answer, which {@link #send} gives back. */
     private ByteBuf buffer(ChannelHandlerContext ctx, int bytes) {
-        state.memory().take(bytes + ANSWER_BYTES);
+        state.memory().takeLittle(bytes + ANSWER_BYTES);
         return ctx.alloc().buffer(bytes);
     }
 

@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.store;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.DataInputStream;
 import java.io.IOException;
@@ -12,6 +13,8 @@ import java.io.OutputStream;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.Socket;
+import java.net.SocketException;
+import java.net.SocketTimeoutException;
 import java.util.HexFormat;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -156,6 +159,49 @@ class ServerConnectionTest {
             in.skipNBytes(value.length);
         }
         pingIsEchoed();
+    }
+
+    @Test
+    void aClientThatWantsLittleIsServedWhileAnotherTakesAllMemory() throws IOException {
+        TcpStoreServer small =
+                TcpStoreServer.start(
+                        new InetSocketAddress(InetAddress.getLoopbackAddress(), 0),
+                        new ServerLimits(10, 10, 8192, 100_000),
+                        0,
+                        null);
+        int port = small.address().getPort();
+        try (small;
+                Socket greedy = new Socket(small.address().getAddress(), port)) {
+            // 2000 keys to wait for, of which each that has arrived is kept: 100 bytes.
+            greedy.getOutputStream()
+                    .write(HexFormat.of().parseHex("00cef7853c" + "06" + "d007000000000000"));
+            byte[] key = HexFormat.of().parseHex("2400000000000000" + "78".repeat(36));
+            greedy.setSoTimeout(1);
+            socket.close();
+            socket = new Socket(small.address().getAddress(), port);
+            in = new DataInputStream(socket.getInputStream());
+            out = socket.getOutputStream();
+            send("00 cef7853c");
+            boolean refused = false;
+            for (int keys = 0; keys < 2000 && !refused; keys++) {
+                greedy.getOutputStream().write(key);
+                refused = isClosed(greedy);
+                pingIsEchoed();
+                send("05 0100000000000000 0200000000000000 2f6b");
+                assertAnswer("01");
+            }
+            assertTrue(refused);
+        }
+    }
+
+    private static boolean isClosed(Socket socket) throws IOException {
+        try {
+            return socket.getInputStream().read() < 0;
+        } catch (SocketTimeoutException e) {
+            return false;
+        } catch (SocketException e) {
+            return true; // Reset, as a key had not been read yet.
+        }
     }
 
     @Test
