@@ -91,7 +91,8 @@ class RankPoolProcessTest {
             String reason =
                     "rank 1 of 3 of pool failed: java.lang.IllegalStateException: out of luck";
             assertSays(ranks, 0, "failed: " + reason + "\nfailed: " + reason);
-            assertSays(ranks, 0, "later: " + reason);
+            assertSays(ranks, 0, "later: pool has failed before this request");
+            assertSays(ranks, 0, "start another: " + reason);
             assertSays(ranks, 1, reason);
             for (int rank = 0; rank < 3; rank++) {
                 assertSays(ranks, rank, "freed\nended: Optional[");
