@@ -153,6 +153,9 @@ case ${1:-} in
     shift
     bench_decode "$@"
     ;;
+  -h | --help | help)
+    sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    ;;
   *)
     die "usage: ci/bench.sh cpu|gpu|train|block|decode [arguments of samples/run.sh bench-compare, -gpu, -train and so on]"
     ;;

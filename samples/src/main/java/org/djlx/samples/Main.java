@@ -35,6 +35,7 @@ import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
+import picocli.CommandLine.UnmatchedArgumentException;
 
 /**
  * The command line of the samples; each sample is a subcommand.
@@ -144,14 +145,19 @@ public final class Main {
     private static int badArguments(ParameterException e) {
         CommandLine command = e.getCommandLine();
         PrintWriter err = command.getErr();
-        err.println("error: " + e.getMessage());
-        if (!CommandLine.UnmatchedArgumentException.printSuggestions(e, err)) {
+        err.println("error: " + text(e));
+        if (!UnmatchedArgumentException.printSuggestions(e, err)) {
             err.println("Try: " + command.getCommandSpec().qualifiedName() + " --help");
         }
         return command.getCommandSpec().exitCodeOnInvalidInput();
     }
 
     private static String text(Exception e) {
+        if (e instanceof UnmatchedArgumentException unmatched
+                && unmatched.getCommandLine().getParent() == null
+                && !unmatched.isUnknownOption()) {
+            return "there is no command '" + unmatched.getUnmatched().get(0) + "'";
+        }
         if (e instanceof FileSystemException file && file.getReason() == null) {
             String reason = e.getClass().getSimpleName();
             if (e instanceof NoSuchFileException) {

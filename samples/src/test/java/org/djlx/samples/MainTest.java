@@ -74,6 +74,15 @@ class MainTest {
     }
 
     @Test
+    void anUnknownCommandIsCalledOne() {
+        run("generat", "--ranks", "2");
+        assertTrue(
+                err.toString().startsWith("error: there is no command 'generat'"), err::toString);
+        run("--ranks");
+        assertTrue(err.toString().contains("Unknown option: '--ranks'"), err::toString);
+    }
+
+    @Test
     void aFailureShowsItsTraceOnlyWhenAsked() {
         assertEquals(1, run("failing"));
         assertTrue(err.toString().startsWith("error: the reason"), err::toString);
