@@ -4,18 +4,17 @@
  */
 package org.djlx.nativeops;
 
+import java.io.BufferedReader;
+import java.io.FileReader;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.List;
 import java.util.stream.Collectors;
-import java.util.stream.Stream;
 
 /** Finds libraries that this process has loaded, however and from wherever it did. */
 final class LoadedLibraries {
 
-    private static final Path MAPS = Path.of("/proc/self/maps");
+    private static final String MAPS = "/proc/self/maps";
 
     private LoadedLibraries() {}
 
@@ -27,10 +26,13 @@ final class LoadedLibraries {
      */
     static String find(String fileName) {
         List<String> paths;
-        // ISO 8859-1 because a path need not be valid UTF-8, and must not make this fail.
-        try (Stream<String> lines = Files.lines(MAPS, StandardCharsets.ISO_8859_1)) {
+        // ISO 8859-1 because a path need not be valid UTF-8, and must not make this fail. By a
+        // stream because channels, which Files.lines reads by, fail when a thread is interrupted.
+        try (BufferedReader maps =
+                new BufferedReader(new FileReader(MAPS, StandardCharsets.ISO_8859_1))) {
             paths =
-                    lines.filter(line -> line.endsWith("/" + fileName))
+                    maps.lines()
+                            .filter(line -> line.endsWith("/" + fileName))
                             .map(line -> line.substring(line.indexOf('/')))
                             .distinct()
                             .collect(Collectors.toList());

@@ -76,10 +76,16 @@ public enum NativeLibrary {
         if (probed) {
             return;
         }
+        // What reads files by channels would fail in an interrupted thread, and that for good.
+        boolean interrupted = Thread.interrupted();
         try {
             probe.run();
         } catch (RuntimeException | LinkageError e) {
             unavailabilityCause = e;
+        } finally {
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
         }
         probed = true;
     }

@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import org.junit.jupiter.api.Test;
@@ -80,5 +81,28 @@ class NativeLibraryTest {
                         UnsatisfiedLinkError.class,
                         () -> LoadedLibraries.find("libabsent-djlx.so"));
         assertEquals("libabsent-djlx.so is not loaded in this process", error.getMessage());
+    }
+
+    /** What is found out once must not depend on who asks first. */
+    @Test
+    void anInterruptedThreadMayAskFirst() throws Exception {
+        Thread.currentThread().interrupt();
+        try {
+            assertTrue(LoadedLibraries.find("libjvm.so").endsWith("/libjvm.so"));
+        } finally {
+            assertTrue(Thread.interrupted());
+        }
+        Process process =
+                new ProcessBuilder(
+                                System.getProperty("java.home") + "/bin/java",
+                                "-XX:TieredStopAtLevel=1",
+                                "-cp",
+                                System.getProperty("java.class.path"),
+                                InterruptedProbe.class.getName())
+                        .redirectErrorStream(true)
+                        .start();
+        String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+        assertEquals(0, process.waitFor(), output);
+        assertTrue(output.contains("LIBTORCH: null, interrupted: true"), output);
     }
 }
