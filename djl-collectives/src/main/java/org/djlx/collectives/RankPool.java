@@ -347,7 +347,11 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     private static String reason(Throwable cause) {
-        return cause instanceof CollectiveException ? cause.getMessage() : cause.toString();
+        try {
+            return cause instanceof CollectiveException ? cause.getMessage() : cause.toString();
+        } catch (RuntimeException e) { // Whose own fault that is must not hide the failure.
+            return cause.getClass().getName();
+        }
     }
 
     /** Fails what is pending, unless that was done before, which it then comes of. */
@@ -408,6 +412,10 @@ public final class RankPool<R, T> implements AutoCloseable {
             return call(rank -> rank.worker.serve(request));
         }
         byte[] bytes = codec.encode(request);
+        if (bytes == null) {
+            throw new IllegalArgumentException(
+                    name + ": the codec has encoded " + request + " as null, not as bytes");
+        }
         return call(
                 rank -> {
                     channel.send(bytes);

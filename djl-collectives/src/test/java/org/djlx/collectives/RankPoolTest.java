@@ -182,6 +182,30 @@ class RankPoolTest {
         assertEquals(0, open.get());
     }
 
+    private static final class Mute extends RuntimeException {
+
+        private static final long serialVersionUID = 1;
+
+        @Override
+        public String toString() {
+            throw new UnsupportedOperationException("says nothing");
+        }
+    }
+
+    @Test
+    void failsWithWhatCannotTellOfItself() {
+        try (RankPool<Task, Object> pool = pool(2)) {
+            CompletableFuture<Object> bad =
+                    pool.submit(
+                            state -> {
+                                throw new Mute();
+                            });
+            Throwable cause = assertThrows(ExecutionException.class, bad::get).getCause();
+            assertTrue(cause.getMessage().contains("Mute"), cause.getMessage());
+        }
+        assertEquals(0, open.get());
+    }
+
     @Test
     void closesWhatWasMadeIfARankCannotStart() {
         List<ProcessGroup> groups = ProcessGroups.local(3);
@@ -237,11 +261,13 @@ class RankPoolTest {
         assertEquals(0, open.get());
     }
 
+    private static final Task NOT_ENCODED = state -> null;
+
     private static final RequestCodec<Task> NO_CODEC =
             new RequestCodec<>() {
                 @Override
                 public byte[] encode(Task task) {
-                    return new byte[1];
+                    return task == NOT_ENCODED ? null : new byte[1];
                 }
 
                 @Override
@@ -268,6 +294,8 @@ class RankPoolTest {
         }
         assertThrows(
                 IllegalStateException.class, () -> pools.get(1).submit(RankPoolTest::sumOfRanks));
+        assertThrows(IllegalArgumentException.class, () -> pools.get(0).submit(NOT_ENCODED));
+        assertEquals(3f, pools.get(0).submit(RankPoolTest::sumOfRanks).get());
         assertEquals(3, open.get());
         pools.get(0).close();
         for (RankPool<Task, Object> pool : pools) {
