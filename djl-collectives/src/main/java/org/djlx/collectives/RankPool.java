@@ -78,6 +78,7 @@ public final class RankPool<R, T> implements AutoCloseable {
     private final Set<Call<?>> pending = new LinkedHashSet<>();
     private CollectiveException failure;
     private Thread breaking; // destroys the group when another process has failed
+    private volatile Thread losing; // the group's, which has told of that
     private boolean closed;
 
     private RankPool(
@@ -378,6 +379,7 @@ public final class RankPool<R, T> implements AutoCloseable {
 
     /** On rank 0: another process has failed. Its reason comes before what follows of it. */
     private void lose(int rank, CollectiveException cause) {
+        losing = Thread.currentThread();
         if (fail(rank, cause)) {
             synchronized (this) {
                 // By itself: this thread is one of the group's.
@@ -508,12 +510,15 @@ public final class RankPool<R, T> implements AutoCloseable {
      * <p>On processes that follow rank 0, this waits until that closes its pool or is gone, as
      * {@link #awaitEnd} does, and throws nothing.
      *
-     * @throws IllegalStateException if called by a rank's thread, which would wait for itself
+     * @throws IllegalStateException if called by a thread of the pool, such as one that runs what
+     *     depends on a request or on {@link #whenFailed}: it would wait for itself
      */
     @Override
     public void close() {
-        if (ranks.stream().anyMatch(rank -> rank.thread == Thread.currentThread())) {
-            throw new IllegalStateException(name + ": a rank cannot close the pool it is of");
+        Thread caller = Thread.currentThread();
+        if (caller == losing || ranks.stream().anyMatch(rank -> rank.thread == caller)) {
+            throw new IllegalStateException(
+                    name + ": a thread of the pool cannot close it; let another one do so");
         }
         synchronized (this) {
             if (!closed) {

@@ -309,13 +309,23 @@ class RankPoolTest {
     void anInterruptEndsOneThatFollows() throws Exception {
         List<RankPool<Task, Object>> pools = join(2);
         CompletableFuture<CollectiveException> told = new CompletableFuture<>();
-        pools.get(0).whenFailed().thenAccept(told::complete);
+        CompletableFuture<IllegalStateException> refused = new CompletableFuture<>();
+        pools.get(0)
+                .whenFailed()
+                .thenAccept(
+                        failure -> {
+                            // This thread would wait for itself.
+                            refused.complete(
+                                    assertThrows(IllegalStateException.class, pools.get(0)::close));
+                            told.complete(failure);
+                        });
         Thread closing = new Thread(pools.get(1)::close);
         closing.start();
         closing.interrupt();
         closing.join();
         assertTrue(pools.get(1).failure().orElseThrow().getMessage().contains("interrupted"));
         assertTrue(told.get().getMessage().startsWith("rank 1 of 2 of joined failed"));
+        assertTrue(refused.get().getMessage().contains("cannot close"));
         assertThrows(CollectiveException.class, pools.get(1)::awaitEnd);
         pools.get(0).close();
         assertEquals(0, open.get());
