@@ -140,6 +140,11 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         setClock(context, server.options().requestTimeout(), context::close);
     }
 
+    /** Tells whether a request waits for its answer. */
+    boolean isBusy() {
+        return busy;
+    }
+
     @Override
     protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
         if (busy) {

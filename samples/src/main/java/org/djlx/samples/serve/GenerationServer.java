@@ -149,6 +149,10 @@ public final class GenerationServer implements AutoCloseable {
 
         @Override
         protected void handleOversizedMessage(ChannelHandlerContext context, HttpMessage request) {
+            if (context.pipeline().get(ConnectionHandler.class).isBusy()) {
+                context.close(); // It would be read as the answer to the request before.
+                return;
+            }
             // What the client is still sending is read and dropped, so that it gets to read this.
             context.writeAndFlush(tooLarge());
         }

@@ -397,6 +397,17 @@ class GenerationServerTest {
     }
 
     @Test
+    void aRequestThatIsTooLargeIsNotAnsweredBeforeTheOneAheadOfIt() throws Exception {
+        String head =
+                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                        + "Content-Type: application/json\r\nContent-Length: ";
+        String body = "{\"prompt\":\"x\",\"max_tokens\":100}";
+        String first = head + body.length() + "\r\n\r\n" + body;
+        String answer = exchange(first + head + "9999\r\n\r\n" + " ".repeat(9999));
+        assertFalse(answer.contains("413"), answer);
+    }
+
+    @Test
     void otherSitesNamesAreRefused() throws Exception {
         String answer =
                 exchange(
