@@ -50,6 +50,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private final GenerationServer server;
     private ScheduledFuture<?> clock;
     private boolean busy;
+    private boolean last; // nothing more is served
     private boolean timeIsUp; // the server is closing, and has waited
     private boolean chunked;
     private boolean keepAlive;
@@ -140,15 +141,19 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         setClock(context, server.options().requestTimeout(), context::close);
     }
 
-    /** Tells whether a request waits for its answer. */
-    boolean isBusy() {
-        return busy;
+    /**
+     * Makes the request that is arriving the last one of the connection; false if one before waits
+     * for its answer.
+     */
+    boolean takeLast() {
+        last = true;
+        return !busy;
     }
 
     @Override
     protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
-        if (busy) {
-            context.close(); // It does not wait for its answer.
+        if (busy || last) {
+            context.close(); // It does not wait for its answer, or was told to go.
             return;
         }
         busy = true;

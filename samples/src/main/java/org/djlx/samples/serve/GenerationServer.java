@@ -149,7 +149,7 @@ public final class GenerationServer implements AutoCloseable {
 
         @Override
         protected void handleOversizedMessage(ChannelHandlerContext context, HttpMessage request) {
-            if (context.pipeline().get(ConnectionHandler.class).isBusy()) {
+            if (!context.pipeline().get(ConnectionHandler.class).takeLast()) {
                 context.close(); // It would be read as the answer to the request before.
                 return;
             }

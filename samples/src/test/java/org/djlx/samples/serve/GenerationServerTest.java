@@ -405,6 +405,10 @@ class GenerationServerTest {
         String first = head + body.length() + "\r\n\r\n" + body;
         String answer = exchange(first + head + "9999\r\n\r\n" + " ".repeat(9999));
         assertFalse(answer.contains("413"), answer);
+        // Nor is one behind it, as it says.
+        answer = exchange(head + "9999\r\n\r\n" + " ".repeat(9999) + first);
+        assertTrue(answer.contains("413"), answer);
+        assertFalse(answer.contains("HTTP/1.1 200"), answer);
     }
 
     @Test
