@@ -304,11 +304,14 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
 
         private void leave(Throwable cause) {
-            fail(group.rank(), cause);
-            if (isFollower()) {
-                channel.fail(reason(cause));
+            try {
+                fail(group.rank(), cause);
+                if (isFollower()) {
+                    channel.fail(reason(cause));
+                }
+            } finally {
+                group.destroy(); // So that no rank waits for this one.
             }
-            group.destroy(); // So that no rank waits for this one.
         }
 
         void end() {
@@ -526,11 +529,12 @@ public final class RankPool<R, T> implements AutoCloseable {
                 ranks.forEach(rank -> rank.queue.add(rank::end));
             }
         }
+        // There may have been no threads left for some, for which the others may wait.
+        ranks.stream()
+                .filter(rank -> rank.thread.getState() == Thread.State.NEW)
+                .forEach(Rank::end);
         boolean interrupted = false;
         for (Rank rank : ranks) {
-            if (rank.thread.getState() == Thread.State.NEW) {
-                rank.end(); // There were no threads left.
-            }
             while (rank.thread.isAlive()) {
                 try {
                     rank.thread.join(failure().isPresent() ? GRACE_MILLIS : 1_000);
