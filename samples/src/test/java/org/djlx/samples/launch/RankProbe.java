@@ -145,17 +145,18 @@ public final class RankProbe {
     private static void sleepForever(String[] args) {
         boolean stubborn = args.length > 0 && args[args.length - 1].equals("stubborn");
         boolean orderly = args.length > 0 && args[args.length - 1].equals("orderly");
-        Runtime.getRuntime()
-                .addShutdownHook(
-                        new Thread(
-                                () -> {
-                                    if (orderly) {
+        // There can be no hook any more if SIGTERM has come already.
+        if (orderly) {
+            Runtime.getRuntime()
+                    .addShutdownHook(
+                            new Thread(
+                                    () -> {
                                         sleep(500);
                                         System.out.println("left in order");
-                                    } else if (stubborn) {
-                                        sleep(Long.MAX_VALUE);
-                                    }
-                                }));
+                                    }));
+        } else if (stubborn) {
+            Runtime.getRuntime().addShutdownHook(new Thread(() -> sleep(Long.MAX_VALUE)));
+        }
         System.out.println("pid " + ProcessHandle.current().pid());
         sleep(Long.MAX_VALUE);
     }
