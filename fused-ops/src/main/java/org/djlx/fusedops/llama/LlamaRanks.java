@@ -102,6 +102,7 @@ record LlamaRanks(RankPool<LlamaStep, List<TokenChooser.Choice>> pool, boolean r
             LlamaConfig config, GeneratorSettings settings, ProcessGroup group, Safetensors files) {
         int ranks = group.worldSize();
         Progress progress = group.rank() == 0 ? settings.progress() : null;
+        long start = System.nanoTime();
         LlamaWeights weights =
                 LlamaWeights.read(
                         config,
@@ -114,6 +115,10 @@ record LlamaRanks(RankPool<LlamaStep, List<TokenChooser.Choice>> pool, boolean r
                                 progress.increment(bytes);
                             }
                         });
+        LOG.info(
+                "rank {} has read its weights in {} s",
+                group.rank(),
+                String.format("%.2f", (System.nanoTime() - start) / 1e9));
         KvCache cache = null;
         try {
             cache = new KvCache(config, ranks, settings.cacheRows(), group.device());
