@@ -17,10 +17,12 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.Collections;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.nativeops.MappedFile;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
@@ -56,6 +58,8 @@ public final class Safetensors implements AutoCloseable {
     private final Path source;
     private final List<MappedFile> files = new ArrayList<>();
     private final Map<String, Location> tensors = new LinkedHashMap<>();
+    private final Map<Device, StagedCopy> staged = new HashMap<>(); // guarded by itself
+    private boolean closed; // likewise
     private final Map<String, String> metadata = new LinkedHashMap<>();
 
     private Safetensors(Path source) {
@@ -352,6 +356,10 @@ public final class Safetensors implements AutoCloseable {
         }
         long offset = location.stored().offset() + first * type.itemSize();
         NativeMemory memory = location.file().memory();
+        if (isPlainGpuMemory(destination, type)) {
+            copyToGpu(memory, offset, spec, part, destination);
+            return;
+        }
         NoGradient.run(
                 () -> {
                     try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
@@ -369,6 +377,46 @@ public final class Safetensors implements AutoCloseable {
                         Torch.copy(destination, stored);
                     }
                 });
+    }
+
+    private static boolean isPlainGpuMemory(NDArray destination, ScalarType type) {
+        return destination.getDevice().isGpu()
+                && NativeLibrary.CUDA.isAvailable()
+                && Torch.scalarType(destination) == type
+                && Torch.isContiguous(destination)
+                // Autograd is to see that the array has changed.
+                && !Torch.requiresGradient(destination);
+    }
+
+    /** A part has all of the dimensions behind the one along which it is cut. */
+    private void copyToGpu(
+            NativeMemory memory, long offset, TensorSpec spec, Shape part, NDArray destination) {
+        int cut = 0;
+        for (int i = 0; i < part.dimension(); i++) {
+            if (part.get(i) != spec.shape().get(i)) {
+                cut = i;
+            }
+        }
+        long itemSize = spec.type().itemSize();
+        long rows = part.slice(0, cut).size();
+        long rowBytes = part.slice(cut).size() * itemSize;
+        long stride = spec.shape().slice(cut).size() * itemSize;
+        long address = Torch.dataPointer(destination);
+        try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
+            // Keeps the file mapped.
+            Torch.view(manager, memory, offset, new Shape(1), ScalarType.UINT8);
+            stagedCopy(destination.getDevice())
+                    .copy(address, memory.address() + offset, rows, rowBytes, stride);
+        }
+    }
+
+    private StagedCopy stagedCopy(Device device) {
+        synchronized (staged) {
+            if (closed) {
+                throw new IllegalArgumentException("the safetensors of " + source + " are closed");
+            }
+            return staged.computeIfAbsent(device, StagedCopy::create);
+        }
     }
 
     private static long[] strides(Shape shape) {
@@ -425,5 +473,10 @@ public final class Safetensors implements AutoCloseable {
     @Override
     public void close() {
         files.forEach(MappedFile::close);
+        synchronized (staged) {
+            closed = true;
+            staged.values().forEach(StagedCopy::close);
+            staged.clear();
+        }
     }
 }

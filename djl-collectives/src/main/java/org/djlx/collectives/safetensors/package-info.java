@@ -12,6 +12,7 @@
  * + SafetensorsWriter   writes them
  * + SafetensorsHeader   the description at the start of a file, checked
  * + TensorSpec          the name, element type and shape of a stored tensor
+ *   StagedCopy          copies rows to a GPU through pinned memory
  *   StrictJson          JSON whose keys are unique and whose numbers are whole
  * </pre>
  */

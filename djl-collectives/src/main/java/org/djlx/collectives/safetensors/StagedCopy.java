@@ -1,0 +1,152 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.safetensors;
+
+import ai.djl.Device;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaMemory;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CurrentStreams;
+import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.SharedMemory;
+
+/**
+ * Copies rows of mapped files to a GPU through two pieces of pinned memory: threads of the common
+ * pool fill one while the GPU fetches the other. A plain copy of pageable memory has one thread
+ * that does both in turn, and rows that are apart copied once more before. Thread-safe.
+ */
+final class StagedCopy implements AutoCloseable {
+
+    static final int PIECE_BYTES = 16 << 20;
+    private static final int PIECES = 2;
+    private static final long TASK_BYTES = 1 << 20; // what a thread copies at once
+
+    private final CudaDevice device;
+    private final CurrentStreams streams;
+    private final List<NativeMemory> pieces = new ArrayList<>();
+    private final List<CudaEvent> fetched = new ArrayList<>();
+
+    private StagedCopy(Device gpu) {
+        device = CudaDevice.open(gpu);
+        streams = new CurrentStreams(device);
+    }
+
+    /** Allocates the pieces. */
+    static StagedCopy create(Device gpu) {
+        StagedCopy copy = new StagedCopy(gpu);
+        boolean done = false;
+        try {
+            for (int i = 0; i < PIECES; i++) {
+                copy.pieces.add(CudaMemory.allocatePinned(copy.device, PIECE_BYTES));
+                copy.fetched.add(CudaEvent.create(copy.device));
+            }
+            done = true;
+            return copy;
+        } finally {
+            if (!done) {
+                copy.close();
+            }
+        }
+    }
+
+    /** Some of what is copied: rows of a piece, or a part of one row. */
+    @FunctionalInterface
+    interface Part {
+
+        /**
+         * Copies it.
+         *
+         * @param source where it is
+         * @param rows how many rows
+         * @param rowBytes how long they are
+         * @param offset where it goes, from the first byte on
+         */
+        void copy(long source, long rows, long rowBytes, long offset);
+    }
+
+    /**
+     * Divides rows into parts of a piece's size at most: rows where one fits, otherwise each into
+     * several.
+     *
+     * @param stride from a row to the next, in bytes
+     */
+    static void divide(long source, long rows, long rowBytes, long stride, long most, Part part) {
+        if (rowBytes == stride && rows > 1) {
+            divide(source, 1, rows * rowBytes, rows * rowBytes, most, part);
+            return;
+        }
+        long together = Math.min(rows, Math.max(1, most / rowBytes));
+        for (long row = 0; row < rows; row += together) {
+            long count = Math.min(together, rows - row);
+            for (long at = 0; at < rowBytes; at += most) {
+                long bytes = Math.min(most, rowBytes - at);
+                part.copy(source + row * stride + at, count, bytes, row * rowBytes + at);
+            }
+        }
+    }
+
+    /** Copies rows together, by several threads. */
+    static void fill(long to, long source, long rows, long rowBytes, long stride) {
+        List<Runnable> tasks = new ArrayList<>();
+        divide(
+                source,
+                rows,
+                rowBytes,
+                stride,
+                TASK_BYTES,
+                (from, taskRows, bytes, offset) ->
+                        tasks.add(
+                                () -> {
+                                    for (long row = 0; row < taskRows; row++) {
+                                        SharedMemory.copy(
+                                                to + offset + row * bytes,
+                                                from + row * stride,
+                                                bytes);
+                                    }
+                                }));
+        tasks.parallelStream().forEach(Runnable::run);
+    }
+
+    /**
+     * Copies rows, and waits until they are there.
+     *
+     * @param destination where they lie together, on the GPU
+     * @param source the first row's address in this process's memory
+     * @param rows how many
+     * @param rowBytes how long they are, at least 1
+     * @param stride from a row to the next, in bytes
+     */
+    synchronized void copy(long destination, long source, long rows, long rowBytes, long stride) {
+        // What was enqueued on the stream before may still use the destination.
+        CudaStream stream = streams.get();
+        int[] count = new int[1];
+        divide(
+                source,
+                rows,
+                rowBytes,
+                stride,
+                PIECE_BYTES,
+                (from, partRows, partBytes, offset) -> {
+                    int i = count[0]++ % PIECES;
+                    long piece = pieces.get(i).address();
+                    fetched.get(i).synchronize();
+                    fill(piece, from, partRows, partBytes, stride);
+                    stream.copyAsync(destination + offset, piece, partRows * partBytes);
+                    fetched.get(i).record(stream);
+                });
+        fetched.forEach(CudaEvent::synchronize);
+    }
+
+    @Override
+    public synchronized void close() {
+        fetched.forEach(CudaEvent::close);
+        pieces.forEach(NativeMemory::close);
+        streams.close();
+        device.close();
+    }
+}
