@@ -4,12 +4,15 @@
  */
 package org.djlx.collectives;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Random;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.NativeMemory;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
@@ -21,6 +24,7 @@ public final class TestArrays {
 
     /** Creates an array whose elements are the values, rounded to the type. */
     public static NDArray of(NDManager manager, ScalarType type, Shape shape, double... values) {
+        awaitStream(manager.getDevice());
         try (NDArray doubles = manager.create(values, shape)) {
             return Torch.cast(doubles, type);
         }
@@ -76,8 +80,30 @@ public final class TestArrays {
         return Torch.view(manager, memory, 0, new Shape(count), ScalarType.INT8);
     }
 
+    /** Returns the array when all that the current stream of its GPU has to do before is done. */
+    public static NDArray awaited(NDArray array) {
+        awaitStream(array.getDevice());
+        return array;
+    }
+
+    /**
+     * Waits for the current stream of a GPU, before a copy from or to memory that is not pinned.
+     * Such a copy would wait for it as well, but meanwhile the driver takes no calls for that GPU,
+     * not even those of a rank that shares it and is waited for.
+     */
+    private static void awaitStream(Device device) {
+        if (!device.isGpu()) {
+            return;
+        }
+        try (CudaDevice gpu = CudaDevice.open(device);
+                CudaStream stream = CudaStream.wrap(gpu, Torch.currentCudaStream(device))) {
+            stream.synchronize();
+        }
+    }
+
     /** Reads an array's elements; exact for all types but large int64. */
     public static double[] values(NDArray array) {
+        awaited(array);
         try (NDArray doubles = Torch.cast(array, ScalarType.FLOAT64)) {
             return doubles.toType(DataType.FLOAT64, false).toDoubleArray();
         }

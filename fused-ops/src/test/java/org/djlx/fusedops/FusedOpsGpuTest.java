@@ -33,6 +33,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Replays;
 import org.djlx.fusedops.cost.Path;
@@ -202,7 +203,8 @@ class FusedOpsGpuTest {
                 }
                 NDArray result = FusedOps.allGatherGated(shard, weight, group).orElseThrow();
                 assertEquals(new Shape(all, width), result.getShape());
-                float[] actual = Torch.cast(result, ScalarType.FLOAT32).toFloatArray();
+                float[] actual =
+                        TestArrays.awaited(Torch.cast(result, ScalarType.FLOAT32)).toFloatArray();
                 for (int i = 0; i < actual.length; i++) {
                     double tolerance = Math.abs(expected[i]) / 200 + 1e-3;
                     if (!(Math.abs(expected[i] - actual[i]) <= tolerance)) {
@@ -740,7 +742,7 @@ class FusedOpsGpuTest {
                         }
                         device.synchronize();
                         for (int i = 0; i < outputs.size(); i++) {
-                            float[] values = outputs.get(i).toFloatArray();
+                            float[] values = TestArrays.awaited(outputs.get(i)).toFloatArray();
                             for (int j = 0; j < values.length; j++) {
                                 int rank = j / (8 * 16);
                                 assertEquals(k * (rank + i), values[j], "operator " + i);

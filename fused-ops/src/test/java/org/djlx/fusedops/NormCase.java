@@ -125,7 +125,7 @@ record NormCase(ScalarType type, Shape shape, boolean strided, float epsilon, lo
     }
 
     private static float[] floats(NDArray array) {
-        return Torch.cast(array, ScalarType.FLOAT32).toFloatArray();
+        return TestArrays.awaited(Torch.cast(array, ScalarType.FLOAT32)).toFloatArray();
     }
 
     private static void add(float[] sum, float[] next) {

@@ -289,8 +289,8 @@ class CudaP2pThreadsTest {
                         assertFalse(e.isGroupBroken(), e.getMessage());
                         NDArray tensor = manager.ones(new Shape(1000));
                         group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
-                        assertEquals(worldSize, tensor.min().getFloat());
-                        assertEquals(worldSize, tensor.max().getFloat());
+                        assertEquals(worldSize, TestArrays.awaited(tensor.min()).getFloat());
+                        assertEquals(worldSize, TestArrays.awaited(tensor.max()).getFloat());
                     }
                 });
     }
@@ -329,7 +329,7 @@ class CudaP2pThreadsTest {
                         group.allReduce(tensor, ReduceOp.AVG);
                     }
                     group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
-                    assertEquals(worldSize, tensor.max().getFloat());
+                    assertEquals(worldSize, TestArrays.awaited(tensor.max()).getFloat());
                 });
     }
 
@@ -355,8 +355,8 @@ class CudaP2pThreadsTest {
                         tensor.muli(0).addi(group.rank() + 1);
                         group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
                         float sum = worldSize * (worldSize + 1) / 2f;
-                        assertEquals(sum, tensor.max().getFloat());
-                        assertEquals(sum, tensor.min().getFloat());
+                        assertEquals(sum, TestArrays.awaited(tensor.max()).getFloat());
+                        assertEquals(sum, TestArrays.awaited(tensor.min()).getFloat());
                     }
                 });
     }
@@ -394,8 +394,8 @@ class CudaP2pThreadsTest {
                     NDArray next = manager.full(shape, 7f);
                     failed.countDown();
                     group.destroy();
-                    assertEquals(7, next.max().getFloat());
-                    assertEquals(7, next.min().getFloat());
+                    assertEquals(7, TestArrays.awaited(next.max()).getFloat());
+                    assertEquals(7, TestArrays.awaited(next.min()).getFloat());
                 });
     }
 
@@ -435,8 +435,8 @@ class CudaP2pThreadsTest {
                         }
                         works.get(2).await();
                         float expected = i + (worldSize - 1) / 2f;
-                        assertEquals(expected, tensor.max().getFloat());
-                        assertEquals(expected, tensor.min().getFloat());
+                        assertEquals(expected, TestArrays.awaited(tensor.max()).getFloat());
+                        assertEquals(expected, TestArrays.awaited(tensor.min()).getFloat());
                         tensor.close();
                     }
                 });
@@ -473,8 +473,8 @@ class CudaP2pThreadsTest {
                             last = group.allReduce(tensor, ReduceOp.AVG);
                         }
                         last.await(group.timeout());
-                        assertEquals(rounds, tensor.max().getFloat());
-                        assertEquals(rounds, tensor.min().getFloat());
+                        assertEquals(rounds, TestArrays.awaited(tensor.max()).getFloat());
+                        assertEquals(rounds, TestArrays.awaited(tensor.min()).getFloat());
                     }
                 });
     }
@@ -502,8 +502,8 @@ class CudaP2pThreadsTest {
                                                 NOTHING,
                                                 operation -> TorchInPlace.add(tensor, ones));
                         // Made, before another stream uses them.
-                        assertEquals(3, tensor.min().getFloat());
-                        assertEquals(1, ones.min().getFloat());
+                        assertEquals(3, TestArrays.awaited(tensor.min()).getFloat());
+                        assertEquals(1, TestArrays.awaited(ones.min()).getFloat());
                         for (int i = 0; i < rounds; i++) {
                             adds.run();
                             CudaStreamGuard guard =
@@ -517,8 +517,8 @@ class CudaP2pThreadsTest {
                             }
                         }
                         group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
-                        assertEquals(3 + 3 * rounds, tensor.max().getFloat());
-                        assertEquals(3 + 3 * rounds, tensor.min().getFloat());
+                        assertEquals(3 + 3 * rounds, TestArrays.awaited(tensor.max()).getFloat());
+                        assertEquals(3 + 3 * rounds, TestArrays.awaited(tensor.min()).getFloat());
                         other.synchronize();
                     }
                 });
@@ -578,7 +578,9 @@ class CudaP2pThreadsTest {
                     }
                     for (int round = 1; round <= 5; round++) {
                         message.muli(0).addi(10 * round + group.rank());
-                        assertEquals(10 * round + group.rank(), message.max().getFloat());
+                        assertEquals(
+                                10 * round + group.rank(),
+                                TestArrays.awaited(message.max()).getFloat());
                         if (group.rank() == 0 && round % 2 == 0) {
                             onStream(group, stream -> sumThenSend(group, tensor, message));
                         } else if (group.rank() == 0) {
@@ -588,11 +590,12 @@ class CudaP2pThreadsTest {
                         } else {
                             if (group.rank() == 1) {
                                 group.recv(message, 0, 0).await(patience);
-                                assertEquals(10 * round, message.max().getFloat());
+                                assertEquals(
+                                        10 * round, TestArrays.awaited(message.max()).getFloat());
                             }
                             group.allReduce(tensor, ReduceOp.AVG).await(patience);
                         }
-                        assertEquals(1, tensor.max().getFloat());
+                        assertEquals(1, TestArrays.awaited(tensor.max()).getFloat());
                     }
                 });
     }
@@ -650,12 +653,12 @@ class CudaP2pThreadsTest {
                         assertTrue(work.isSuccess(), work.toString());
                     }
                     int sum = worldSize * (worldSize + 1) / 2;
-                    assertEquals(2 * sum, twice.min().getFloat());
-                    assertEquals(2 * sum, twice.max().getFloat());
-                    assertEquals(10, code.max().getFloat());
+                    assertEquals(2 * sum, TestArrays.awaited(twice.min()).getFloat());
+                    assertEquals(2 * sum, TestArrays.awaited(twice.max()).getFloat());
+                    assertEquals(10, TestArrays.awaited(code.max()).getFloat());
                     if (!alone) {
-                        assertEquals(sum, large.min().getFloat());
-                        assertEquals(sum, large.max().getFloat());
+                        assertEquals(sum, TestArrays.awaited(large.min()).getFloat());
+                        assertEquals(sum, TestArrays.awaited(large.max()).getFloat());
                     }
                 });
     }
@@ -754,8 +757,10 @@ class CudaP2pThreadsTest {
                         });
                 works.forEach(work -> work.await(Duration.ofSeconds(30)));
                 for (NDArray tensor : tensors) {
-                    assertEquals(worldSize * worldSize, tensor.max().getFloat());
-                    assertEquals(worldSize * worldSize, tensor.min().getFloat());
+                    assertEquals(
+                            worldSize * worldSize, TestArrays.awaited(tensor.max()).getFloat());
+                    assertEquals(
+                            worldSize * worldSize, TestArrays.awaited(tensor.min()).getFloat());
                 }
             }
         } finally {
@@ -786,8 +791,10 @@ class CudaP2pThreadsTest {
                             NcclBatch.run(() -> works.add(group.allReduce(tensor, ReduceOp.SUM)));
                         }
                         works.get(0).await(group.timeout());
-                        assertEquals(worldSize * round, tensor.max().getFloat());
-                        assertEquals(worldSize * round, tensor.min().getFloat());
+                        assertEquals(
+                                worldSize * round, TestArrays.awaited(tensor.max()).getFloat());
+                        assertEquals(
+                                worldSize * round, TestArrays.awaited(tensor.min()).getFloat());
                     }
                 });
     }
@@ -816,7 +823,7 @@ class CudaP2pThreadsTest {
                         guard.close();
                         assertTrue(e.getMessage().contains("CUDA graph"), e.getMessage());
                         group.allReduce(tensor, ReduceOp.SUM).await(group.timeout());
-                        assertEquals(worldSize, tensor.max().getFloat());
+                        assertEquals(worldSize, TestArrays.awaited(tensor.max()).getFloat());
                     }
                 });
     }

@@ -13,6 +13,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.function.ToDoubleBiFunction;
 import java.util.function.UnaryOperator;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.TestArrays;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaGraph;
 import org.djlx.nativeops.CudaStream;
@@ -106,13 +107,17 @@ public final class Replays {
                             once(operation, input);
                         }
                     }
-                    float[] all = Torch.cast(outputs, ScalarType.FLOAT32).toFloatArray();
+                    float[] all =
+                            TestArrays.awaited(Torch.cast(outputs, ScalarType.FLOAT32))
+                                    .toFloatArray();
                     float[] wanted = new float[VALUES];
                     for (int value = 0; value < VALUES; value++) {
                         wanted[value] = (float) expected.applyAsDouble(value, group.worldSize());
                     }
                     NDArray rounded = Torch.cast(manager.create(wanted), type);
-                    wanted = Torch.cast(rounded, ScalarType.FLOAT32).toFloatArray();
+                    wanted =
+                            TestArrays.awaited(Torch.cast(rounded, ScalarType.FLOAT32))
+                                    .toFloatArray();
                     for (int i = 0; i < all.length; i++) {
                         int round = i / 2;
                         float want = wanted[round % VALUES];
