@@ -132,8 +132,10 @@ class KernelArchitectureTest {
     private static Set<String> llamaKernels() {
         Set<String> names = new TreeSet<>();
         for (String rows : List.of("8", "16", "32", "64")) {
-            for (String stripes : List.of(rows.equals("64") ? "4" : "7", "2", "1")) {
-                names.add("decode_product_" + rows + "_" + stripes);
+            List<String> stripes =
+                    rows.equals("64") ? List.of("4", "2", "1") : List.of("7", "3", "2", "1");
+            for (String of : stripes) {
+                names.add("decode_product_" + rows + "_" + of);
             }
         }
         names.addAll(List.of("decode_embed", "decode_rotate", "decode_best", "decode_choose"));

@@ -65,9 +65,9 @@ public final class LlamaKernels implements AutoCloseable {
      * The most rows of a product, the stripes that a block has, the most stages: products.cuh's.
      */
     private static final int[][] PRODUCTS = {
-        {8, 7, 3}, {8, 2, 10}, {8, 1, 10},
-        {16, 7, 3}, {16, 2, 6}, {16, 1, 6},
-        {32, 7, 3}, {32, 2, 5}, {32, 1, 5},
+        {8, 7, 3}, {8, 3, 7}, {8, 2, 10}, {8, 1, 10},
+        {16, 7, 3}, {16, 3, 7}, {16, 2, 6}, {16, 1, 6},
+        {32, 7, 3}, {32, 3, 5}, {32, 2, 5}, {32, 1, 5},
         {64, 4, 3}, {64, 2, 4}, {64, 1, 4},
     };
 

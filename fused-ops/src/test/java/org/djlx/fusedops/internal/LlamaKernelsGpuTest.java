@@ -68,6 +68,7 @@ class LlamaKernelsGpuTest {
         try (LlamaKernels kernels = new LlamaKernels(device, compiler, type, 128, 4, 16)) {
             check(kernels, type, gated, 40, 2056);
             check(kernels, type, gated, 2 * wave - 5, 520);
+            check(kernels, type, gated, 3 * wave - 5, 520);
             check(kernels, type, gated, 4 * wave - 5, 72);
             check(kernels, type, gated, 7 * wave - 5, 72);
         }

@@ -172,12 +172,15 @@ __host__ __device__ constexpr int stages(int tiles, int stripes, int most) {
 // NOTES.md has what was measured. The host knows these numbers, and chooses by how many stripes there are; 64 rows have too many
 // sums for 7 of a block.
 PRODUCT(8, 7, 3)
+PRODUCT(8, 3, 7)
 PRODUCT(8, 2, 10)
 PRODUCT(8, 1, 10)
 PRODUCT(16, 7, 3)
+PRODUCT(16, 3, 7)
 PRODUCT(16, 2, 6)
 PRODUCT(16, 1, 6)
 PRODUCT(32, 7, 3)
+PRODUCT(32, 3, 5)
 PRODUCT(32, 2, 5)
 PRODUCT(32, 1, 5)
 PRODUCT(64, 4, 3)
