@@ -111,7 +111,7 @@ struct NormCall {
   Rows rows;
   float epsilon = 0;
 
-  int threads() const { return std::min<u64>(kernels::MAX_THREADS, align(packs(), kernels::WARP)); }
+  int threads() const { return std::min<u64>(kernels::NORM_THREADS, align(packs(), kernels::WARP)); }
   u64 packs() const { return (rows.hidden * type.size + 15) / 16; }
   u64 blocks(u64 most) const { return std::clamp<u64>(rows.rows, 1, most); }
 };

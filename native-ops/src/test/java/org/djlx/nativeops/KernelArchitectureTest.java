@@ -138,6 +138,9 @@ class KernelArchitectureTest {
                 names.add("decode_product_" + rows + "_" + of);
             }
         }
+        for (String stripes : List.of("7", "3", "2", "1")) {
+            names.add("decode_norm_product_" + stripes);
+        }
         names.addAll(List.of("decode_embed", "decode_rotate", "decode_best", "decode_choose"));
         names.addAll(
                 List.of("decode_attention", "decode_attention_late", "decode_attention_placed"));

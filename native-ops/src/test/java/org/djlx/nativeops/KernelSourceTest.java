@@ -28,11 +28,12 @@ class KernelSourceTest {
         Set<String> element = Set.of("element.cuh");
         Set<String> both = Set.of("element.cuh", "signal.cuh");
         Set<String> oneShot = Set.of("element.cuh", "signal.cuh", "one_shot.cuh");
+        Set<String> norm = Set.of("element.cuh", "signal.cuh", "one_shot.cuh", "rms_norm.cuh");
         Map.of(
                         "reduce", element,
                         "wait_signals", both,
                         "all_reduce", oneShot,
-                        "all_reduce_rms_norm", oneShot)
+                        "all_reduce_rms_norm", norm)
                 .forEach(
                         (operator, headers) -> {
                             KernelSource source =

@@ -60,6 +60,7 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int ATTENTION_THREADS = 256;
     private static final int STRIPE = 16; // rows of weights that a tensor core's product has
     private static final int MIN_STAGES = 2;
+    private static final int NORM_SUMS = 64; // bytes
 
     /**
      * The most rows of a product, the stripes that a block has, the most stages: products.cuh's.
@@ -71,6 +72,9 @@ public final class LlamaKernels implements AutoCloseable {
         {64, 4, 3}, {64, 2, 4}, {64, 1, 4},
     };
 
+    /** The stripes that a block has, the most stages, of products that norm their row. */
+    private static final int[][] NORM_PRODUCTS = {{7, 3}, {3, 8}, {2, 10}, {1, 10}};
+
     private static final int MAX_HEAD = 128;
     private static final int MAX_SHARING = 8;
     private static final int PACK = 8; // elements of 16 bytes
@@ -80,7 +84,10 @@ public final class LlamaKernels implements AutoCloseable {
     private static final Map<ScalarType, String> TYPES =
             Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
 
+    private static final Norm NO_NORM = new Norm(0, 0, 0, 0);
+
     private final int multiprocessors;
+    private final int room; // in bytes, of a block's shared memory
     private final int headSize;
     private final CudaModule module;
     private final CudaKernel embed;
@@ -114,13 +121,16 @@ public final class LlamaKernels implements AutoCloseable {
             int blockTokens) {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
-        int room = room(device);
+        room = room(device);
         module =
                 compiler.load(
                         device, source(), options(device, type, headSize, sharing, blockTokens));
         embed = module.kernel("decode_embed");
         for (int[] product : PRODUCTS) {
-            addProduct(product[0], product[1], product[2], room);
+            addProduct(product[0], product[1], product[2], false);
+        }
+        for (int[] product : NORM_PRODUCTS) {
+            addProduct(PACK, product[0], product[1], true);
         }
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
@@ -174,7 +184,8 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /** A kernel for products of up to so many rows, whose blocks have so many stripes. */
-    private record Product(CudaKernel kernel, int rows, int stripes, int sharedBytes) {
+    private record Product(
+            CudaKernel kernel, int rows, int stripes, int sharedBytes, boolean isNorming) {
 
         int blocks(long all) {
             return Math.toIntExact(ceilDiv(all, stripes));
@@ -189,13 +200,15 @@ public final class LlamaKernels implements AutoCloseable {
         }
     }
 
-    private void addProduct(int rows, int stripes, int mostStages, int room) {
-        int stage = PRODUCT_THREADS * PACK_BYTES * (2 * stripes + rows / PACK);
+    private void addProduct(int rows, int stripes, int mostStages, boolean isNorming) {
+        int tiles = isNorming ? 0 : rows / PACK;
+        int stage = PRODUCT_THREADS * PACK_BYTES * (2 * stripes + tiles);
         int stages = Math.min(mostStages, room / stage);
         if (stages >= MIN_STAGES) {
-            CudaKernel kernel = module.kernel("decode_product_" + rows + "_" + stripes);
-            kernel.allowSharedMemory(stages * stage);
-            products.add(new Product(kernel, rows, stripes, stages * stage));
+            String name = isNorming ? "norm_product" : "product_" + rows;
+            CudaKernel kernel = module.kernel("decode_" + name + "_" + stripes);
+            kernel.allowSharedMemory(room);
+            products.add(new Product(kernel, rows, stripes, stages * stage, isNorming));
         }
     }
 
@@ -272,6 +285,7 @@ public final class LlamaKernels implements AutoCloseable {
      * @param width the elements of a row of the output
      * @param depth over how many elements is summed
      * @param stride from a row of the output to the next, in elements
+     * @param norm how x is normed, if {@link #canNorm} tells so; null if it is as it is
      */
     public void product(
             CudaStream stream,
@@ -282,18 +296,66 @@ public final class LlamaKernels implements AutoCloseable {
             long weight,
             long width,
             long depth,
-            long stride) {
+            long stride,
+            Norm norm) {
         int most = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
         long stripes = ceilDiv(width, gated ? STRIPE / 2 : STRIPE);
         Product product =
                 products.stream()
-                        .filter(p -> p.rows == most)
+                        .filter(p -> p.rows == most && p.isNorming == (norm != null))
                         .min(Comparator.comparingLong(p -> p.cost(stripes, multiprocessors)))
                         .orElseThrow();
-        LaunchSize size = LaunchSize.of(product.blocks(stripes), PRODUCT_THREADS);
-        arguments.clear().addStruct(output, x, weight, rows, width, depth, stride, gated ? 1 : 0);
-        product.kernel.launch(
-                stream, size.withShared(product.sharedBytes).asDependent(), arguments);
+        Norm normed = norm == null ? NO_NORM : norm;
+        arguments
+                .clear()
+                .addStruct(
+                        output,
+                        x,
+                        weight,
+                        rows,
+                        width,
+                        depth,
+                        stride,
+                        gated ? 1 : 0,
+                        normed.weight,
+                        normed.residual,
+                        normed.newResidual,
+                        Float.floatToRawIntBits(normed.epsilon));
+        LaunchSize size =
+                LaunchSize.of(product.blocks(stripes), PRODUCT_THREADS)
+                        .withShared(product.sharedBytes + (norm == null ? 0 : normBytes(depth)));
+        product.kernel.launch(stream, size.asDependent(), arguments);
+    }
+
+    /**
+     * What a product adds x to first: it multiplies the norm of the new residual, of the bits that
+     * {@link RmsNormKernels#add} gives it. All are as long as x.
+     *
+     * @param weight the norm's
+     * @param residual what x is added to
+     * @param newResidual where the sum goes; neither where x nor where the residual is
+     * @param epsilon what is added to the mean square
+     */
+    public record Norm(long weight, long residual, long newResidual, float epsilon) {}
+
+    /**
+     * Tells whether products norm x themselves: one row that blocks have room for. Of two, it takes
+     * longer than a kernel of its own.
+     *
+     * @param rows how many
+     * @param depth their length
+     * @return whether they do
+     */
+    public boolean canNorm(int rows, int depth) {
+        return rows == 1
+                && products.stream()
+                        .filter(Product::isNorming)
+                        .allMatch(product -> product.sharedBytes <= room - normBytes(depth));
+    }
+
+    /** The room that a block needs for a row, the weight of its norm, and sums. */
+    private static int normBytes(long depth) {
+        return Math.toIntExact(2 * depth / PACK * PACK_BYTES) + NORM_SUMS;
     }
 
     /**

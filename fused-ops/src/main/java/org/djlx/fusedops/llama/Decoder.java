@@ -70,7 +70,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray sines;
 
     // Of the most rows; graphs use the first ones.
-    private final NDArray[] residuals = new NDArray[2];
+    private final NDArray[] residuals = new NDArray[3];
     private final NDArray zeros;
     private final NDArray norm;
     private final NDArray qkv;
@@ -205,8 +205,9 @@ final class Decoder implements AutoCloseable {
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
             int head = config.headSize();
-            residuals[0] = rows(config.hiddenSize());
-            residuals[1] = rows(config.hiddenSize());
+            for (int i = 0; i < residuals.length; i++) {
+                residuals[i] = rows(config.hiddenSize());
+            }
             zeros = rows(config.hiddenSize());
             norm = rows(config.hiddenSize());
             qkv = rows((queryHeads + 2 * keyHeads) * head);
@@ -445,15 +446,13 @@ final class Decoder implements AutoCloseable {
         long firstChunks = positions + (long) rows * Integer.BYTES;
         long table = firstChunks + (long) rows * Integer.BYTES;
         int firstToken = tokens * group.rank();
-        NDArray partial = first(residuals[0], rows);
-        NDArray residual = first(zeros, rows);
-        NDArray next = first(residuals[1], rows);
+        Residual residual = new Residual(rows);
         int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
         if (!key.lastLayer) { // Otherwise one rank has the row already, and others have zeros.
             kernels.embed(
                     stream,
                     rows,
-                    Torch.dataPointer(partial),
+                    Torch.dataPointer(residual.partial),
                     Torch.dataPointer(inputs) + key.tokensAt(),
                     places,
                     Torch.dataPointer(chosen),
@@ -462,13 +461,13 @@ final class Decoder implements AutoCloseable {
                     tokens,
                     hidden);
         }
-        add(partial, residual, weights.layer(firstLayer).attentionNorm());
-        residual = partial;
         int head = config.headSize();
         int width = (queryHeads + 2 * keyHeads) * head;
         for (int i = firstLayer; i < config.layers(); i++) {
             LlamaWeights.Layer layer = weights.layer(i);
-            product(false, rows, qkv, norm, layer.queriesKeysValues(), width, hidden);
+            long queries = Torch.dataPointer(qkv);
+            residual.product(
+                    false, queries, layer.attentionNorm(), layer.queriesKeysValues(), width, width);
             kernels.attend(
                     stream,
                     attention(i, positions, firstChunks, table),
@@ -477,29 +476,14 @@ final class Decoder implements AutoCloseable {
                     keyHeads,
                     key.chunks,
                     key.tableStride());
-            product(false, rows, next, attended, layer.attentionOut(), hidden, queryHeads * head);
-            add(next, residual, layer.mlpNorm());
-            NDArray free = residual;
-            residual = next;
-            product(true, rows, activated, norm, layer.gateUp(), inner, hidden);
-            product(false, rows, free, activated, layer.down(), hidden, inner);
-            NDArray nextNorm =
-                    i + 1 < config.layers() ? weights.layer(i + 1).attentionNorm() : weights.norm();
-            add(free, residual, nextNorm);
-            next = residual;
-            residual = free;
+            addend(residual, attended, layer.attentionOut(), queryHeads * head);
+            long inside = Torch.dataPointer(activated);
+            residual.product(true, inside, layer.mlpNorm(), layer.gateUp(), inner, inner);
+            addend(residual, activated, layer.down(), inner);
         }
         long scores = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
-        kernels.product(
-                stream,
-                false,
-                rows,
-                scores,
-                Torch.dataPointer(norm),
-                Torch.dataPointer(weights.head()),
-                tokens,
-                hidden,
-                logits.getShape().get(1));
+        long allTokens = logits.getShape().get(1);
+        residual.product(false, scores, weights.norm(), weights.head(), tokens, allTokens);
         long rowsOfRank = (long) rows * BEST_BYTES;
         stream.memsetAsync(
                 Torch.dataPointer(bestOfRanks), (byte) 0, group.worldSize() * rowsOfRank);
@@ -531,30 +515,83 @@ final class Decoder implements AutoCloseable {
                 Torch.dataPointer(ended));
     }
 
-    private void product(
-            boolean gated, int rows, NDArray out, NDArray x, NDArray weight, int width, int depth) {
+    /** Computes this rank's partial of what is added to the residual next. */
+    private void addend(Residual residual, NDArray x, NDArray weight, int depth) {
+        int hidden = config.hiddenSize();
         kernels.product(
                 stream,
-                gated,
-                rows,
-                Torch.dataPointer(out),
+                false,
+                residual.rows,
+                Torch.dataPointer(residual.partial),
                 Torch.dataPointer(x),
                 Torch.dataPointer(weight),
-                width,
+                hidden,
                 depth,
-                width);
+                hidden,
+                null);
     }
 
-    /** Adds all ranks' partials to the residual, which goes to where the partial is, and norms. */
-    private void add(NDArray partial, NDArray residual, NDArray weight) {
-        NDArray normed = first(norm, (int) partial.getShape().get(0));
-        FusedOps.allReduceRmsNorm(
-                new NormedResidual(partial, normed),
-                partial,
-                residual,
-                weight,
-                (float) config.epsilon(),
-                group);
+    /** What each layer adds to twice, 0 at first, and what is to be added. */
+    private final class Residual {
+
+        final int rows;
+        NDArray partial; // what this rank adds
+        private final boolean isNormedByProducts;
+        private NDArray sum; // of what was added
+        private NDArray next; // for what is computed behind
+        private NDArray unused;
+
+        Residual(int rows) {
+            this.rows = rows;
+            // What one rank adds no other has a part of.
+            isNormedByProducts =
+                    group.worldSize() == 1 && kernels.canNorm(rows, config.hiddenSize());
+            partial = first(residuals[0], rows);
+            sum = first(zeros, rows);
+            next = first(residuals[1], rows);
+            unused = first(residuals[2], rows);
+        }
+
+        /** Adds all ranks' partials, and multiplies the sum's norm with a weight. */
+        void product(
+                boolean gated, long out, NDArray norm, NDArray weight, int width, long stride) {
+            LlamaKernels.Norm normed = null;
+            NDArray x = Decoder.this.norm;
+            NDArray before = sum;
+            if (isNormedByProducts) {
+                x = partial;
+                normed =
+                        new LlamaKernels.Norm(
+                                Torch.dataPointer(norm),
+                                Torch.dataPointer(sum),
+                                Torch.dataPointer(next),
+                                (float) config.epsilon());
+                sum = next;
+            } else {
+                FusedOps.allReduceRmsNorm(
+                        new NormedResidual(partial, first(x, rows)),
+                        partial,
+                        sum,
+                        norm,
+                        (float) config.epsilon(),
+                        group);
+                sum = partial;
+                partial = next;
+            }
+            next = unused == null ? before : unused; // zeros stay what they are
+            unused = null;
+            kernels.product(
+                    stream,
+                    gated,
+                    rows,
+                    out,
+                    Torch.dataPointer(x),
+                    Torch.dataPointer(weight),
+                    width,
+                    config.hiddenSize(),
+                    stride,
+                    normed);
+        }
     }
 
     private static NDArray first(NDArray array, int rows) {

@@ -6,7 +6,9 @@ package org.djlx.fusedops.internal;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.fail;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -90,6 +92,75 @@ class LlamaKernelsGpuTest {
         }
     }
 
+    /**
+     * Of each number of stripes that a block may have; rows of less and more than a pack a thread.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "FLOAT16, 0, 72",
+        "BFLOAT16, 2, 72",
+        "BFLOAT16, 3, 72",
+        "BFLOAT16, 4, 72",
+        "BFLOAT16, 7, 72",
+        "BFLOAT16, 0, 2056",
+        "BFLOAT16, 0, 4096",
+        "FLOAT16, 0, 8192"
+    })
+    void productsNormAsTheKernelForNormsDoes(ScalarType type, int waves, int depth) {
+        int wave = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) * 16;
+        int width = waves == 0 ? 40 : waves * wave - 5;
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        try (LlamaKernels kernels = new LlamaKernels(device, compiler, type, 128, 4, 16);
+                RmsNormKernels norms = new RmsNormKernels(device, streams, compiler, 1)) {
+            assertFalse(kernels.canNorm(2, depth));
+            assumeTrue(kernels.canNorm(1, depth), "no room for a row of " + depth);
+            for (boolean gated : new boolean[] {false, true}) {
+                checkNorm(kernels, norms, type, gated, width, depth);
+            }
+        }
+    }
+
+    private void checkNorm(
+            LlamaKernels kernels,
+            RmsNormKernels norms,
+            ScalarType type,
+            boolean gated,
+            int width,
+            int depth) {
+        int rows = 1;
+        Random random = new Random(width);
+        float epsilon = 1e-5f;
+        try (NDArray x = random(random, rows, depth, type);
+                NDArray residual = random(random, rows, depth, type);
+                NDArray factors = random(random, 1, depth, type);
+                NDArray weight = random(random, gated ? 2 * width : width, depth, type);
+                NDArray sum = random(random, rows, depth, type);
+                NDArray normed = random(random, rows, depth, type);
+                NDArray newResidual = random(random, rows, depth, type)) {
+            norms.add(
+                    new RmsNormKernels.Rows(
+                            Torch.dataPointer(sum),
+                            Torch.dataPointer(normed),
+                            Torch.dataPointer(x),
+                            Torch.dataPointer(residual),
+                            Torch.dataPointer(factors),
+                            type,
+                            rows,
+                            depth),
+                    epsilon);
+            float[] expected = multiply(kernels, gated, rows, normed, weight, width);
+            LlamaKernels.Norm norm =
+                    new LlamaKernels.Norm(
+                            Torch.dataPointer(factors),
+                            Torch.dataPointer(residual),
+                            Torch.dataPointer(newResidual),
+                            epsilon);
+            float[] actual = multiply(kernels, gated, rows, x, weight, width, norm);
+            assertArrayEquals(expected, actual);
+            assertArrayEquals(floats(sum), floats(newResidual));
+        }
+    }
+
     private NDArray random(Random random, int rows, int columns, ScalarType type) {
         float[] values = new float[rows * columns];
         for (int i = 0; i < values.length; i++) {
@@ -108,6 +179,17 @@ class LlamaKernelsGpuTest {
 
     private float[] multiply(
             LlamaKernels kernels, boolean gated, int rows, NDArray x, NDArray weight, int width) {
+        return multiply(kernels, gated, rows, x, weight, width, null);
+    }
+
+    private float[] multiply(
+            LlamaKernels kernels,
+            boolean gated,
+            int rows,
+            NDArray x,
+            NDArray weight,
+            int width,
+            LlamaKernels.Norm norm) {
         Shape shape = new Shape(LlamaKernels.MAX_ROWS, width + GAP);
         try (NDArray floats = manager.full(shape, UNTOUCHED);
                 NDArray output = Torch.cast(floats, Torch.scalarType(x))) {
@@ -120,7 +202,8 @@ class LlamaKernelsGpuTest {
                     Torch.dataPointer(weight),
                     width,
                     x.getShape().get(1),
-                    width + GAP);
+                    width + GAP,
+                    norm);
             return floats(output);
         }
     }

@@ -21,8 +21,7 @@
 #define RANKS 2
 #endif
 #include "one_shot.cuh"
-
-const int MAX_THREADS = 512;
+#include "rms_norm.cuh"
 
 // Arrays of `rows` times `hidden` elements, the weight of one row; the new residual may be where the partial is.
 template <typename T>
@@ -49,7 +48,7 @@ __device__ __forceinline__ float sum_of_block(float value, float* sums, bool& go
 template <typename T, bool EXCHANGE>
 __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];
-  __shared__ float sums[2][MAX_THREADS / WARP];
+  __shared__ float sums[2][NORM_THREADS / WARP];
   let_others_begin();
   await_others();
   u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
@@ -77,41 +76,32 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
     float squares = 0;
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       uint4 total = own;
-      Sum<T> sum;
       if (EXCHANGE) {
+        Sum<T> sum;
         good = good && take_sum<T>(launch, epoch, row * packs + i, own, sum);
         total = sum.result(1);
       }
-      sum.set(residual);
-      sum.add(total);
-      values[i] = sum.result(1);
+      values[i] = added<T>(residual, total);
       store_pack<T>(of.new_residual + begin, of.hidden, i, values[i]);
-      sum.set(values[i]);
-#pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) squares += sum.values[k] * sum.values[k];
+      squares = with_squares<T>(squares, values[i]);
       own = load(of.partial + begin, i + blockDim.x);
       residual = load(of.residual + begin, i + blockDim.x);
     }
-    float scale = 1 / sqrtf(sum_of_block(squares, sums[turn], good) / of.hidden + epsilon);
+    float scale = norm_scale(sum_of_block(squares, sums[turn], good), of.hidden, epsilon);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      Sum<T> norm, factors;
-      norm.set(values[i]);
-      factors.set(weight);
+      store_pack<T>(of.norm + begin, of.hidden, i, scaled<T>(values[i], scale, weight));
       weight = load(of.weight, i + blockDim.x);
-#pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) norm.values[k] = norm.values[k] * scale * factors.values[k];
-      store_pack<T>(of.norm + begin, of.hidden, i, norm.result(1));
     }
   }
   if (EXCHANGE) end_epoch(launch, epoch);
 }
 
 #define RMS_NORM(name, T)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(MAX_THREADS) all_reduce_rms_norm_##name(                             \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS) all_reduce_rms_norm_##name(                             \
       const __grid_constant__ Rows<T> of, float epsilon, const __grid_constant__ Launch launch) {                   \
     normalize<T, true>(of, epsilon, launch);                                                                        \
   }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                         \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                                         \
       add_rms_norm_##name(const __grid_constant__ Rows<T> of, float epsilon) {                                      \
     normalize<T, false>(of, epsilon, Launch{});                                                                         \
   }

@@ -7,9 +7,11 @@
 // order of warps. What a row of x gets depends neither on the other rows nor on their number.
 //
 // Shared memory, for each warp: STAGES of a load each, which take turns: 16 bytes of each lane for the upper and lower half of each
-// stripe, then for each tile. At the end, sums: 16 bytes of each lane for each stripe and tile.
+// stripe, then for each tile. At the end, sums: 16 bytes of each lane for each stripe and tile. Where a block norms x, that is behind
+// the stages instead, then the weight of the norm and NORM_THREADS / WARP floats.
 #pragma once
 #include "llama/common.cuh"
+#include "rms_norm.cuh"
 
 #ifdef HAS_BFLOAT16
 
@@ -22,15 +24,56 @@ struct Product {
   u64 depth;   // a multiple of 8
   u64 stride;
   u64 gated;   // 1: output = silu(x gates) * (x values), so that 8 columns come from a stripe instead of 16; or 0
+  // Where x, one row, is added to a residual and normed first, by each block for itself:
+  const Bits* norm_weight;
+  const Bits* residual;
+  Bits* new_residual;       // neither x nor the residual, which other blocks still read
+  u64 epsilon;              // a float's bits
 };
 
 const int PRODUCT_WARPS = 8;
 const int TURN = 2 * PRODUCT_WARPS;  // loads; warps take turns, of two each: a line of the second cache
 
-// TILES of x, STRIPES of weights. Neither changes the order in which a sum is taken.
-template <int TILES, int STRIPES, int STAGES>
+// x = (residual + x) / sqrt(mean((residual + x)^2) + epsilon) * weight for one row, into shared memory, to the bits of add_rms_norm.
+__device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint4* weight, float* sums) {
+  const int THREADS = PRODUCT_WARPS * WARP, PARTS = NORM_THREADS / THREADS;
+  const uint4 *x = (const uint4*)of.x, *residual = (const uint4*)of.residual;
+  u32 packs = of.depth / PACK, threads = min((packs + WARP - 1) / WARP * WARP, NORM_THREADS);
+  // Each thread is PARTS of those of add_rms_norm.
+  float squares[PARTS] = {};
+  for (u32 begin = 0; begin < packs; begin += threads) {
+    uint4 sum[PARTS];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
+      sum[part] = thread < threads && i < packs ? added<T>(residual[i], x[i]) : zeros();
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
+      if (thread >= threads || i >= packs) continue;
+      row[i] = sum[part];
+      if (blockIdx.x == 0) ((uint4*)of.new_residual)[i] = sum[part];
+      squares[part] = with_squares<T>(squares[part], sum[part]);
+    }
+  }
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    float sum = sum_of_warp(squares[part]);
+    if (threadIdx.x % WARP == 0) sums[part * PRODUCT_WARPS + threadIdx.x / WARP] = sum;
+  }
+  __syncthreads();
+  u32 lane = threadIdx.x % WARP;
+  float sum = sum_of_warp(lane < NORM_THREADS / WARP ? sums[lane] : 0);
+  float scale = norm_scale(sum, of.depth, __uint_as_float((u32)of.epsilon));
+  for (u32 i = threadIdx.x; i < packs; i += THREADS) row[i] = scaled<T>(row[i], scale, weight[i]);
+  __syncthreads();
+}
+
+// TILES of x, STRIPES of weights. Neither changes the order in which a sum is taken. NORMED: x is one row, and normed first.
+template <int TILES, int STRIPES, int STAGES, bool NORMED>
 __device__ __forceinline__ void product(const Product& of) {
-  const int PACKS = 2 * STRIPES + TILES;  // of a lane in a stage
+  const int PACKS = 2 * STRIPES + (NORMED ? 0 : TILES);  // of a lane in a stage
   const int STAGE = PACKS * WARP;
   static_assert(STRIPES * TILES <= STAGES * PACKS, "sums need more room than stages");
   extern __shared__ __align__(16) uint4 staged[];
@@ -70,8 +113,15 @@ __device__ __forceinline__ void product(const Product& of) {
     }
   };
 
-  // Weights of the first loads, a group each; then x, which others have written: of the first load directly, so that it waits for no
-  // group behind its weights, of the others a group each.
+  // Weights of the first loads, a group each, that of the norm with the first; then x, which others have written: of the first load
+  // directly, so that it waits for no group behind its weights, of the others a group each.
+  uint4* normed = staged + PRODUCT_WARPS * STAGES * STAGE;
+  uint4* norm_weight = normed + depth / PACK;
+  if (NORMED) {
+    for (u32 i = threadIdx.x; i < depth / PACK; i += PRODUCT_WARPS * WARP) {
+      copy_pack<false>((u32)__cvta_generic_to_shared(norm_weight + i), of.norm_weight + i * PACK, true);
+    }
+  }
 #pragma unroll
   for (int load = 0; load < STAGES; load++) {
     if (load < loads) copy_weights(load * STAGE, load);
@@ -79,19 +129,24 @@ __device__ __forceinline__ void product(const Product& of) {
   }
   await_others();
   uint4 first[TILES];
+  if (NORMED) {
+    await_groups<STAGES - 1>();
+    norm_x(of, normed, norm_weight, (float*)(norm_weight + depth / PACK));
+  } else {
 #pragma unroll
-  for (int tile = 0; tile < TILES; tile++) {
-    u32 k = k_of(0);
-    first[tile] = is_x(tile, k) ? *(const uint4*)(x + (tile * 8 * depth + k)) : zeros();
+    for (int tile = 0; tile < TILES; tile++) {
+      u32 k = k_of(0);
+      first[tile] = is_x(tile, k) ? *(const uint4*)(x + (tile * 8 * depth + k)) : zeros();
+    }
+#pragma unroll
+    for (int load = 1; load < STAGES; load++) {
+      if (load < loads) copy_x(load * STAGE, load);
+      end_group();
+    }
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) staged[own + (2 * STRIPES + tile) * WARP] = first[tile];
+    await_groups<2 * STAGES - 2>();
   }
-#pragma unroll
-  for (int load = 1; load < STAGES; load++) {
-    if (load < loads) copy_x(load * STAGE, load);
-    end_group();
-  }
-#pragma unroll
-  for (int tile = 0; tile < TILES; tile++) staged[own + (2 * STRIPES + tile) * WARP] = first[tile];
-  await_groups<2 * STAGES - 2>();
 
   float sums[STRIPES][TILES][4] = {};
   u32 stage = 0;
@@ -101,7 +156,14 @@ __device__ __forceinline__ void product(const Product& of) {
     const uint4* from = staged + own + stage;
     uint4 right[TILES];
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) right[tile] = from[(2 * STRIPES + tile) * WARP];
+    for (int tile = 0; tile < TILES; tile++) {
+      if (NORMED) {
+        u32 k = k_of(load);
+        right[tile] = is_x(tile, k) ? normed[k / PACK] : zeros();
+      } else {
+        right[tile] = from[(2 * STRIPES + tile) * WARP];
+      }
+    }
 #pragma unroll
     for (int stripe = 0; stripe < STRIPES; stripe++) {
       uint4 upper = from[stripe * 2 * WARP], lower = from[(stripe * 2 + 1) * WARP];
@@ -117,7 +179,7 @@ __device__ __forceinline__ void product(const Product& of) {
     // Products have taken what was in the stage.
     if (load + STAGES < loads) {
       copy_weights(stage, load + STAGES);
-      copy_x(stage, load + STAGES);
+      if (!NORMED) copy_x(stage, load + STAGES);
     }
     end_group();
     stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
@@ -166,7 +228,13 @@ __host__ __device__ constexpr int stages(int tiles, int stripes, int most) {
 #define PRODUCT(rows, stripes, most)                                                  \
   extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP)                   \
       decode_product_##rows##_##stripes(const __grid_constant__ Product of) {         \
-    product<rows / 8, stripes, stages(rows / 8, stripes, most)>(of);                  \
+    product<rows / 8, stripes, stages(rows / 8, stripes, most), false>(of);           \
+  }
+
+#define NORM_PRODUCT(stripes, most)                                                       \
+  extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP)                       \
+      decode_norm_product_##stripes(const __grid_constant__ Product of) {                 \
+    product<1, stripes, stages(0, stripes, most), true>(of);                              \
   }
 
 // NOTES.md has what was measured. The host knows these numbers, and chooses by how many stripes there are; 64 rows have too many
@@ -175,6 +243,10 @@ PRODUCT(8, 7, 3)
 PRODUCT(8, 3, 7)
 PRODUCT(8, 2, 10)
 PRODUCT(8, 1, 10)
+NORM_PRODUCT(7, 3)
+NORM_PRODUCT(3, 8)
+NORM_PRODUCT(2, 10)
+NORM_PRODUCT(1, 10)
 PRODUCT(16, 7, 3)
 PRODUCT(16, 3, 7)
 PRODUCT(16, 2, 6)
