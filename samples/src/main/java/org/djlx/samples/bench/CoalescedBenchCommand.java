@@ -45,6 +45,7 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
     private static final long BYTES = 100L << 20; // of a rank's part in all turns of a row, about
     private static final int MIN_TURNS = 40;
     private static final int MAX_TURNS = 4000;
+    private static final int WARM_UPS = 4;
 
     @Spec private CommandSpec spec;
 
@@ -130,8 +131,12 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
 
     /** Measures on one rank; returns the same on all. */
     private static List<Row> measure(ProcessGroup group, List<BenchCase> cases) {
-        for (BenchOp op : OPERATIONS) {
-            measure(group, op, 2, 1); // So that the first rows are no other JVM's than the last.
+        // So that the first rows are no other JVM's than the last: it compiles for some 20,000
+        // calls.
+        for (int i = 0; i < WARM_UPS; i++) {
+            for (BenchOp op : OPERATIONS) {
+                measure(group, op, 2, 1);
+            }
         }
         List<Row> rows = new ArrayList<>();
         for (BenchOp op : OPERATIONS) {
