@@ -305,9 +305,10 @@ public final class RankPool<R, T> implements AutoCloseable {
 
         private void leave(Throwable cause) {
             try {
-                fail(group.rank(), cause);
+                String reason = reason(cause);
+                fail(group.rank(), reason, cause);
                 if (isFollower()) {
-                    channel.fail(reason(cause));
+                    channel.fail(reason);
                 }
             } finally {
                 group.destroy(); // So that no rank waits for this one.
@@ -359,13 +360,12 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /** Fails what is pending, unless that was done before, which it then comes of. */
-    private boolean fail(int rank, Throwable cause) {
+    private boolean fail(int rank, String reason, Throwable cause) {
         List<Call<?>> calls;
         CollectiveException first =
                 new CollectiveException(
                         String.format(
-                                "rank %d of %d of %s failed: %s",
-                                rank, worldSize, name, reason(cause)),
+                                "rank %d of %d of %s failed: %s", rank, worldSize, name, reason),
                         cause);
         synchronized (this) {
             if (failure != null) {
@@ -380,10 +380,13 @@ public final class RankPool<R, T> implements AutoCloseable {
         return true;
     }
 
-    /** On rank 0: another process has failed. Its reason comes before what follows of it. */
-    private void lose(int rank, CollectiveException cause) {
+    /**
+     * On rank 0: another process has failed. Its reason comes before what follows of it, and is all
+     * that is known: no cause would say more.
+     */
+    private void lose(int rank, String reason) {
         losing = Thread.currentThread();
-        if (fail(rank, cause)) {
+        if (fail(rank, reason, null)) {
             synchronized (this) {
                 // By itself: this thread is one of the group's.
                 breaking = new Thread(ranks.get(0).group::destroy, name + "-failed");

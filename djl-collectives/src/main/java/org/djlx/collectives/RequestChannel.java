@@ -14,6 +14,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.internal.host.ControlBlock;
@@ -75,7 +76,7 @@ final class RequestChannel implements AutoCloseable {
      *
      * @param failed is told, by a thread that must not be kept, which follower has failed, and why
      */
-    void listen(BiConsumer<Integer, CollectiveException> failed) {
+    void listen(BiConsumer<Integer, String> failed) {
         for (int rank = 1; rank < group.worldSize(); rank++) {
             CompletableFuture<Void> begun = new CompletableFuture<>();
             ready.add(begun);
@@ -85,21 +86,18 @@ final class RequestChannel implements AutoCloseable {
     }
 
     private void listen(
-            int rank,
-            CompletableFuture<Void> begun,
-            BiConsumer<Integer, CollectiveException> failed) {
+            int rank, CompletableFuture<Void> begun, BiConsumer<Integer, String> failed) {
         NDArray report = Torch.empty(manager, new Shape(REPORT_BYTES), ScalarType.INT8);
         waiting.recv(report, rank, TAG)
                 .getFuture()
                 .whenComplete(
                         (arrays, gone) -> {
-                            String reason = gone == null ? text(report) : gone.getMessage();
+                            String reason = gone == null ? text(report) : text(gone);
                             if (reason.isEmpty()) {
                                 begun.complete(null);
                             } else if (!ending) {
-                                CollectiveException e = new CollectiveException(reason, gone);
-                                failed.accept(rank, e);
-                                begun.completeExceptionally(e);
+                                failed.accept(rank, reason);
+                                begun.completeExceptionally(new CollectiveException(reason));
                             }
                         });
     }
@@ -108,6 +106,12 @@ final class RequestChannel implements AutoCloseable {
         ByteBuffer bytes = ByteBuffer.wrap(report.toByteArray());
         int length = bytes.getInt();
         return new String(bytes.array(), Integer.BYTES, length, StandardCharsets.UTF_8);
+    }
+
+    /** Not what a future has put around the failure, whose message is the failure's once more. */
+    private static String text(Throwable gone) {
+        boolean wrapped = gone instanceof CompletionException && gone.getCause() != null;
+        return String.valueOf((wrapped ? gone.getCause() : gone).getMessage());
     }
 
     /** On rank 0: waits until all followers are ready, and has them begin. */

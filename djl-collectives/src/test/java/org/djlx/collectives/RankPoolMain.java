@@ -132,6 +132,7 @@ public final class RankPoolMain {
                 pool.whenFailed().thenAccept(failed::complete);
                 say("idle");
                 say("told: " + failed.get().getMessage());
+                say("caused by: " + failed.get().getCause());
             }
             default -> throw new IllegalArgumentException(scenario);
         }

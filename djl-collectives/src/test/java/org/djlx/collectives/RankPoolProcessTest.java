@@ -122,8 +122,10 @@ class RankPoolProcessTest {
             List<Integer> codes = ranks.await();
             assertEquals(0, codes.get(0), () -> ranks.output(0));
             assertNotEquals(0, codes.get(2));
-            assertSays(ranks, 0, "told: rank 1 of 3 of pool failed: ");
+            // The reason stands there once, and without the exceptions that have carried it.
+            assertSays(ranks, 0, "told: rank 1 of 3 of pool failed: recv(");
             assertSays(ranks, 0, "the process of rank 1 (pid " + ranks.process(1).pid());
+            assertSays(ranks, 0, "caused by: null");
         }
     }
 

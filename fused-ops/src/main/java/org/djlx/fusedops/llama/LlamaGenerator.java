@@ -337,18 +337,22 @@ public final class LlamaGenerator implements TextGenerator {
     /** Loads the model again after a rank has failed, unless that did not help before. */
     private void rebuild() {
         CollectiveException failure = pool().failure().orElseThrow();
+        String end = null;
         synchronized (this) {
             if (settings.group() != null) {
-                lost = directory + " has failed; start all ranks again: " + failure.getMessage();
+                end = directory + " has failed; start all ranks again";
             } else if (scheduler.finished() == finishedBeforeRebuild) {
-                lost = directory + " has failed again after it was loaded again: " + failure;
+                end = directory + " has failed again after it was loaded again";
             } else {
                 finishedBeforeRebuild = scheduler.finished();
                 rebuilds++;
             }
+            if (end != null) {
+                lost = end + ": " + failure.getMessage();
+            }
         }
-        if (lost != null) {
-            LOG.error("{}", lost, failure);
+        if (end != null) {
+            LOG.error("{}", end, failure);
             endAll(FinishReason.ERROR, failure);
             return;
         }

@@ -24,6 +24,7 @@ import java.util.List;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.fusedops.llama.FinishReason;
 import org.djlx.fusedops.llama.GeneratedPiece;
 import org.djlx.fusedops.llama.Generation;
@@ -132,8 +133,8 @@ final class Answer {
         } catch (TimeoutException e) {
             // No more is there yet.
         } catch (EngineException e) {
-            logger.warn("A generation has failed", e);
-            fail(new ApiException(500, "server_error", null, "generation failed: " + reason(e)));
+            log(e);
+            fail(new ApiException(500, "server_error", null, reason(e)));
             return;
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
@@ -141,6 +142,15 @@ final class Answer {
             return;
         }
         context.flush();
+    }
+
+    private static void log(EngineException e) {
+        if (e.getCause() instanceof CollectiveException) {
+            // The generator tells once, with the stack trace, why all generations fail.
+            logger.warn("A generation has failed: {}", e.getMessage());
+        } else {
+            logger.warn("A generation has failed", e);
+        }
     }
 
     private static String reason(Exception e) {
