@@ -8,6 +8,8 @@ import java.io.PrintWriter;
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.FileSystemException;
 import java.nio.file.NoSuchFileException;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.djlx.samples.bench.BenchChartCommand;
 import org.djlx.samples.bench.BenchCommand;
 import org.djlx.samples.bench.BenchCompareCommand;
@@ -30,7 +32,10 @@ import org.djlx.samples.trace.TraceCommand;
 import org.djlx.samples.train.TrainCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.MissingParameterException;
+import picocli.CommandLine.Model.ArgSpec;
 import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Model.OptionSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
@@ -71,6 +76,8 @@ import picocli.CommandLine.UnmatchedArgumentException;
             TraceCommand.class
         })
 public final class Main {
+
+    private static final String EXAMPLE = "Example: ";
 
     @Option(
             names = {"-h", "--help"},
@@ -147,12 +154,40 @@ public final class Main {
         PrintWriter err = command.getErr();
         err.println("error: " + text(e));
         if (!UnmatchedArgumentException.printSuggestions(e, err)) {
-            err.println("Try: " + command.getCommandSpec().qualifiedName() + " --help");
+            String example = e instanceof MissingParameterException ? example(command) : "";
+            err.println("Try: " + example + command.getCommandSpec().qualifiedName() + " --help");
         }
         return command.getCommandSpec().exitCodeOnInvalidInput();
     }
 
+    /** Returns the example in a command's description, if there is one. */
+    private static String example(CommandLine command) {
+        return Stream.of(command.getCommandSpec().usageMessage().description())
+                .filter(line -> line.startsWith(EXAMPLE))
+                .map(line -> line.substring(EXAMPLE.length()) + ", or ")
+                .findFirst()
+                .orElse("");
+    }
+
+    private static String missing(MissingParameterException e) {
+        if (e.getMissing().isEmpty() || !e.getMissing().stream().allMatch(ArgSpec::required)) {
+            return e.getMessage(); // Such as an option's value.
+        }
+        return e.getMissing().stream()
+                .map(
+                        arg ->
+                                arg instanceof OptionSpec option
+                                        ? option.names()[0] + " " + option.paramLabel()
+                                        : arg.paramLabel())
+                .collect(
+                        Collectors.joining(
+                                " and ", e.getCommandLine().getCommandName() + " needs ", ""));
+    }
+
     private static String text(Exception e) {
+        if (e instanceof MissingParameterException missing) {
+            return missing(missing);
+        }
         if (e instanceof UnmatchedArgumentException unmatched
                 && unmatched.getCommandLine().getParent() == null
                 && !unmatched.isUnknownOption()) {

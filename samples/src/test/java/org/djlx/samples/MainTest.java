@@ -16,6 +16,7 @@ import org.djlx.samples.launch.RankProbe;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
@@ -71,6 +72,28 @@ class MainTest {
         assertEquals(2, run(args.isEmpty() ? new String[0] : args.split(" ")));
         assertEquals(2, err.toString().lines().count(), err::toString);
         assertTrue(err.toString().startsWith("error: "), err::toString);
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "launch, launch needs --nproc N and PROGRAM",
+        "launch --nproc 2, launch needs PROGRAM",
+        "launch mlp, launch needs --nproc N",
+        "launch --nproc, launch needs --nproc N"
+    })
+    void whatIsMissingIsNamedAndAnExampleShown(String args, String text) {
+        assertEquals(2, run(args.split(" ")));
+        List<String> lines = err.toString().lines().toList();
+        assertEquals("error: " + text, lines.get(0));
+        assertEquals(
+                "Try: samples/run.sh launch --nproc 2 mlp, or samples/run.sh launch --help",
+                lines.get(1));
+    }
+
+    @Test
+    void theMissingValueOfAnOptionIsNamed() {
+        run("op", "barrier", "--ranks");
+        assertTrue(err.toString().contains("parameter for option '--ranks'"), err::toString);
     }
 
     @Test

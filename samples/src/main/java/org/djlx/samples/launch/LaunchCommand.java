@@ -28,7 +28,8 @@ import picocli.CommandLine.Spec;
             "With --max-restarts, all ranks are then started again instead, with a store of their"
                     + " own and TORCHELASTIC_RESTART_COUNT one higher.",
             "With --nnodes, it is run once on each host, with the same --nproc, --master-addr and"
-                    + " --master-port, and each its --node-rank."
+                    + " --master-port, and each its --node-rank.",
+            "Example: samples/run.sh launch --nproc 2 mlp"
         })
 public final class LaunchCommand implements Callable<Integer> {
 
@@ -92,10 +93,10 @@ public final class LaunchCommand implements Callable<Integer> {
     private List<String> jvmArgs = new ArrayList<>();
 
     @Parameters(
-            paramLabel = "MAIN",
+            paramLabel = "PROGRAM",
             arity = "1",
             index = "0",
-            description = "A class name, or a subcommand of this program.")
+            description = "The name of a class with a main method, or a command of samples/run.sh.")
     private String main;
 
     @Parameters(paramLabel = "ARG", arity = "0..*", index = "1..*", description = "Its arguments.")
