@@ -36,8 +36,9 @@ import picocli.CommandLine.Spec;
 @Command(
         name = "op",
         description = {
-            "Runs a collective or a fused operator on arrays from NumPy's .npz files, and writes"
-                    + " the results as .npz. In the name of a file, {rank} stands for the rank.",
+            "Runs a collective or a fused operator on arrays from NumPy's .npz files, says what"
+                + " each rank gets, and writes the results as .npz. In the name of a file, {rank}"
+                + " stands for the rank.",
             "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
                     + " that process's rank.",
             "scatter, reduceScatter and allToAll pass an array for each rank, coalesced operations"
@@ -271,7 +272,7 @@ public final class OpCommand implements Callable<Integer> {
     private void report(int worldSize, List<List<OpJob.Result>> results) {
         PrintWriter out = spec.commandLine().getOut();
         out.printf("%s done, %s, backend %s%n", operation, Ranks.count(worldSize), backend);
-        TextTable table = new TextTable("rank", "result", "shape", "type", "file");
+        TextTable table = new TextTable("rank", "result", "shape", "type", "first values", "file");
         List<OpJob.Result> all = results.stream().flatMap(List::stream).toList();
         for (OpJob.Result result : all) {
             table.add(
@@ -279,6 +280,7 @@ public final class OpCommand implements Callable<Integer> {
                     result.name(),
                     result.shape(),
                     result.type(),
+                    result.values(),
                     result.file() == null ? "-" : result.file());
         }
         if (!all.isEmpty()) {

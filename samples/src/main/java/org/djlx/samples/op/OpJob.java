@@ -4,16 +4,21 @@
  */
 package org.djlx.samples.op;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
@@ -36,11 +41,13 @@ record OpJob(
         int root,
         int dim) {
 
+    private static final int SHOWN = 4; // values of a result
+
     /** What one rank read, on the CPU. */
     record Arrays(List<NDArray> inputs, List<NDArray> bs) {}
 
     /** One result of one rank; the file is null if it was not written. */
-    record Result(int rank, String name, String shape, String type, Path file) {}
+    record Result(int rank, String name, String shape, String type, String values, Path file) {}
 
     /** Returns the files that a rank reads. */
     List<Path> files(int rank) {
@@ -123,8 +130,30 @@ record OpJob(
                             name == null ? "arr_" + described.size() : name,
                             result.getShape().toString(),
                             Torch.scalarType(result).name().toLowerCase(Locale.ROOT),
+                            firstValues(result),
                             file));
         }
         return described;
+    }
+
+    private static String firstValues(NDArray result) {
+        int count = (int) Math.min(SHOWN, result.size());
+        ScalarType type = Torch.scalarType(result);
+        try (NDManager cpu = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            ScalarType shown = type.isFloatingPoint() ? ScalarType.FLOAT64 : ScalarType.INT64;
+            NDArray copy = Torch.empty(cpu, new Shape(count), shown);
+            Torch.copy(copy, Torch.narrow(result.reshape(-1), 0, 0, count));
+            String values =
+                    Stream.of(copy.toArray())
+                            .map(value -> text(value, type))
+                            .collect(Collectors.joining(" "));
+            return values + (count < result.size() ? " ..." : "");
+        }
+    }
+
+    /** Returns a number with the digits that its type has. */
+    private static String text(Number value, ScalarType type) {
+        boolean narrow = type.isFloatingPoint() && type != ScalarType.FLOAT64;
+        return narrow ? Float.toString(value.floatValue()) : value.toString();
     }
 }

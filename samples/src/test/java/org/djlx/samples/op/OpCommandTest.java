@@ -12,6 +12,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -80,6 +81,46 @@ class OpCommandTest extends OpCases {
         write("in.npz", op().manager().create(new Shape(0, 3)));
         runs("allGatherIntoTensor --input in.npz --output out-{rank}.npz");
         assertEquals(new Shape(0, 3), read("out-1.npz").get(0).getShape());
+    }
+
+    /** Rows of the table, with one blank between cells. */
+    private List<String> rows() {
+        List<String> lines = op().out().lines().map(line -> line.replaceAll(" +", " ")).toList();
+        return lines.subList(2, lines.size());
+    }
+
+    @Test
+    void saysWhatEachRankHasComputed() {
+        for (int rank = 0; rank < ranks(); rank++) {
+            int self = rank;
+            write("in-" + rank + ".npz", array(new Shape(2, 3), i -> self + i / 2.0));
+        }
+        runs("allReduce --input in-{rank}.npz");
+        List<String> rows = rows();
+        assertEquals(3, rows.size(), op()::out);
+        assertEquals("2 arr_0 (2, 3) float32 3.0 4.5 6.0 7.5 ... -", rows.get(2).strip());
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "float64, 0.1 1.0",
+        "float32, 0.1 1.0",
+        "bfloat16, 0.100097656 1.0",
+        "int64, 0 1",
+        "uint8, 0 1",
+        "bool, 1 1"
+    })
+    void saysTheFirstValuesOfEveryType(String dtype, String values) {
+        write("in.npz", op().manager().create(new double[] {0.1, 1}));
+        runs("broadcast --input in.npz --dtype " + dtype);
+        assertEquals("1 arr_0 (2) " + dtype + " " + values + " -", rows().get(1).strip());
+    }
+
+    @Test
+    void saysThatAResultIsEmpty() {
+        write("in.npz", op().manager().create(new Shape(0, 3)));
+        runs("allGatherIntoTensor --input in.npz");
+        assertEquals("0 arr_0 (0, 3) float32 -", rows().get(0).strip());
     }
 
     @Test
