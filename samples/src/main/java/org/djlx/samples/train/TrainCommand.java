@@ -13,8 +13,11 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.Callable;
+import java.util.stream.Collectors;
 import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
@@ -323,10 +326,37 @@ public final class TrainCommand implements Callable<Integer> {
             throw new ParameterException(
                     spec.commandLine(),
                     String.format(
-                            "--resume %s was begun with %s; here it is %s: give the same, or"
+                            "--resume %s was begun with other settings: %s: give the same, or"
                                     + " another folder",
-                            checkpoints, begun, job));
+                            checkpoints, differences(settings(begun), settings(job))));
         }
+    }
+
+    /** Splits what {@link #job} returns into options and their values. */
+    private static Map<String, String> settings(String job) {
+        String[] parts = job.split(", text ", 2);
+        String[] words = parts[0].split(" ");
+        Map<String, String> settings = new LinkedHashMap<>();
+        for (int i = 0; i + 1 < words.length; i += 2) {
+            settings.put(words[i], words[i + 1]);
+        }
+        if (parts.length > 1) {
+            settings.put("--text", parts[1]);
+        }
+        return settings;
+    }
+
+    private static String differences(Map<String, String> begun, Map<String, String> here) {
+        return here.keySet().stream()
+                .filter(option -> !here.get(option).equals(begun.get(option)))
+                .map(
+                        option ->
+                                String.format(
+                                        "%s %s, here %s",
+                                        option,
+                                        begun.getOrDefault(option, "unknown"),
+                                        here.get(option)))
+                .collect(Collectors.joining("; "));
     }
 
     private void writeJob(byte[] bytes) throws IOException {

@@ -191,12 +191,15 @@ class TrainCommandTest {
         assertTrue(less.contains("Step 60 is reached already"), less);
         assertEquals(written(expected), written(less));
         String other = run(2, with(args, 60, "--resume", parts, "--seed", 2));
-        assertTrue(other.contains("was begun with --context 64 --batch 4 --seed 1 "), other);
-        run(2, with(args, 60, "--resume", parts, "--batch", 8));
-        run(2, with(args, 60, "--resume", parts, "--dtype", "bfloat16"));
+        assertTrue(other.contains("with other settings: --seed 1, here 2: give the same"), other);
+        other = run(2, with(args, 60, "--resume", parts, "--context", 32, "--dtype", "bfloat16"));
+        assertTrue(
+                other.contains(": --context 64, here 32; --dtype float32, here bfloat16: give"),
+                other);
         run(2, with(args, 60, "--resume", parts, "--tensor-parallel", 2));
         Files.writeString(text, "x", StandardOpenOption.APPEND);
-        run(2, with(args, 60, "--resume", parts));
+        other = run(2, with(args, 60, "--resume", parts));
+        assertTrue(other.matches("(?s).*settings: --text of \\d+ bytes.*, here of \\d+ .*"), other);
     }
 
     /** Each part of a model has checkpoints of its own, and all parts go on from the same. */
