@@ -57,6 +57,9 @@ public final class LlamaGenerator implements TextGenerator {
     // Longer than a step of decoding takes.
     private static final long SPIN_NANOS = 20_000_000;
 
+    /** How many tokens a prompt and its answer have at most, unless the builder is told. */
+    public static final int DEFAULT_MAX_LENGTH = 8192;
+
     private final Path directory;
     private final LlamaConfig config;
     private final TextTokenizer tokenizer; // null if there is none
@@ -489,7 +492,6 @@ public final class LlamaGenerator implements TextGenerator {
     /** Builds a {@link LlamaGenerator}. */
     public static final class Builder {
 
-        private static final int DEFAULT_LENGTH = 8192;
         private static final long DEFAULT_CACHE_BYTES = 2L << 30;
 
         private Path directory;
@@ -560,8 +562,8 @@ public final class LlamaGenerator implements TextGenerator {
         /**
          * Sets how many tokens a prompt and what is generated after it may have together.
          *
-         * @param maxLength the tokens; unless set, as many as the model was made for, but 8192 at
-         *     most
+         * @param maxLength the tokens; unless set, as many as the model was made for, but {@link
+         *     LlamaGenerator#DEFAULT_MAX_LENGTH} at most
          * @return this builder
          */
         public Builder optMaxLength(int maxLength) {
@@ -690,7 +692,8 @@ public final class LlamaGenerator implements TextGenerator {
                             ? group.worldSize()
                             : devices.isEmpty() ? cpuRanks : devices.size();
             config.checkDivisible(count);
-            int length = maxLength == 0 ? Math.min(config.maxLength(), DEFAULT_LENGTH) : maxLength;
+            int length =
+                    maxLength == 0 ? Math.min(config.maxLength(), DEFAULT_MAX_LENGTH) : maxLength;
             positive("maxLength", length);
             if (length > config.maxLength()) {
                 throw new IllegalArgumentException(

@@ -98,6 +98,7 @@ public final class GenerateCommand implements Callable<Integer> {
     public Integer call() throws IOException, InterruptedException, TimeoutException {
         GenerationRequest request = request();
         model.requireTokenizer(directory);
+        model.requireRoom(directory, maxTokens);
         try (LlamaGenerator generator = model.load(directory)) {
             if (generator.isFollower()) {
                 generator.awaitEnd();

@@ -15,6 +15,7 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.fusedops.llama.LlamaConfig;
 import org.djlx.fusedops.llama.LlamaGenerator;
 import org.djlx.fusedops.llama.LoadingProgress;
 import org.djlx.nativeops.NativeLibrary;
@@ -158,6 +159,39 @@ public final class ModelOptions {
         if (Files.exists(directory.resolve("config.json"))
                 && !Files.exists(directory.resolve("tokenizer.json"))) {
             throw new ParameterException(spec.commandLine(), directory + " has no tokenizer.json");
+        }
+    }
+
+    /**
+     * Checks, before weights are read, that an answer may be as long as the user wants it.
+     *
+     * @param directory where the model is, if there is one
+     * @param maxTokens how long, without the prompt, which has a token at least
+     * @throws IOException if the model's configuration cannot be read
+     * @throws ParameterException if it may not, or the configuration is none
+     */
+    void requireRoom(Path directory, int maxTokens) throws IOException {
+        if (!Files.exists(directory.resolve("config.json"))) {
+            return; // The reason is told when the model is loaded.
+        }
+        int most;
+        try {
+            most = LlamaConfig.read(directory).maxLength();
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+        int wanted = maxLength == null ? LlamaGenerator.DEFAULT_MAX_LENGTH : maxLength;
+        int limit = Math.min(wanted, most);
+        if (maxTokens >= limit) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "--max-tokens %d leaves no room for the prompt: %s takes %d tokens of"
+                                    + " prompt and answer together; give less%s",
+                            maxTokens,
+                            directory,
+                            limit,
+                            limit < most ? ", or a --max-length of " + most + " at most" : ""));
         }
     }
 

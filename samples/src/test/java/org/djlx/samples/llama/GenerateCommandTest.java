@@ -6,6 +6,7 @@ package org.djlx.samples.llama;
 
 import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -150,13 +151,36 @@ class GenerateCommandTest {
                 run(2, "generate", model, "--prompt", "x", "--ranks", 3)
                         .contains("cannot be divided among 3 ranks"));
         assertTrue(run(2, "generate", model, "--prompt", "x", "--ranks", 0).contains("--ranks"));
-        String tooLong = run(2, "generate", model, "--prompt", "x", "--max-tokens", 5000);
-        assertTrue(tooLong.contains("1024"), tooLong);
         Files.createDirectory(none);
         assertTrue(run(1, "generate", none, "--prompt", "x").contains("config.json"));
         Files.copy(model.resolve("config.json"), none.resolve("config.json"));
         assertTrue(run(2, "generate", none, "--prompt", "x").contains("has no tokenizer.json"));
         Files.copy(model.resolve("tokenizer.json"), none.resolve("tokenizer.json"));
         assertTrue(run(1, "generate", none, "--prompt", "x").contains("has neither"), "no weights");
+    }
+
+    /** Weights of many GB would be read for nothing; here there are none. */
+    @Test
+    void tooManyTokensAreRefusedBeforeWeightsAreRead() throws Exception {
+        Path bare = Files.createDirectory(folder.resolve("bare"));
+        for (String file : List.of("config.json", "tokenizer.json")) {
+            Files.copy(model.resolve(file), bare.resolve(file));
+        }
+        String tooLong = run(2, "generate", bare, "--prompt", "x", "--max-tokens", 1024);
+        assertTrue(tooLong.contains("--max-tokens 1024 leaves no room for the prompt"), tooLong);
+        assertTrue(tooLong.contains("takes 1024 tokens of prompt and answer"), tooLong);
+        assertFalse(tooLong.contains("--max-length of"), tooLong);
+        Object[] set = {
+            "generate", bare, "--prompt", "x", "--max-tokens", 100, "--max-length", 100
+        };
+        tooLong = run(2, set);
+        assertTrue(tooLong.contains("takes 100 tokens"), tooLong);
+        assertTrue(tooLong.contains("or a --max-length of 1024 at most"), tooLong);
+        set[5] = 99;
+        assertTrue(run(1, set).contains("has neither"));
+        // What the prompt takes is known to the tokenizer alone.
+        assertTrue(
+                run(2, "generate", model, "--prompt", "GPUs", "--max-tokens", 1023)
+                        .contains("1023 new ones are more than the 1024"));
     }
 }
