@@ -5,6 +5,8 @@
 package org.djlx.collectives;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -124,5 +126,17 @@ class InitAgainTest {
                     }
                     group.destroy();
                 });
+    }
+
+    @Test
+    void aSecondRankZeroIsToldOfTheFirst() throws Exception {
+        try (TcpStore first =
+                TcpStore.builder().setHost("127.0.0.1").setPort(port).optServer(true).build()) {
+            String second = assertThrows(CollectiveException.class, () -> init(0, 0)).getMessage();
+            assertTrue(second.contains("127.0.0.1:" + port), second);
+            assertTrue(second.contains("another process listens there already"), second);
+            assertTrue(second.contains("give each process a RANK of its own"), second);
+            assertEquals(port, first.port());
+        }
     }
 }

@@ -461,6 +461,13 @@ class TcpStoreTest extends StoreContractTest {
         assertThrows(
                 IllegalArgumentException.class, () -> TcpStore.builder().optTimeout(Duration.ZERO));
         assertThrows(CollectiveException.class, () -> server(0).optBindAddress("no.such.").build());
+        // The address is one for documents, which no host has.
+        String foreign =
+                assertThrows(
+                                CollectiveException.class,
+                                () -> server(0).optBindAddress("192.0.2.1").build())
+                        .getMessage();
+        assertTrue(foreign.contains("choose an address of this host"), foreign);
     }
 
     @Test

@@ -16,6 +16,7 @@ import io.netty.channel.group.DefaultChannelGroup;
 import io.netty.channel.nio.NioEventLoopGroup;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
 import io.netty.util.concurrent.DefaultThreadFactory;
+import java.net.BindException;
 import java.net.InetSocketAddress;
 import java.time.Duration;
 import java.util.concurrent.CompletableFuture;
@@ -59,11 +60,22 @@ public final class TcpStoreServer implements AutoCloseable {
                             + bind
                             + ": "
                             + bound.cause().getMessage()
-                            + "; choose an address of this host and a free port, or port 0",
+                            + advice(bind.getPort(), bound.cause()),
                     bound.cause());
         }
         channels.add(bound.channel());
         address = (InetSocketAddress) bound.channel().localAddress();
+    }
+
+    private static String advice(int port, Throwable cause) {
+        if (cause instanceof BindException && cause.getMessage().contains("already in use")) {
+            return String.format(
+                    ": another process listens there already, as rank 0 of a job does, which serves"
+                            + " its store. If it is of this job, give each process a RANK of its"
+                            + " own; if not, end it or choose another port than MASTER_PORT %d",
+                    port);
+        }
+        return "; choose an address of this host and a free port, or port 0";
     }
 
     /**
