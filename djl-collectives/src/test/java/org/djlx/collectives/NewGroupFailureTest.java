@@ -37,7 +37,7 @@ class NewGroupFailureTest {
             assertEquals(List.of(0, 0, 9), ranks.await());
             String member = ranks.output(0);
             assertTrue(member.contains("the process of rank 2 of group 'default'"), member);
-            assertTrue(member.contains("has died"), member);
+            assertTrue(member.contains("has ended"), member);
             String other = ranks.output(1);
             assertTrue(other.contains("failed: ") && other.contains("rank 2"), other);
         }
@@ -50,7 +50,7 @@ class NewGroupFailureTest {
             assertEquals(List.of(0, 0, 9), ranks.await());
             String member = ranks.output(0);
             assertTrue(member.contains("the process of rank 1 "), member);
-            assertTrue(member.contains("has died"), member);
+            assertTrue(member.contains("has ended"), member);
         }
     }
 

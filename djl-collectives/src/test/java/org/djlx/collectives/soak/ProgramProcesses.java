@@ -113,7 +113,7 @@ final class ProgramProcesses implements AutoCloseable {
                             && failure.contains("destroyed the group");
             // A monitored barrier names the ranks that are missing.
             elsewhere |= failure.contains(": monitoredBarrier") && failure.contains("no part");
-            assertTrue(elsewhere || failure.contains("(pid " + pid + ") has died"), failure);
+            assertTrue(elsewhere || failure.contains("(pid " + pid + ") has ended"), failure);
         }
         generation++;
         begin();

@@ -91,7 +91,7 @@ class LlamaProcessesTest {
             awaitRunning(ranks);
             ranks.process(1).destroyForcibly();
             assertEquals(0, ranks.await().get(0), () -> ranks.output(0));
-            String death = "the process of rank 1 (pid " + ranks.process(1).pid() + ") has died";
+            String death = "the process of rank 1 (pid " + ranks.process(1).pid() + ") has ended";
             List<String> lines = ranks.output(0).lines().toList();
             for (String start : List.of("failed: ", "unavailable: ", "refused: ")) {
                 assertTrue(

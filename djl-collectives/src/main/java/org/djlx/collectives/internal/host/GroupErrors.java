@@ -111,7 +111,8 @@ public final class GroupErrors {
     }
 
     /**
-     * Tells that a rank's process has died.
+     * Tells that a rank's process has ended: whether it was killed or its program was over is not
+     * known to others than its parent.
      *
      * @param rank the rank
      * @param pid the process's id
@@ -122,14 +123,14 @@ public final class GroupErrors {
     }
 
     /**
-     * Tells that a rank's process has died.
+     * Tells that a rank's process has ended.
      *
      * @param rank what the rank is called
      * @param pid the process's id
      * @return the text
      */
     public static String died(String rank, long pid) {
-        return "the process of " + rank + " (pid " + pid + ") has died";
+        return "the process of " + rank + " (pid " + pid + ") has ended";
     }
 
     /**

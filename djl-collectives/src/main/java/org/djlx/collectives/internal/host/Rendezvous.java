@@ -486,7 +486,7 @@ public final class Rendezvous {
     public String causeOf(String end) {
         for (int peer = 0; peer < worldSize; peer++) {
             String death = control.state(peer) == State.ACTIVE ? deathOf(peer) : null;
-            if (death != null && !end.contains(death)) {
+            if (death != null && !end.contains(GroupErrors.died(peer, control.pid(peer)))) {
                 return death + "; " + end;
             }
         }
@@ -513,7 +513,7 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells how a rank died. This takes a system call.
+     * Tells how a rank's process ended. This takes a system call.
      *
      * @param peer the rank
      * @return how; null if its process runs, or is not known yet
@@ -523,6 +523,12 @@ public final class Rendezvous {
             return null;
         }
         long pid = control.pid(peer);
-        return Liveness.isAlive(pid, control.startTime(peer)) ? null : GroupErrors.died(peer, pid);
+        if (Liveness.isAlive(pid, control.startTime(peer))) {
+            return null;
+        }
+        // It says nothing any more: what it said last is all that it said.
+        return control.state(peer) == State.LEFT
+                ? GroupErrors.left(peer)
+                : GroupErrors.died(peer, pid) + " without destroying the group";
     }
 }

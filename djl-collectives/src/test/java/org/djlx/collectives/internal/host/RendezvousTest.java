@@ -4,6 +4,8 @@
  */
 package org.djlx.collectives.internal.host;
 
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -51,8 +53,36 @@ class RendezvousTest {
                                     CollectiveException.class,
                                     () -> rendezvous.awaitAgreement(operation))
                             .getMessage();
-            assertTrue(message.contains("process of rank 2 (pid " + dead + ") has died"), message);
+            assertTrue(
+                    message.contains(
+                            "process of rank 2 (pid "
+                                    + dead
+                                    + ") has ended without destroying the group"),
+                    message);
             assertTrue(message.contains("rank 1 has destroyed the group"), message);
+        }
+    }
+
+    /** Whose program was over is not said to have died, and who has destroyed the group has. */
+    @Test
+    void aProcessThatIsOverIsSaidToHaveEnded() throws Exception {
+        Process process = new ProcessBuilder("cat").start();
+        long start = Liveness.startTime(process.pid());
+        try (SharedMemory memory =
+                SharedMemory.create("rendezvous", ControlBlock.byteSize(RANKS))) {
+            ControlBlock control = new ControlBlock(memory.memory(), RANKS);
+            control.setActive(1, process.pid(), start);
+            control.setActive(2, process.pid(), start);
+            control.setLeft(2);
+            Rendezvous rendezvous = new Rendezvous(control, "g", 0, RANKS);
+            assertNull(rendezvous.deathOf(1));
+            process.getOutputStream().close();
+            assertEquals(0, process.waitFor());
+            String end = "the process of rank 1 (pid " + process.pid() + ") has ended";
+            assertEquals(end + " without destroying the group", rendezvous.deathOf(1));
+            assertEquals("rank 2 has destroyed the group", rendezvous.deathOf(2));
+            // Told once, though another rank has heard of it elsewhere.
+            assertEquals("rank 0 failed: " + end, rendezvous.causeOf("rank 0 failed: " + end));
         }
     }
 }

@@ -44,7 +44,7 @@ class SharedSegmentTest {
                                     () -> SharedSegment.map(other, 4096, List.of("chunk 1")))
                             .getMessage();
             rank0.join();
-            String expected = "rank 1: the process of rank 0 (pid " + process.pid() + ") has died";
+            String expected = "rank 1: the process of rank 0 (pid " + process.pid() + ") has ended";
             assertTrue(message.contains(expected), message);
         }
     }

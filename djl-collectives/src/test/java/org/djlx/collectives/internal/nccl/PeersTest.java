@@ -36,9 +36,9 @@ class PeersTest {
             dead = peers.dead();
             Thread.sleep(5);
         } while (dead.isEmpty());
-        assertEquals("the process of rank 1 (pid " + process.pid() + ") has died", dead.get());
+        assertEquals("the process of rank 1 (pid " + process.pid() + ") has ended", dead.get());
         assertEquals(
-                "the process of rank 0 (pid " + process.pid() + ") has died",
+                "the process of rank 0 (pid " + process.pid() + ") has ended",
                 peers.subset(List.of(1)).dead().orElseThrow());
         assertEquals(Optional.empty(), peers.subset(List.of(0)).dead());
     }

@@ -481,7 +481,10 @@ class ShmFailureTest {
                 String output = ranks.output(rank);
                 // Either saw the dead process itself, or heard of it from the other.
                 assertTrue(
-                        output.contains("the process of rank 1 (pid " + victim + ") has died"),
+                        output.contains(
+                                "the process of rank 1 (pid "
+                                        + victim
+                                        + ") has ended without destroying the group"),
                         output);
                 assertTrue(output.contains("later: "), output);
                 assertTrue(output.contains("mapped: false"), output);

@@ -79,7 +79,7 @@ class GroupExchangeTest {
     private void assertDeath(FutureTask<?> task) {
         Throwable e = assertThrows(ExecutionException.class, task::get).getCause();
         assertEquals(CollectiveException.class, e.getClass(), e.toString());
-        String text = "the process of rank 3 of group 'g' (pid " + peer.pid() + ") has died";
+        String text = "the process of rank 3 of group 'g' (pid " + peer.pid() + ") has ended";
         assertTrue(e.getMessage().contains(text), e.getMessage());
     }
 
