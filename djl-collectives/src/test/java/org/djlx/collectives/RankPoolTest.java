@@ -333,23 +333,25 @@ class RankPoolTest {
 
     @Test
     void nobodyJoinsIfOneMakesNothing() {
-        List<ProcessGroup> groups = ProcessGroups.local(2);
-        CollectiveException failure =
-                assertThrows(
-                        CollectiveException.class,
-                        () ->
-                                ProcessGroups.run(
-                                        groups,
-                                        group ->
-                                                RankPool.join(
-                                                        "joined",
-                                                        group,
-                                                        NO_CODEC,
-                                                        own ->
-                                                                own.rank() == 0
-                                                                        ? null
-                                                                        : new State(own))));
-        assertTrue(failure.getMessage().contains("returned null"), failure.getMessage());
+        List<String> told =
+                ProcessGroups.run(
+                        ProcessGroups.local(2),
+                        group ->
+                                assertThrows(
+                                                CollectiveException.class,
+                                                () ->
+                                                        RankPool.join(
+                                                                "joined",
+                                                                group,
+                                                                NO_CODEC,
+                                                                own ->
+                                                                        own.rank() == 0
+                                                                                ? null
+                                                                                : new State(own)))
+                                        .getMessage());
+        assertTrue(told.get(0).contains("rank 0 of 2 of joined failed"), told::toString);
+        assertTrue(told.get(0).contains("returned null"), told::toString);
+        assertTrue(told.get(1).contains("rank 0 has destroyed the group"), told::toString);
         assertEquals(0, open.get());
     }
 
