@@ -53,12 +53,8 @@ class RendezvousTest {
                                     CollectiveException.class,
                                     () -> rendezvous.awaitAgreement(operation))
                             .getMessage();
-            assertTrue(
-                    message.contains(
-                            "process of rank 2 (pid "
-                                    + dead
-                                    + ") has ended without destroying the group"),
-                    message);
+            String end = "rank 2 (pid " + dead + ") has ended without destroying the group";
+            assertTrue(message.contains(end), message);
             assertTrue(message.contains("rank 1 has destroyed the group"), message);
         }
     }

@@ -133,12 +133,8 @@ class MessageQueueTest {
             Transfer receive = transfer(context, null, manager, manager.zeros(new Shape(1)));
             String message =
                     new MessageFailures(rendezvous, 0, 3).withdrawn(receive, 1).getMessage();
-            assertTrue(
-                    message.contains(
-                            "process of rank 2 (pid "
-                                    + dead
-                                    + ") has ended without destroying the group"),
-                    message);
+            String end = "rank 2 (pid " + dead + ") has ended without destroying the group";
+            assertTrue(message.contains(end), message);
             assertTrue(message.contains("rank 1 gave up sending"), message);
             receive.end(null);
         }
