@@ -4,7 +4,10 @@
  */
 package org.djlx.nativeops;
 
+import java.nio.ByteBuffer;
 import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.Optional;
 import org.bytedeco.cuda.cudart.CUmod_st;
 import org.bytedeco.cuda.global.cudart;
@@ -12,19 +15,60 @@ import org.bytedeco.javacpp.Pointer;
 
 /**
  * Compiled kernels, loaded onto a GPU. Close it when no work of its kernels is queued any more;
- * they cannot be launched afterwards.
+ * they cannot be launched afterwards. The same kernels are loaded once, however many modules of a
+ * process have them.
  */
 public final class CudaModule extends CudaResource {
 
-    private final CUmod_st module = new CUmod_st();
+    private static final Map<Key, Loaded> ALL = new HashMap<>();
 
-    private CudaModule(CudaDevice device, Pointer image) {
+    private final Key key;
+    private final Loaded loaded;
+
+    private record Key(int device, ByteBuffer image) {}
+
+    /** What modules of the same kernels share. */
+    private static final class Loaded {
+
+        final CUmod_st module = new CUmod_st();
+        int users; // under the lock of all
+        volatile boolean done;
+
+        synchronized int load(ByteBuffer image) {
+            if (done) {
+                return cudart.CUDA_SUCCESS;
+            }
+            // PTX is text, which ends with a zero; the other forms know their size.
+            byte[] bytes = Arrays.copyOf(image.array(), image.capacity() + 1);
+            try (Pointer terminated = CudaDriver.copy(bytes)) {
+                int result = cudart.cuModuleLoadData(module, terminated);
+                done = result == cudart.CUDA_SUCCESS;
+                return result;
+            }
+        }
+    }
+
+    private CudaModule(CudaDevice device, Key key) {
         super(device);
-        create("cuModuleLoadData", () -> cudart.cuModuleLoadData(module, image));
+        this.key = key;
+        synchronized (ALL) {
+            loaded = ALL.computeIfAbsent(key, k -> new Loaded());
+            loaded.users++;
+        }
+        boolean done = false;
+        try {
+            create("cuModuleLoadData", () -> loaded.load(key.image));
+            done = true;
+        } finally {
+            if (!done) {
+                leave();
+            }
+        }
     }
 
     /**
-     * Loads compiled kernels. This may wait for the GPU.
+     * Loads compiled kernels. Unless they are loaded already, this waits for the calling thread's
+     * current stream, unless that is captured, and may wait for the whole GPU.
      *
      * @param device the GPU
      * @param image a cubin for its architecture, a fat binary or PTX
@@ -36,9 +80,34 @@ public final class CudaModule extends CudaResource {
         if (image.length == 0) {
             throw new IllegalArgumentException("the image is empty");
         }
-        // PTX is text, which ends with a zero; the other forms know their size.
-        try (Pointer terminated = CudaDriver.copy(Arrays.copyOf(image, image.length + 1))) {
-            return new CudaModule(device, terminated);
+        Key key = new Key(device.device().getDeviceId(), ByteBuffer.wrap(image.clone()));
+        if (!isLoaded(key)) {
+            awaitCurrentStream(device);
+        }
+        return new CudaModule(device, key);
+    }
+
+    private static boolean isLoaded(Key key) {
+        synchronized (ALL) {
+            Loaded loaded = ALL.get(key);
+            return loaded != null && loaded.done;
+        }
+    }
+
+    /**
+     * Waits for what the calling thread has queued. The driver waits for running kernels before it
+     * loads others, and takes no calls for that GPU meanwhile: not even those of a rank that shares
+     * it and has yet to launch what a kernel of this rank waits for.
+     */
+    private static void awaitCurrentStream(CudaDevice device) {
+        if (!NativeLibrary.LIBTORCH.isAvailable()) {
+            return; // Then there are no ranks.
+        }
+        try (CudaStream stream =
+                CudaStream.wrap(device, Torch.currentCudaStream(device.device()))) {
+            if (!stream.isCapturing()) {
+                stream.synchronize();
+            }
         }
     }
 
@@ -72,11 +141,24 @@ public final class CudaModule extends CudaResource {
 
     CUmod_st module() {
         requireOpen();
-        return module;
+        return loaded.module;
+    }
+
+    /** Tells whether nothing else has what is loaded, which is forgotten then. */
+    private boolean leave() {
+        synchronized (ALL) {
+            boolean last = --loaded.users == 0;
+            if (last) {
+                ALL.remove(key);
+            }
+            return last;
+        }
     }
 
     @Override
     void destroy() {
-        device().call("cuModuleUnload", () -> cudart.cuModuleUnload(module));
+        if (leave()) {
+            device().call("cuModuleUnload", () -> cudart.cuModuleUnload(loaded.module));
+        }
     }
 }

@@ -19,6 +19,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -210,6 +211,20 @@ class CudaKernelTest {
             assertEquals(
                     device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 8,
                     module.findKernel("reduce_bfloat16").isPresent());
+        }
+    }
+
+    @Test
+    void modulesOfTheSameKernelsAreClosedOneByOne() throws Exception {
+        List<CudaModule> modules = IntStream.range(0, 8).parallel().mapToObj(i -> load()).toList();
+        for (CudaModule module : modules) {
+            requireWorking(module);
+            module.close();
+            assertThrows(IllegalStateException.class, () -> module.kernel("add"));
+            module.close();
+        }
+        try (CudaModule again = load()) {
+            requireWorking(again);
         }
     }
 
