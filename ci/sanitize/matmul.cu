@@ -48,6 +48,10 @@ struct Sizes {
     for (u64 n : columns) across += (n + kernels::OUT_N - 1) / kernels::OUT_N;
     return (rows + TILE_M - 1) / TILE_M * across;
   }
+  // Whether columns of B that lie side by side are loaded as one.
+  bool grouped() const {
+    return !TRANSPOSED && std::all_of(columns.begin(), columns.end(), [](u64 n) { return n % kernels::BOX_COLUMNS == 0; });
+  }
   u64 box_rows() const { return std::min<u64>(TILE_M, align(rows, 8)); }
 };
 
@@ -128,6 +132,7 @@ class Group {
   void enqueue(u64 rank, const Sizes& sizes, Launch& launch, u64 slot_bytes, u64 timeout) {
     for (size_t i = 0; i < sizes.columns.size(); i++) launch.columns[i] = sizes.columns[i];
     launch.rights = sizes.columns.size();
+    launch.grouped = sizes.grouped();
     launch.rows = sizes.rows;
     launch.inner = sizes.inner;
     launch.left_bytes = sizes.box_rows() * kernels::BLOCK_K * ITEM;
@@ -251,6 +256,8 @@ struct Job {
       char* right = rights[rank][i]->address();
       if (TRANSPOSED) {
         describe(launch.right[i], right, {inner, GATED ? 2 * width : width}, {row_bytes}, {BOX, kernels::OUT_N});
+      } else if (sizes.grouped()) {
+        describe(launch.right[i], right, {BOX, inner, width / BOX}, {width * ITEM, BOX * ITEM}, {BOX, BOX, TILE_N / BOX});
       } else {
         describe(launch.right[i], right, {width, inner}, {width * ITEM}, {BOX, BOX});
       }

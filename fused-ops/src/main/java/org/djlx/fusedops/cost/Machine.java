@@ -45,7 +45,7 @@ public record Machine(
                     "h200",
                     132,
                     new Library(2.65, 688, 3730),
-                    new Launch(13.4, List.of(0.765, 0.425, 0.258), 3.51, 32.4, 342, 219),
+                    new Launch(13.4, List.of(0.761, 0.362, 0.23), 3.51, 32.4, 342, 219),
                     new Copies(9.62, 389, 15.7, 0.0153, 3890),
                     new Exchange(3.19, 306),
                     new Nccl(

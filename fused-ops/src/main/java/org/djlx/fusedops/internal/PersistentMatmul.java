@@ -60,9 +60,10 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int HALF = TILE_ROWS / 2;
     private static final int SWIZZLED_ROWS = 8; // after which the pattern of a box repeats
 
-    // Shapes of tiles: their columns, and stages of loads in shared memory.
+    // Shapes of tiles: their columns, and in shared memory stages of loads and boxes of results.
     private static final List<Integer> TILE_COLUMNS = OneLaunch.TILE_COLUMNS;
-    private static final int[] STAGES = {3, 4, 6};
+    private static final int[] STAGES = {3, 5, 7};
+    private static final int[] RING = {4, 2, 2};
 
     // Two ranks read parts of a sum where they were made; more are sent theirs, of which most are
     // made long before a rank's own. See NOTES.md beside the kernel.
@@ -75,7 +76,8 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int OUT = RIGHT + OneLaunch.MAX_RIGHTS * TensorMap.BYTES;
     private static final int COLUMNS = OUT + MAX_RANKS * TensorMap.BYTES;
     private static final int RIGHTS = COLUMNS + OneLaunch.MAX_RIGHTS * Long.BYTES;
-    private static final int ROWS = RIGHTS + Long.BYTES;
+    private static final int GROUPED = RIGHTS + Long.BYTES;
+    private static final int ROWS = GROUPED + Long.BYTES;
     private static final int INNER = ROWS + Long.BYTES;
     private static final int LEFT_BYTES = INNER + Long.BYTES;
     private static final int RANK = LEFT_BYTES + Long.BYTES;
@@ -129,7 +131,7 @@ public final class PersistentMatmul implements AutoCloseable {
 
         int sharedBytes() {
             int stage = (TILE_ROWS + TILE_COLUMNS.get(tile)) * BOX * Short.BYTES;
-            int ring = 2 * 4 * HALF * BOX * Short.BYTES;
+            int ring = 2 * RING[tile] * HALF * BOX * Short.BYTES;
             return 1024 + STAGES[tile] * stage + ring + 2 * 8192;
         }
     }
@@ -456,20 +458,35 @@ public final class PersistentMatmul implements AutoCloseable {
             return buffers.address(on, slots.offset(half, source));
         }
 
+        /** Of row-major Bs whose rows are whole boxes, those side by side are loaded as one. */
         final TensorMap[] rights(Half half, MatrixLayout[] bs, Variant variant) {
             int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.gated() ? 2 : 1);
+            boolean grouped =
+                    !variant.transposed()
+                            && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);
+            half.struct.put(GROUPED, grouped ? 1 : 0);
             TensorMap[] maps = new TensorMap[bs.length];
             for (int i = 0; i < bs.length; i++) {
-                boolean transposed = !bs[i].isRowMajor();
-                MatrixLayout b = transposed ? bs[i].transposed() : bs[i];
+                MatrixLayout b = variant.transposed() ? bs[i].transposed() : bs[i];
                 long stride = Math.max(b.rowStride(), b.columns()) * sizes.type().itemSize();
+                int place = RIGHT + i * TensorMap.BYTES;
+                long columns = Math.max(b.columns(), 1);
+                long rows = Math.max(b.rows(), 1);
                 maps[i] =
-                        half.map(
-                                RIGHT + i * TensorMap.BYTES,
-                                new long[] {Math.max(b.columns(), 1), Math.max(b.rows(), 1)},
-                                new long[] {stride},
-                                BOX,
-                                transposed ? tileColumns : BOX);
+                        grouped
+                                ? half.map(
+                                        place,
+                                        new long[] {BOX, rows, columns / BOX},
+                                        new long[] {stride, BOX * Short.BYTES},
+                                        BOX,
+                                        BOX,
+                                        tileColumns / BOX)
+                                : half.map(
+                                        place,
+                                        new long[] {columns, rows},
+                                        new long[] {stride},
+                                        BOX,
+                                        variant.transposed() ? tileColumns : BOX);
             }
             return maps;
         }

@@ -38,6 +38,7 @@ class CostModelTest {
     private static final MachineFit FIT = new MachineFit(ROWS);
     private static final Machine FITTED = FIT.fit();
     private static final CostModel H200 = new CostModel(Machine.H200);
+    private static final CostModel THEN = new CostModel(FIT.then());
 
     private static boolean isPath(Measurement row) {
         return Arrays.stream(Path.values())
@@ -174,7 +175,7 @@ class CostModelTest {
         cases.forEach(
                 (operator, measured) -> {
                     Choice choice =
-                            H200.choose(
+                            THEN.choose(
                                     (Workload) operator.get(0),
                                     work -> measured.keySet(),
                                     recorded);

@@ -49,7 +49,7 @@ final class MachineFit {
         this.rows = rows;
     }
 
-    /** The machine that all rows together give. */
+    /** The machine that all rows together give, with the kernels that are there. */
     Machine fit() {
         fitLibrary();
         fitNccl();
@@ -58,6 +58,20 @@ final class MachineFit {
         fitSchedule();
         fitExchange();
         fitHost();
+        Machine then = machine(library);
+        return new Machine(
+                then.name(),
+                then.multiprocessors(),
+                library,
+                launchNow(),
+                copies,
+                exchange,
+                nccl,
+                host);
+    }
+
+    /** The machine when the rows of operators were measured, which a former kernel did. */
+    Machine then() {
         return machine(library);
     }
 
@@ -267,6 +281,34 @@ final class MachineFit {
                             return lossOf("one_launch");
                         });
         setLaunch(best, link[1], MachineFit::round);
+    }
+
+    /** A step takes the part of the former kernel's that one GPU alone took for whole matmuls. */
+    private Machine.Launch launchNow() {
+        List<Double> steps = new ArrayList<>();
+        for (int shape = 0; shape < OneLaunch.TILE_COLUMNS.size(); shape++) {
+            int columns = OneLaunch.TILE_COLUMNS.get(shape);
+            double[] parts =
+                    rows("now").stream()
+                            .filter(row -> row.tile() == columns)
+                            .mapToDouble(row -> row.micros() / former(row).micros())
+                            .toArray();
+            steps.add(round(launch.steps().get(shape) * median(parts)));
+        }
+        return new Machine.Launch(
+                launch.start(),
+                steps,
+                launch.exchange(),
+                launch.blockRate(),
+                launch.linkRate(),
+                launch.crowdedRate());
+    }
+
+    private Measurement former(Measurement row) {
+        return rows("former").stream()
+                .filter(other -> isBeside(other, row) && other.tile() == row.tile())
+                .findFirst()
+                .orElseThrow();
     }
 
     private void setLaunch(double[] x, double linkRate, Function<Double, Double> rounding) {

@@ -2,7 +2,7 @@
 // whose tiles wait for what other ranks send, and are sent to them.
 //
 // A block is a warp group that moves data and two that multiply, 64 rows of a tile of 128 x TILE_N each, as in CUTLASS's
-// warp-specialised kernels and in DeepGEMM. Tiles are dealt out by a counter in memory.
+// warp-specialised kernels and in DeepGEMM. Tiles are dealt out by a counter in memory, the next shortly before a tile ends.
 //
 // All-gather + matmul (Flux, Chang et al. 2024, has the same order of tiles): the first blocks push this rank's shard into
 // a slot on every peer, and raise a signal there; then they compute like the others. Tiles of this rank's own shard come
@@ -50,11 +50,12 @@ const int BOX_COLUMNS = 64;
 const int BOX = HALF_M * BOX_COLUMNS * 2;
 const int OUT_N = GATED ? TILE_N / 2 : TILE_N;  // columns of what a tile stores
 const int BOXES = OUT_N / BOX_COLUMNS;   // of the rows of a warp group
-const int RING = 4;                      // boxes in shared memory for each warp group that computes
+const int RING = TILE_N == 256 ? 4 : 2;  // boxes in shared memory for each warp group that computes
 const int LEFT = TILE_M * BLOCK_K * 2;
 const int RIGHT = BLOCK_K * TILE_N * 2;
 const int STAGE = LEFT + RIGHT;
-const int STAGES = TILE_N == 256 ? 3 : TILE_N == 128 ? 4 : 6;
+const int STAGES = TILE_N == 256 ? 3 : TILE_N == 128 ? 5 : 7;
+const int AHEAD = 4 * 256 / TILE_N;  // steps before a tile's last load, when the next tile is dealt: as long as that takes, and more
 const int PIECE = 32768;  // bytes that a block pushes at once, from memory that stages use later
 const int PIECES = 4;
 const int COPY = 8192;    // bytes of the gathered A that a block copies at once
@@ -62,6 +63,7 @@ const int ROWS_IN_GROUP = 16;
 const int SHARED = 1024 + STAGES * STAGE + 2 * RING * BOX + 2 * COPY;
 static_assert(SHARED <= 232448, "a block has 227 KB of shared memory");
 static_assert(!GATED || (TRANSPOSED && !SCATTER && TILE_N >= 2 * BOX_COLUMNS), "there is no such gated kernel");
+static_assert(BOXES <= RING, "a tile's results are put into the ring at once");
 static_assert(PIECES * PIECE <= STAGES * STAGE, "pieces are pushed from the stages' memory");
 
 // All that a launch is told, in words of 8 bytes.
@@ -75,6 +77,7 @@ struct Launch {
   TensorMap out[MAX_RANKS];
   u64 columns[MAX_RIGHTS];  // of each B, or of what is stored if it is gated
   u64 rights;               // how many Bs
+  u64 grouped;              // whether each B that is row-major is described in groups of a box's columns: {column, row, group}
   u64 rows;                 // of a shard or a part
   u64 inner;
   u64 left_bytes;  // of a box of A, which has fewer rows than a tile where a rank has
@@ -103,13 +106,23 @@ const int BLOCKS_ENDED = 1;
 const int PUSHED = 2;  // for each rank, the blocks that have pushed their pieces
 #endif
 
+// Which tile it is.
+struct Place {
+  u32 part;    // whose rows; NONE behind the last tile
+  u32 row;     // the first one within the part
+  u32 right;   // which B
+  u32 column;  // the first one
+  u32 number;  // within the part
+};
+const u32 NONE = ~0u;
+
 struct Shared {
   Barrier full[STAGES], empty[STAGES];
-  Barrier tile_full[2], tile_empty[2];
+  Barrier turn_full[2], turn_empty[2], turn_ends;
   Barrier box_full[2][RING], box_empty[2][RING];
   Barrier staged[2], stage_free[2];
   Barrier pieces[PIECES], copies[2];
-  int tiles[2];
+  Place turns[2];  // the tile that is computed, and the next
   int gave_up;  // whether a wait for another rank was in vain
 };
 
@@ -120,15 +133,6 @@ __device__ __forceinline__ void await_rank(const Launch& launch, Shared& shared,
   if (!wait((const u32*)word, launch.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.gave_up = 1;
   fence_async();
 }
-
-// Which tile it is.
-struct Place {
-  u32 part;   // whose rows
-  u32 row;    // the first one within the part
-  u32 right;  // which B
-  u32 column; // the first one
-  u32 number; // within the part
-};
 
 __device__ __forceinline__ u32 tile_columns(const Launch& launch) {
   u32 sum = 0;
@@ -142,6 +146,7 @@ __device__ __forceinline__ Place place(const Launch& launch, u32 tile) {
   u32 each = tile_rows * across;
   u32 step = tile / each;
   u32 number = tile - step * each;
+  if (step >= launch.ranks) return {NONE};
   Place place;
 #if SCATTER
   // The own part's tiles begin when the peers have had time to compute those of the last part; then both in turn.
@@ -247,29 +252,51 @@ __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory
 }
 #endif
 
-// One thread: deals tiles out to the block and loads what they multiply.
-__device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u32 tiles) {
+// One thread: deals tiles out to the block. It takes as long as a few steps of a tile, in which who loads does not wait for it.
+// Dealt much sooner, tiles would go to blocks that end late, while others have none left.
+__device__ void deal_tiles(const Launch& launch, Shared& shared) {
+  for (u32 turn = 0;; turn++) {
+    u32 entry = turn & 1;
+    shared.turn_ends.wait(turn & 1);
+    shared.turn_empty[entry].wait((turn >> 1 & 1) ^ 1);
+    Place at = place(launch, atomicAdd(launch.counters + NEXT_TILE, 1));
+    shared.turns[entry] = at;
+    shared.turn_full[entry].arrive();
+    if (at.part == NONE) return;
+  }
+}
+
+// The tile of a turn. One thread of those that are told.
+__device__ __forceinline__ Place read_turn(Shared& shared, u32 turn) {
+  u32 entry = turn & 1;
+  shared.turn_full[entry].wait(turn >> 1 & 1);
+  Place at = shared.turns[entry];
+  shared.turn_empty[entry].arrive();
+  return at;
+}
+
+// One thread: loads what the block's tiles multiply.
+__device__ void load_tiles(const Launch& launch, Shared& shared, char* stages) {
 #if !SCATTER
   if (blockIdx.x < launch.pushers) push(launch, shared, stages);
   u32 arrived = launch.rank;  // the last rank whose shard was there
 #endif
   u32 steps = ceil_div(launch.inner, BLOCK_K);
+  u32 ends = steps > AHEAD ? steps - AHEAD : 0;
+  shared.turn_ends.arrive();
   u32 stage = 0, parity = 0;
   for (u32 turn = 0;; turn++) {
-    u32 entry = turn & 1;
-    shared.tile_empty[entry].wait((turn >> 1 & 1) ^ 1);
-    u32 tile = atomicAdd(launch.counters + NEXT_TILE, 1);
-    shared.tiles[entry] = tile;
-    shared.tile_full[entry].arrive();
-    if (tile >= tiles) break;
-    Place at = place(launch, tile);
+    Place at = read_turn(shared, turn);
+    if (at.part == NONE) break;
 #if !SCATTER
     bool own = at.part == launch.rank;
     if (!own && at.part != arrived) await_rank(launch, shared, signal(launch, launch.rank, at.part), at.part);
     arrived = at.part;
 #endif
     const TensorMap& right = launch.right[at.right];
+    if (steps == 0) shared.turn_ends.arrive();
     for (u32 step = 0; step < steps; step++) {
+      if (step == ends) shared.turn_ends.arrive();
       shared.empty[stage].wait(parity ^ 1);
       char* left_box = stages + stage * STAGE;
       char* right_box = left_box + LEFT;
@@ -289,6 +316,8 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u
         load_box(right_box + RIGHT / 2, right, full, step * BLOCK_K, launch.columns[0] + at.column);
       } else if (TRANSPOSED) {
         load_box(right_box, right, full, step * BLOCK_K, at.column);
+      } else if (launch.grouped) {
+        load_box(right_box, right, full, 0, step * BLOCK_K, at.column / BOX_COLUMNS);
       } else {
 #pragma unroll
         for (int box = 0; box < TILE_N / BOX_COLUMNS; box++) {
@@ -309,17 +338,13 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages, u
 }
 
 // One thread for each warp group that computes: stores its results, and loads what other ranks have sent for them.
-__device__ void move_results(const Launch& launch, Shared& shared, char* ring, u32 half, u32 tiles) {
+__device__ void move_results(const Launch& launch, Shared& shared, char* ring, u32 half) {
 #if SCATTER
   u32 boxes = 0;  // loaded so far
 #endif
   for (u32 turn = 0;; turn++) {
-    u32 entry = turn & 1;
-    shared.tile_full[entry].wait(turn >> 1 & 1);
-    u32 tile = shared.tiles[entry];
-    shared.tile_empty[entry].arrive();
-    if (tile >= tiles) break;
-    Place at = place(launch, tile);
+    Place at = read_turn(shared, turn);
+    if (at.part == NONE) break;
     u32 row = at.row + half * HALF_M;
 #if SCATTER
     bool own = at.part == launch.rank;
@@ -371,8 +396,17 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
   wait_stores_written();
 }
 
+// Adds the values of a box that a thread holds to its sums.
+__device__ __forceinline__ void add(float* sums, const u32 (&pairs)[4][4]) {
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    sums[2 * i] += TYPE::load((u16)pairs[i / 4][i % 4]);
+    sums[2 * i + 1] += TYPE::load((u16)(pairs[i / 4][i % 4] >> 16));
+  }
+}
+
 // A warp group: multiplies the rows of its half of each tile.
-__device__ void compute(const Launch& launch, Shared& shared, char* stages, char* ring, u32 half, u32 tiles) {
+__device__ void compute(const Launch& launch, Shared& shared, char* stages, char* ring, u32 half) {
   const int COUNT = TILE_N / 2;  // each thread has two columns of every eight, in two rows
   float d[COUNT];
   u32 thread = threadIdx.x % 128, lane = thread % 32;
@@ -386,12 +420,9 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
   u32 boxes = 0;  // taken in so far
 #endif
   for (u32 turn = 0;; turn++) {
-    u32 entry = turn & 1;
-    shared.tile_full[entry].wait(turn >> 1 & 1);
-    u32 tile = shared.tiles[entry];
-    __syncwarp();
-    if (lane == 0) shared.tile_empty[entry].arrive();
-    if (tile >= tiles) break;
+    u32 part = lane == 0 ? read_turn(shared, turn).part : 0;
+    part = __shfl_sync(~0u, part, 0);
+    if (part == NONE) break;
     if (steps == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT; i++) d[i] = 0;
@@ -418,36 +449,39 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
     wait_products<0>();
     if (steps > 0 && lane == 0) shared.empty[stage == 0 ? STAGES - 1 : stage - 1].arrive();
 #if SCATTER
-    if (place(launch, tile).part == launch.rank) {
+    if (part == launch.rank) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
-        float sum[32];
-#pragma unroll
-        for (int i = 0; i < 32; i++) sum[i] = -0.0f;  // the sum of nothing: -0 + x is x, with its sign
+        float* own = d + box * 32;
+        float sum[32];  // of the ranks before this one
         for (u32 source = 0; source < launch.ranks; source++) {
-          if (source == launch.rank) {
-#pragma unroll
-            for (int i = 0; i < 32; i++) sum[i] += d[box * 32 + i];
-            continue;
-          }
+          if (source == launch.rank) continue;
           u32 place_in_ring = boxes % RING;
           shared.box_full[half][place_in_ring].wait(boxes / RING & 1);
+          u32 pairs[4][4];
 #pragma unroll
-          for (int j = 0; j < 8; j += 2) {
-            u32 pairs[4];
-            load_matrices(matrices + place_in_ring * BOX + (swizzle ^ j << 4), pairs);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-              sum[4 * j + 2 * i] += TYPE::load((u16)pairs[i]);
-              sum[4 * j + 2 * i + 1] += TYPE::load((u16)(pairs[i] >> 16));
-            }
-          }
+          for (int j = 0; j < 4; j++) load_matrices(matrices + place_in_ring * BOX + (swizzle ^ j << 5), pairs[j]);
           __syncwarp();
           if (lane == 0) shared.box_empty[half][place_in_ring].arrive();
+          if (source > launch.rank) {
+            add(own, pairs);
+          } else if (source > 0) {
+            add(sum, pairs);
+          } else {
+#pragma unroll
+            for (int i = 0; i < 32; i++) sum[i] = -0.0f;  // the sum of nothing: -0 + x is x, with its sign
+            add(sum, pairs);
+          }
+          if (source + 1 == launch.rank) {
+#pragma unroll
+            for (int i = 0; i < 32; i++) own[i] += sum[i];
+          }
           boxes++;
         }
+        if (launch.factor != 1) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) d[box * 32 + i] = sum[i] * launch.factor;
+          for (int i = 0; i < 32; i++) own[i] *= launch.factor;
+        }
       }
     }
 #endif
@@ -484,8 +518,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) fused_matmul(const __grid_c
     }
     for (int i = 0; i < PIECES; i++) shared.pieces[i].init(1);
     for (int i = 0; i < 2; i++) {
-      shared.tile_full[i].init(1);
-      shared.tile_empty[i].init(10);  // eight warps that compute, two threads that move
+      shared.turn_full[i].init(1);
+      shared.turn_empty[i].init(11);  // eight warps that compute, who loads, and two who move results
       shared.staged[i].init(1);
       shared.stage_free[i].init(1);
       shared.copies[i].init(1);
@@ -494,21 +528,27 @@ extern "C" __global__ void __launch_bounds__(384, 1) fused_matmul(const __grid_c
         shared.box_empty[i][k].init(4);
       }
     }
+    shared.turn_ends.init(1);
     shared.gave_up = 0;
     publish_barriers();
   }
   __syncthreads();
-  u32 tiles = launch.ranks * ceil_div(launch.rows, TILE_M) * tile_columns(launch);
   if (group == 0) {
     give_registers<40>();
-    if (threadIdx.x == 0) load_tiles(launch, shared, stages, tiles);
-    if (threadIdx.x == 32) move_results(launch, shared, rings, 0, tiles);
-    if (threadIdx.x == 64) move_results(launch, shared, rings + RING * BOX, 1, tiles);
+    // What two threads of a warp do they do at once, as these are branches of one statement.
+    switch (threadIdx.x) {
+      case 0: load_tiles(launch, shared, stages); break;
+      case 32: move_results(launch, shared, rings, 0); break;
+      case 64: move_results(launch, shared, rings + RING * BOX, 1); break;
+      case 96: deal_tiles(launch, shared); break;
 #if !SCATTER
-    if (threadIdx.x == 96 && launch.whole != nullptr) copy_gathered(launch, shared, rings + 2 * RING * BOX);
+      case 97:
+        if (launch.whole != nullptr) copy_gathered(launch, shared, rings + 2 * RING * BOX);
+        break;
 #endif
+    }
   } else {
     take_registers<232>();
-    compute(launch, shared, stages, rings + (group - 1) * RING * BOX, group - 1, tiles);
+    compute(launch, shared, stages, rings + (group - 1) * RING * BOX, group - 1);
   }
 }
