@@ -326,11 +326,14 @@ public final class CudaP2pOptions extends BackendOptions {
          * kernel is loaded with its first launch, which may wait for kernels that already run on
          * that very GPU and wait for this rank. {@code CUDA_DEVICE_MAX_CONNECTIONS=32}: otherwise
          * streams of several ranks may have one hardware queue, in which the kernel of one rank
-         * comes behind the stream of another that waits for it. And a rank synchronises its stream
-         * before it copies from or to memory that is not pinned, as {@code create} and {@code
-         * toFloatArray} of arrays do: such a copy waits for the stream, and until then the driver
-         * takes no calls for that GPU, not even of the rank that is waited for. More than four
-         * ranks may not find room on a GPU for kernels that wait for each other.
+         * comes behind the stream of another that waits for it. Neither helps where one rank alone
+         * loads a kernel while those of others wait for it, as cuBLAS does for a size that it has
+         * not seen; kernels of this project are loaded once for all ranks of a process. And a rank
+         * synchronises its stream before it copies from or to memory that is not pinned, as {@code
+         * create} and {@code toFloatArray} of arrays do: such a copy waits for the stream, and
+         * until then the driver takes no calls for that GPU, not even of the rank that is waited
+         * for. More than four ranks may not find room on a GPU for kernels that wait for each
+         * other.
          *
          * @param shared whether they may; false, NCCL alone, unless set
          * @return this builder
