@@ -11,6 +11,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Random;
 import java.util.concurrent.Callable;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
@@ -163,14 +164,26 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
                                 ? outputs.get(i)
                                 : job.tensor(elements * op.inputParts(worldSize), at -> 0));
             }
+            Random order = new Random(turns); // the same on all ranks
             double[] separate = new double[turns];
             double[] coalesced = new double[turns];
             for (int turn = -turns / 4; turn < turns; turn++) { // The first ones warm up.
-                double one = timed(group, () -> separate(group, op, outputs, inputs));
-                double other = timed(group, () -> coalesced(group, op, outputs, inputs).await());
-                if (turn >= 0) {
-                    separate[turn] = one;
-                    coalesced[turn] = other;
+                // Either first, by chance: what came before tells what lies in the caches.
+                boolean first = order.nextBoolean();
+                for (boolean together : new boolean[] {first, !first}) {
+                    double micros =
+                            timed(
+                                    group,
+                                    () -> {
+                                        if (together) {
+                                            coalesced(group, op, outputs, inputs).await();
+                                        } else {
+                                            separate(group, op, outputs, inputs);
+                                        }
+                                    });
+                    if (turn >= 0) {
+                        (together ? coalesced : separate)[turn] = micros;
+                    }
                 }
             }
             // Each tensor has values of its own.

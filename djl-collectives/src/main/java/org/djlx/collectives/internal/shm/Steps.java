@@ -24,7 +24,7 @@ final class Steps {
     static final long ALIGNMENT = 64;
 
     // What is larger gains nothing from sharing a step, and small steps stay in the caches.
-    private static final long SHARED_STEP_BYTES = 256 << 10;
+    private static final long SHARED_STEP_BYTES = 128 << 10;
 
     private final ShmSegment segment;
     private final Rendezvous rendezvous;
