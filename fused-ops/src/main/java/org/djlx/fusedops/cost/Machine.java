@@ -45,7 +45,14 @@ public record Machine(
                     "h200",
                     132,
                     new Library(2.65, 688, 3730),
-                    new Launch(13.4, List.of(0.761, 0.362, 0.23), 3.51, 32.4, 342, 219),
+                    new Launch(
+                            13.4,
+                            List.of(0.765, 0.425, 0.258),
+                            List.of(0.761, 0.381, 0.23),
+                            3.51,
+                            32.4,
+                            342,
+                            219),
                     new Copies(9.62, 389, 15.7, 0.0153, 3890),
                     new Exchange(3.19, 306),
                     new Nccl(
@@ -83,6 +90,8 @@ public record Machine(
      *     store
      * @param steps what a tile takes for each 64 columns of A, for each of the {@link
      *     OneLaunch#TILE_COLUMNS}
+     * @param tiles the same for the kernel that is there, by which tiles are chosen; operators were
+     *     measured with one that was slower, and paths are chosen by that
      * @param exchange what a tile takes more where it is sent to another rank or added to others'
      * @param blockRate how fast a block pushes
      * @param linkRate how fast all blocks together do with nothing beside them, on 8 GPUs
@@ -92,6 +101,7 @@ public record Machine(
     public record Launch(
             double start,
             List<Double> steps,
+            List<Double> tiles,
             double exchange,
             double blockRate,
             double linkRate,
@@ -214,6 +224,7 @@ public record Machine(
         double faster = megahertz / H200_MEGAHERTZ;
         double flops = library.teraflops * faster * count / H200.multiprocessors;
         List<Double> steps = launch.steps.stream().map(step -> step / faster).toList();
+        List<Double> tiles = launch.tiles.stream().map(step -> step / faster).toList();
         return new Machine(
                 name,
                 count,
@@ -221,6 +232,7 @@ public record Machine(
                 new Launch(
                         launch.start,
                         steps,
+                        tiles,
                         launch.exchange,
                         launch.blockRate,
                         launch.linkRate,

@@ -61,7 +61,7 @@ public final class OneLaunch {
      *
      * @param tile which of the {@link #TILE_COLUMNS}
      * @param pushers how many blocks push the shard before they multiply; 0 where none is pushed
-     * @param micros how long it takes, in microseconds
+     * @param micros how long it takes, in microseconds, by operators that were measured
      */
     public record Tiling(int tile, int pushers, double micros) {}
 
@@ -105,21 +105,28 @@ public final class OneLaunch {
     }
 
     /**
-     * Returns the fastest way to divide the operator.
+     * Returns the fastest way to divide the operator, by {@link Machine.Launch#tiles}; and how long
+     * the fastest takes by {@link Machine.Launch#steps}.
      *
      * @return tiles and pushers
      */
     public Tiling fastest() {
+        Machine.Launch launch = machine.launch();
+        Tiling now = fastest(launch.tiles());
+        return new Tiling(now.tile, now.pushers, fastest(launch.steps()).micros);
+    }
+
+    private Tiling fastest(List<Double> steps) {
         Tiling best = null;
         for (int tile = 0; tile < TILE_COLUMNS.size(); tile++) {
             if (!work.isGather()) {
-                best = faster(best, tiling(tile, 0));
+                best = faster(best, tiling(tile, 0, steps));
                 continue;
             }
             for (int pushers : PUSHERS) {
                 boolean idle = pushers > 1 && (pushers - 1) * PIECE >= work.bytesIn();
                 if (pushers <= machine.multiprocessors() && !idle) {
-                    best = faster(best, tiling(tile, pushers));
+                    best = faster(best, tiling(tile, pushers, steps));
                 }
             }
         }
@@ -128,32 +135,34 @@ public final class OneLaunch {
 
     /** The same, divided in a certain way. */
     Tiling tiling(int tile, int pushers) {
-        return new Tiling(tile, pushers, work.isGather() ? gather(tile, pushers) : scatter(tile));
+        return tiling(tile, pushers, machine.launch().steps());
+    }
+
+    private Tiling tiling(int tile, int pushers, List<Double> steps) {
+        double one = ceilDiv(work.inner(), STEP) * steps.get(tile);
+        double micros = work.isGather() ? gather(tile, one, pushers) : scatter(tile, one);
+        return new Tiling(tile, pushers, micros);
     }
 
     private static Tiling faster(Tiling best, Tiling next) {
         return best == null || next.micros < best.micros ? next : best;
     }
 
-    private double gather(int tile, int pushers) {
+    private double gather(int tile, double one, int pushers) {
         Machine.Launch launch = machine.launch();
         double rate = launch.pushRate(pushers, work.ranks());
-        return launch.start() + waves(tile, tileMicros(tile), pushers, work.bytesIn() / rate / 1e3);
+        return launch.start() + waves(tile, one, pushers, work.bytesIn() / rate / 1e3);
     }
 
     /**
      * The last of a rank's own tiles wait for those that the others have sent, which they do from
      * the end of their first tiles on.
      */
-    private double scatter(int tile) {
+    private double scatter(int tile, double multiplied) {
         Machine.Launch launch = machine.launch();
-        double one = tileMicros(tile) + launch.exchange();
+        double one = multiplied + launch.exchange();
         double sent = one + work.bytesIn() / launch.linkRate() / 1e3;
         return launch.start() + Math.max(waves(tile, one, 0, 0), sent);
-    }
-
-    private double tileMicros(int tile) {
-        return ceilDiv(work.inner(), STEP) * machine.launch().steps().get(tile);
     }
 
     /** How long it takes until all tiles have been dealt out and computed. */

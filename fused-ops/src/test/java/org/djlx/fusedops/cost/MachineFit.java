@@ -49,7 +49,7 @@ final class MachineFit {
         this.rows = rows;
     }
 
-    /** The machine that all rows together give, with the kernels that are there. */
+    /** The machine that all rows together give. */
     Machine fit() {
         fitLibrary();
         fitNccl();
@@ -58,20 +58,7 @@ final class MachineFit {
         fitSchedule();
         fitExchange();
         fitHost();
-        Machine then = machine(library);
-        return new Machine(
-                then.name(),
-                then.multiprocessors(),
-                library,
-                launchNow(),
-                copies,
-                exchange,
-                nccl,
-                host);
-    }
-
-    /** The machine when the rows of operators were measured, which a former kernel did. */
-    Machine then() {
+        launch = withTiles();
         return machine(library);
     }
 
@@ -283,9 +270,12 @@ final class MachineFit {
         setLaunch(best, link[1], MachineFit::round);
     }
 
-    /** A step takes the part of the former kernel's that one GPU alone took for whole matmuls. */
-    private Machine.Launch launchNow() {
-        List<Double> steps = new ArrayList<>();
+    /**
+     * A step takes the part of the former kernel's that one GPU alone took for whole matmuls; but
+     * for each column no less than one of the next wider tiles, which no row of full waves has.
+     */
+    private Machine.Launch withTiles() {
+        List<Double> tiles = new ArrayList<>();
         for (int shape = 0; shape < OneLaunch.TILE_COLUMNS.size(); shape++) {
             int columns = OneLaunch.TILE_COLUMNS.get(shape);
             double[] parts =
@@ -293,11 +283,17 @@ final class MachineFit {
                             .filter(row -> row.tile() == columns)
                             .mapToDouble(row -> row.micros() / former(row).micros())
                             .toArray();
-            steps.add(round(launch.steps().get(shape) * median(parts)));
+            double step = launch.steps().get(shape) * median(parts);
+            if (shape > 0) {
+                int wider = OneLaunch.TILE_COLUMNS.get(shape - 1);
+                step = Math.max(step, tiles.get(shape - 1) * columns / wider);
+            }
+            tiles.add(round(step));
         }
         return new Machine.Launch(
                 launch.start(),
-                steps,
+                launch.steps(),
+                tiles,
                 launch.exchange(),
                 launch.blockRate(),
                 launch.linkRate(),
@@ -312,10 +308,13 @@ final class MachineFit {
     }
 
     private void setLaunch(double[] x, double linkRate, Function<Double, Double> rounding) {
+        List<Double> steps =
+                List.of(rounding.apply(x[1]), rounding.apply(x[2]), rounding.apply(x[3]));
         launch =
                 new Machine.Launch(
                         rounding.apply(x[0]),
-                        List.of(rounding.apply(x[1]), rounding.apply(x[2]), rounding.apply(x[3])),
+                        steps,
+                        steps, // The rows are of tiles that were chosen by them.
                         rounding.apply(x[4]),
                         rounding.apply(x[5]),
                         round(linkRate),

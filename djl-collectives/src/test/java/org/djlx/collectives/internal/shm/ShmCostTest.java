@@ -135,8 +135,8 @@ class ShmCostTest {
                         List<NDArray> small = new ArrayList<>();
                         List<NDArray> wholes = new ArrayList<>();
                         for (int i = 0; i < 20; i++) {
-                            small.add(manager.ones(new Shape(2_000)));
-                            wholes.add(manager.ones(new Shape(RANKS * 2_000)));
+                            small.add(manager.ones(new Shape(1_500)));
+                            wholes.add(manager.ones(new Shape(RANKS * 1_500)));
                         }
                         int before = backend.steps();
                         group.allReduceCoalesced(small, ReduceOp.SUM).await();
