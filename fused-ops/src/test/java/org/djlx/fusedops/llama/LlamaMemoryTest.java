@@ -128,25 +128,25 @@ class LlamaMemoryTest {
         load(directory).close(); // What the first one loads for good is not counted.
         long weights = RANKS * LlamaWeights.byteSize(config, RANKS);
         long before = CHeap.bytesInUse();
+        long freed = 0; // by the closing that freed most, as the JVM's compilers use this heap, too
         for (int i = 0; i < 4; i++) {
+            long held;
             try (LlamaGenerator generator = load(directory)) {
-                // The compilers may give back what they had before, as below they may take it.
-                long taken = CHeap.bytesInUse() - before;
-                assertTrue(
-                        taken > weights - weights / 4,
-                        () -> taken + " bytes, so not the heap in which weights are of " + weights);
                 generator
                         .submit(LlamaGeneratorTest.request(1).optMaxNewTokens(2).build())
                         .await(Duration.ofMinutes(1));
                 assertFalse(
                         isMapped(directory),
                         "weights have been read, and their files are still mapped");
+                held = CHeap.bytesInUse();
             }
+            freed = Math.max(freed, held - CHeap.bytesInUse());
             assertFalse(isMapped(directory));
         }
+        assertTrue(freed > weights * 0.9, "weights of " + weights + " bytes, freed " + freed);
         long grown = CHeap.bytesInUse() - before;
-        // If a rank kept one layer of each model, it would be nearly half. The JVM's compilers take
-        // some megabytes of this heap.
+        // If a rank kept one layer of each model, it would be nearly half. The compilers take some
+        // megabytes.
         assertTrue(grown < weights / 4, () -> grown + " bytes more for weights of " + weights);
     }
 
