@@ -183,32 +183,49 @@ public final class LlamaKernels implements AutoCloseable {
         return device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
     }
 
-    /** A kernel for products of up to so many rows, whose blocks have so many stripes. */
+    /**
+     * A kernel for products of up to so many rows, whose blocks have groups of so many stripes, one
+     * or several.
+     */
     private record Product(
-            CudaKernel kernel, int rows, int stripes, int sharedBytes, boolean isNorming) {
+            CudaKernel kernel,
+            int rows,
+            int stripes,
+            int sharedBytes,
+            boolean isNorming,
+            boolean isForGroups) {
 
-        int blocks(long all) {
-            return Math.toIntExact(ceilDiv(all, stripes));
+        long groups(long all) {
+            return ceilDiv(all, stripes);
+        }
+
+        int blocks(long all, int multiprocessors) {
+            long groups = groups(all);
+            return Math.toIntExact(isForGroups ? Math.min(groups, multiprocessors) : groups);
         }
 
         /**
-         * What a multiprocessor reads, in rows: weights and, for each block, x from the second
-         * cache, which is about twice as fast. It has a block at a time.
+         * What a multiprocessor reads, in rows: weights and, for each group of stripes, x from the
+         * second cache, which is about twice as fast. It has a block at a time.
          */
         long cost(long all, int multiprocessors) {
-            return ceilDiv(blocks(all), multiprocessors) * (STRIPE * stripes + rows / 2);
+            return ceilDiv(groups(all), multiprocessors) * (STRIPE * stripes + rows / 2);
         }
     }
 
     private void addProduct(int rows, int stripes, int mostStages, boolean isNorming) {
-        int tiles = isNorming ? 0 : rows / PACK;
-        int stage = PRODUCT_THREADS * PACK_BYTES * (2 * stripes + tiles);
-        int stages = Math.min(mostStages, room / stage);
+        int pack = PRODUCT_THREADS * PACK_BYTES; // of all threads
+        int tiles = rows / PACK;
+        boolean forGroups = tiles == 1;
+        int sums = forGroups ? stripes : 0;
+        int stage = 2 * stripes + (isNorming ? 0 : tiles);
+        int stages = Math.min(mostStages, (room / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
             String name = isNorming ? "norm_product" : "product_" + rows;
             CudaKernel kernel = module.kernel("decode_" + name + "_" + stripes);
             kernel.allowSharedMemory(room);
-            products.add(new Product(kernel, rows, stripes, stages * stage, isNorming));
+            int sharedBytes = (stages * stage + sums) * pack;
+            products.add(new Product(kernel, rows, stripes, sharedBytes, isNorming, forGroups));
         }
     }
 
@@ -322,7 +339,7 @@ public final class LlamaKernels implements AutoCloseable {
                         normed.newResidual,
                         Float.floatToRawIntBits(normed.epsilon));
         LaunchSize size =
-                LaunchSize.of(product.blocks(stripes), PRODUCT_THREADS)
+                LaunchSize.of(product.blocks(stripes, multiprocessors), PRODUCT_THREADS)
                         .withShared(product.sharedBytes + (norm == null ? 0 : normBytes(depth)));
         product.kernel.launch(stream, size.asDependent(), arguments);
     }
@@ -443,13 +460,16 @@ public final class LlamaKernels implements AutoCloseable {
      *
      * @param stream where
      * @param rows how many
-     * @param best where each row's {@value #BEST_FLOATS} floats go
+     * @param best where {@value #BEST_FLOATS} floats for each row go, and zeros for each row of
+     *     each other rank: of shape (ranks, rows, {@value #BEST_FLOATS})
      * @param scores rows of {@code width} at a distance of {@code stride}
      * @param parts room for {@value #BEST_BLOCKS} such results for each row
      * @param ended an int for each row, 0
      * @param first the token of the first score
      * @param width the elements of a row
      * @param stride from a row to the next, in elements
+     * @param rank this rank
+     * @param ranks how many there are, at most 32
      */
     public void best(
             CudaStream stream,
@@ -460,10 +480,12 @@ public final class LlamaKernels implements AutoCloseable {
             long ended,
             long first,
             long width,
-            long stride) {
-        arguments.clear().addStruct(best, scores, parts, ended, first, width, stride);
+            long stride,
+            int rank,
+            int ranks) {
+        arguments.clear().addStruct(best, scores, parts, ended, first, width, stride, rank, ranks);
         LaunchSize size = LaunchSize.of(BEST_BLOCKS, BEST_THREADS).withGrid(rows, 1);
-        this.best.launch(stream, size, arguments);
+        this.best.launch(stream, size.asDependent(), arguments);
     }
 
     /**

@@ -484,19 +484,18 @@ final class Decoder implements AutoCloseable {
         long scores = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
         residual.product(false, scores, weights.norm(), weights.head(), tokens, allTokens);
-        long rowsOfRank = (long) rows * BEST_BYTES;
-        stream.memsetAsync(
-                Torch.dataPointer(bestOfRanks), (byte) 0, group.worldSize() * rowsOfRank);
         kernels.best(
                 stream,
                 rows,
-                Torch.dataPointer(bestOfRanks) + group.rank() * rowsOfRank,
+                Torch.dataPointer(bestOfRanks),
                 scores,
                 Torch.dataPointer(parts),
                 countsOfBest(),
                 firstToken,
                 Math.max(0, Math.min(tokens, config.vocabularySize() - firstToken)),
-                logits.getShape().get(1));
+                allTokens,
+                group.rank(),
+                group.worldSize());
     }
 
     private LlamaKernels.Attention attention(

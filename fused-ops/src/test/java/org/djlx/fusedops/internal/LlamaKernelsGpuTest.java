@@ -73,6 +73,7 @@ class LlamaKernelsGpuTest {
             check(kernels, type, gated, 3 * wave - 5, 520);
             check(kernels, type, gated, 4 * wave - 5, 72);
             check(kernels, type, gated, 7 * wave - 5, 72);
+            check(kernels, type, gated, 14 * wave - 5, 72); // Blocks have two groups of stripes.
         }
     }
 
@@ -93,7 +94,8 @@ class LlamaKernelsGpuTest {
     }
 
     /**
-     * Of each number of stripes that a block may have; rows of less and more than a pack a thread.
+     * Of each number of stripes that a block may have, and two groups of them; rows of less and
+     * more than a pack a thread.
      */
     @ParameterizedTest
     @CsvSource({
@@ -102,6 +104,7 @@ class LlamaKernelsGpuTest {
         "BFLOAT16, 3, 72",
         "BFLOAT16, 4, 72",
         "BFLOAT16, 7, 72",
+        "BFLOAT16, 14, 1032",
         "BFLOAT16, 0, 2056",
         "BFLOAT16, 0, 4096",
         "FLOAT16, 0, 8192"

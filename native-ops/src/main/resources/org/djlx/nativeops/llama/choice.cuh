@@ -15,13 +15,15 @@ struct Best {
 const float NO_TOKEN = 1 << 30;
 
 struct Scores {
-  Best* best;          // of each row
+  Best* best;          // (ranks, rows): this rank's, and zeros
   const Bits* scores;  // rows of `width`, at a distance of `stride`
   Best* parts;         // (rows, blocks of a row)
   u32* ended;          // of each row, how many blocks have; 0 before and after
   u64 first;           // the token of the first score
   u64 width;
   u64 stride;
+  u64 rank;
+  u64 ranks;
 };
 
 __device__ __forceinline__ Best joined(const Best& a, const Best& b) {
@@ -88,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
     const Best* part = of.parts + row * BEST_BLOCKS + threadIdx.x;
     best = Best{__ldcg(&part->highest), __ldcg(&part->sum), __ldcg(&part->token), 0};
   }
-  best = of_warp(best);
-  if (threadIdx.x == 0) of.best[row] = best;
+  best = of_warp(best);  // on all lanes
+  if (threadIdx.x < of.ranks) of.best[threadIdx.x * gridDim.y + row] = threadIdx.x == of.rank ? best : Best{};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------

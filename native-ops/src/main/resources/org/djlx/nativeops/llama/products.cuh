@@ -6,9 +6,13 @@
 // what is on its way, and no thread waits for another until the end. The warps of a block divide k, and their sums are added in the
 // order of warps. What a row of x gets depends neither on the other rows nor on their number.
 //
+// A block of 8 rows goes through several groups of stripes, and copies weights of the next one while it adds up sums: so few blocks do
+// all, and what begins a block, like the norm of x, is done once. With more rows, sums have no room beside the stages: a block has
+// one group.
+//
 // Shared memory, for each warp: STAGES of a load each, which take turns: 16 bytes of each lane for the upper and lower half of each
-// stripe, then for each tile. At the end, sums: 16 bytes of each lane for each stripe and tile. Where a block norms x, that is behind
-// the stages instead, then the weight of the norm and NORM_THREADS / WARP floats.
+// stripe, then for each tile. Behind them, or in their place, sums: for each warp, 16 bytes of each lane for each stripe and tile. Where
+// a block norms x, that is next, then the weight of the norm and NORM_THREADS / WARP floats.
 #pragma once
 #include "llama/common.cuh"
 #include "rms_norm.cuh"
@@ -33,6 +37,15 @@ struct Product {
 
 const int PRODUCT_WARPS = 8;
 const int TURN = 2 * PRODUCT_WARPS;  // loads; warps take turns, of two each: a line of the second cache
+
+__host__ __device__ constexpr bool has_sums_apart(int tiles) { return tiles == 1; }
+
+// Fewer stages where there is no room. The host leaves alone kernels that have no room for two. Of `tiles`, as many are copied.
+__host__ __device__ constexpr int stages(int tiles, int stripes, int copied, int most) {
+  int room = ROOM / (PRODUCT_WARPS * WARP * 16) - (has_sums_apart(tiles) ? stripes : 0);
+  int fit = room / (2 * stripes + copied);
+  return fit < 2 ? 2 : fit < most ? fit : most;
+}
 
 // x = (residual + x) / sqrt(mean((residual + x)^2) + epsilon) * weight for one row, into shared memory, to the bits of add_rms_norm.
 __device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint4* weight, float* sums) {
@@ -73,9 +86,11 @@ __device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint
 // TILES of x, STRIPES of weights. Neither changes the order in which a sum is taken. NORMED: x is one row, and normed first.
 template <int TILES, int STRIPES, int STAGES, bool NORMED>
 __device__ __forceinline__ void product(const Product& of) {
+  const bool APART = has_sums_apart(TILES);  // there may be several groups
   const int PACKS = 2 * STRIPES + (NORMED ? 0 : TILES);  // of a lane in a stage
   const int STAGE = PACKS * WARP;
-  static_assert(STRIPES * TILES <= STAGES * PACKS, "sums need more room than stages");
+  const int SUMS = STRIPES * TILES * WARP;  // packs of a warp
+  static_assert(SUMS <= STAGES * STAGE, "sums need more room than stages");
   extern __shared__ __align__(16) uint4 staged[];
   let_others_begin();
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -84,26 +99,33 @@ __device__ __forceinline__ void product(const Product& of) {
   u32 batch = of.batch, width = of.width, depth = of.depth;
   bool gated = of.gated;
   u32 columns = gated ? 8 : 16;  // of a stripe
-  u32 column = blockIdx.x * STRIPES * columns + row;
-  u32 lower = gated ? 0 : 8;  // the column of a stripe's lower half
-  const Bits* weight = of.weight + (u64)column * depth;
+  u32 lower = gated ? 0 : 8;     // the column of a stripe's lower half
   u64 to_lower = (u64)(gated ? width : 8) * depth, to_next = (u64)columns * depth;
+  u32 group_columns = STRIPES * columns, to_next_group = gridDim.x * group_columns;
   const Bits* x = of.x + (u64)row * depth;
   u32 own = warp * STAGES * STAGE + lane;
   u32 address = (u32)__cvta_generic_to_shared(staged + own);
-  u32 loads = (depth + TURN * STEP - 1) / (TURN * STEP) * 2;
+  u32 loads = (depth + TURN * STEP - 1) / (TURN * STEP) * 2;  // of a group
   auto k_of = [&](u32 load) { return (load / 2 * TURN + warp * 2 + load % 2) * STEP + within; };
-  auto copy_weights = [&](u32 stage, u32 load) {
-    u32 k = k_of(load);
-    const Bits* from = weight + k;
+  // What is copied next, of which group.
+  u32 next_load = 0, next_group = blockIdx.x * group_columns;
+  const Bits* next_weight = of.weight + (u64)(next_group + row) * depth;
+  auto copy_weights = [&](u32 stage) {
+    u32 k = k_of(next_load);
+    const Bits* from = next_weight + k;
 #pragma unroll
     for (int stripe = 0; stripe < STRIPES; stripe++) {
-      u32 c = column + stripe * columns, to = address + (stage + stripe * 2 * WARP) * 16;
+      u32 c = next_group + stripe * columns + row, to = address + (stage + stripe * 2 * WARP) * 16;
       copy_pack<true>(to, from, k < depth && c < width);
       copy_pack<true>(to + WARP * 16, from + to_lower, k < depth && c + lower < width);
       from += to_next;
     }
+    if (++next_load < loads || !APART) return;
+    next_load = 0;
+    next_group += to_next_group;
+    next_weight += (u64)to_next_group * depth;
   };
+  auto has_next = [&] { return APART ? next_group < width : next_load < loads; };
   auto is_x = [&](int tile, u32 k) { return tile * 8 + row < batch && k < depth; };
   auto copy_x = [&](u32 stage, u32 load) {
     u32 k = k_of(load);
@@ -113,9 +135,11 @@ __device__ __forceinline__ void product(const Product& of) {
     }
   };
 
-  // Weights of the first loads, a group each, that of the norm with the first; then x, which others have written: of the first load
-  // directly, so that it waits for no group behind its weights, of the others a group each.
-  uint4* normed = staged + PRODUCT_WARPS * STAGES * STAGE;
+  // Weights of the first loads, a set of copies each, that of the norm with the first; then x, which others have written: of the
+  // first load directly, so that it waits for no copies behind its weights, of the others a set each.
+  uint4* sums_of_warps = APART ? staged + PRODUCT_WARPS * STAGES * STAGE : staged;
+  const int TO_NEXT_WARP = APART ? SUMS : STAGES * STAGE;
+  uint4* normed = sums_of_warps + PRODUCT_WARPS * TO_NEXT_WARP;
   uint4* norm_weight = normed + depth / PACK;
   if (NORMED) {
     for (u32 i = threadIdx.x; i < depth / PACK; i += PRODUCT_WARPS * WARP) {
@@ -124,7 +148,7 @@ __device__ __forceinline__ void product(const Product& of) {
   }
 #pragma unroll
   for (int load = 0; load < STAGES; load++) {
-    if (load < loads) copy_weights(load * STAGE, load);
+    if (has_next()) copy_weights(load * STAGE);
     end_group();
   }
   await_others();
@@ -138,103 +162,107 @@ __device__ __forceinline__ void product(const Product& of) {
       u32 k = k_of(0);
       first[tile] = is_x(tile, k) ? *(const uint4*)(x + (tile * 8 * depth + k)) : zeros();
     }
+    u32 load = 1;  // of a group
 #pragma unroll
-    for (int load = 1; load < STAGES; load++) {
-      if (load < loads) copy_x(load * STAGE, load);
+    for (int stage = 1; stage < STAGES; stage++) {
+      if (APART || load < loads) copy_x(stage * STAGE, load);
       end_group();
+      if (++load == loads && APART) load = 0;
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) staged[own + (2 * STRIPES + tile) * WARP] = first[tile];
     await_groups<2 * STAGES - 2>();
   }
 
-  float sums[STRIPES][TILES][4] = {};
   u32 stage = 0;
+  bool is_first = true;
 #pragma unroll 1
-  for (u32 load = 0; load < loads; load++) {
-    if (load > 0) await_groups<STAGES - 1>();
-    const uint4* from = staged + own + stage;
-    uint4 right[TILES];
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-      if (NORMED) {
-        u32 k = k_of(load);
-        right[tile] = is_x(tile, k) ? normed[k / PACK] : zeros();
-      } else {
-        right[tile] = from[(2 * STRIPES + tile) * WARP];
-      }
-    }
-#pragma unroll
-    for (int stripe = 0; stripe < STRIPES; stripe++) {
-      uint4 upper = from[stripe * 2 * WARP], lower = from[(stripe * 2 + 1) * WARP];
+  for (u32 group = blockIdx.x * group_columns; group < width; group += to_next_group) {
+    float sums[STRIPES][TILES][4] = {};
+#pragma unroll 1
+    for (u32 load = 0; load < loads; load++) {
+      if (!is_first || load > 0) await_groups<STAGES - 1>();
+      const uint4* from = staged + own + stage;
+      uint4 right[TILES];
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++) {
-        multiply(sums[stripe][tile], upper.x, lower.x, upper.y, lower.y, right[tile].x, right[tile].y);
+        if (NORMED) {
+          u32 k = k_of(load);
+          right[tile] = is_x(tile, k) ? normed[k / PACK] : zeros();
+        } else {
+          right[tile] = from[(2 * STRIPES + tile) * WARP];
+        }
       }
 #pragma unroll
-      for (int tile = 0; tile < TILES; tile++) {
-        multiply(sums[stripe][tile], upper.z, lower.z, upper.w, lower.w, right[tile].z, right[tile].w);
+      for (int stripe = 0; stripe < STRIPES; stripe++) {
+        uint4 upper = from[stripe * 2 * WARP], lower = from[(stripe * 2 + 1) * WARP];
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+          multiply(sums[stripe][tile], upper.x, lower.x, upper.y, lower.y, right[tile].x, right[tile].y);
+        }
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+          multiply(sums[stripe][tile], upper.z, lower.z, upper.w, lower.w, right[tile].z, right[tile].w);
+        }
       }
+      // Products have taken what was in the stage.
+      if (has_next()) {
+        if (!NORMED) copy_x(stage, next_load);
+        copy_weights(stage);
+      }
+      end_group();
+      stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
-    // Products have taken what was in the stage.
-    if (load + STAGES < loads) {
-      copy_weights(stage, load + STAGES);
-      if (!NORMED) copy_x(stage, load + STAGES);
-    }
-    end_group();
-    stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
-  }
 
-  // Still each lane's own room, whose copies have all arrived.
+    // In place of stages it is still each warp's own room, whose copies have all arrived; apart, sums before may still be read.
+    if (!is_first) __syncthreads();
+    is_first = false;
 #pragma unroll
-  for (int stripe = 0; stripe < STRIPES; stripe++)
+    for (int stripe = 0; stripe < STRIPES; stripe++)
 #pragma unroll
-    for (int tile = 0; tile < TILES; tile++) {
-      const float* four = sums[stripe][tile];
-      ((float4*)staged)[own + (stripe * TILES + tile) * WARP] = make_float4(four[0], four[1], four[2], four[3]);
-    }
-  __syncthreads();
-  for (u32 part = warp; part < STRIPES * TILES; part += PRODUCT_WARPS) {
-    float sum[4] = {};
+      for (int tile = 0; tile < TILES; tile++) {
+        const float* four = sums[stripe][tile];
+        float4* to = (float4*)sums_of_warps + warp * TO_NEXT_WARP + (stripe * TILES + tile) * WARP + lane;
+        *to = make_float4(four[0], four[1], four[2], four[3]);
+      }
+    __syncthreads();
+    for (u32 part = warp; part < STRIPES * TILES; part += PRODUCT_WARPS) {
+      float sum[4] = {};
 #pragma unroll
-    for (int w = 0; w < PRODUCT_WARPS; w++) {
-      float4 four = ((const float4*)staged)[w * STAGES * STAGE + part * WARP + lane];
-      sum[0] += four.x;
-      sum[1] += four.y;
-      sum[2] += four.z;
-      sum[3] += four.w;
-    }
-    u32 n = column + part / TILES * columns, b = part % TILES * 8 + lane % 4 * 2;
+      for (int w = 0; w < PRODUCT_WARPS; w++) {
+        float4 four = ((const float4*)sums_of_warps)[w * TO_NEXT_WARP + part * WARP + lane];
+        sum[0] += four.x;
+        sum[1] += four.y;
+        sum[2] += four.z;
+        sum[3] += four.w;
+      }
+      u32 n = group + part / TILES * columns + row, b = part % TILES * 8 + lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (b + i >= batch || n >= width) continue;
-      Bits* to = of.output + (b + i) * of.stride + n;
-      if (gated) {
-        *to = T::store(sum[i] / (1 + __expf(-sum[i])) * sum[i + 2]);
-      } else {
-        *to = T::store(sum[i]);
-        if (n + 8 < width) to[8] = T::store(sum[i + 2]);
+      for (int i = 0; i < 2; i++) {
+        if (b + i >= batch || n >= width) continue;
+        Bits* to = of.output + (b + i) * of.stride + n;
+        if (gated) {
+          *to = T::store(sum[i] / (1 + __expf(-sum[i])) * sum[i + 2]);
+        } else {
+          *to = T::store(sum[i]);
+          if (n + 8 < width) to[8] = T::store(sum[i + 2]);
+        }
       }
     }
+    if (!APART) break;
   }
 }
 
-// Fewer stages where there is no room. The host leaves alone kernels that have no room for two.
-__host__ __device__ constexpr int stages(int tiles, int stripes, int most) {
-  int fit = ROOM / (PRODUCT_WARPS * WARP * 16 * (2 * stripes + tiles));
-  return fit < 2 ? 2 : fit < most ? fit : most;
-}
-
-#define PRODUCT(rows, stripes, most)                                                  \
-  extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP)                   \
-      decode_product_##rows##_##stripes(const __grid_constant__ Product of) {         \
-    product<rows / 8, stripes, stages(rows / 8, stripes, most), false>(of);           \
+#define PRODUCT(rows, stripes, most)                                                            \
+  extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP, 1)                          \
+      decode_product_##rows##_##stripes(const __grid_constant__ Product of) {                   \
+    product<rows / 8, stripes, stages(rows / 8, stripes, rows / 8, most), false>(of);           \
   }
 
-#define NORM_PRODUCT(stripes, most)                                                       \
-  extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP)                       \
-      decode_norm_product_##stripes(const __grid_constant__ Product of) {                 \
-    product<1, stripes, stages(0, stripes, most), true>(of);                              \
+#define NORM_PRODUCT(stripes, most)                                        \
+  extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP, 1)     \
+      decode_norm_product_##stripes(const __grid_constant__ Product of) {  \
+    product<1, stripes, stages(1, stripes, 0, most), true>(of);            \
   }
 
 // NOTES.md has what was measured. The host knows these numbers, and chooses by how many stripes there are; 64 rows have too many
