@@ -210,10 +210,14 @@ final class AllReduceRmsNormPlan implements FusedPlan {
     private void plain(
             Call call, OperationScope scope, NormedResidual outputs, long sum, long norm) {
         NDArray total = outputs.residual();
-        if (sum != call.infos()[0].address()) {
-            NoGradient.run(() -> Torch.copy(total, call.inputs()[0]));
+        NDArray partial = call.inputs()[0];
+        long address = call.infos()[0].address();
+        boolean alone = call.group().worldSize() == 1;
+        boolean inPlace = sum == address || alone && kernels != null && direct[0];
+        if (!inPlace) {
+            NoGradient.run(() -> Torch.copy(total, partial));
         }
-        if (call.group().worldSize() > 1) { // Otherwise it could not go into a graph, by NCCL.
+        if (!alone) { // Otherwise it could not go into a graph, by NCCL.
             FusedOps.complete(call.group(), call.group().allReduce(total, ReduceOp.SUM));
         }
         if (rows == 0) {
@@ -223,13 +227,15 @@ final class AllReduceRmsNormPlan implements FusedPlan {
             NoGradient.run(() -> byLibtorch(call, scope, outputs));
             return;
         }
+        long added = inPlace ? address : sum;
         NDArray residual = contiguous(call, scope, 1);
         NDArray weight = contiguous(call, scope, 2);
         kernels.add(
-                of(sum, norm, sum, address(call, residual, 1), address(call, weight, 2)),
+                of(sum, norm, added, address(call, residual, 1), address(call, weight, 2)),
                 call.epsilon(),
                 total,
                 outputs.norm(),
+                partial,
                 residual,
                 weight);
     }
