@@ -1,6 +1,6 @@
-// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, scatter_gather.cu and reduce.cu as the Java code does
-// (AllReduceKernels, and RmsNormKernels, Exchange and RankOrderReducer of fused-ops), without a JVM, so that
-// compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
+// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, scatter_gather.cu, signals.cu and reduce.cu as the Java code
+// does (AllReduceKernels, SignalKernels, and RmsNormKernels, Exchange and RankOrderReducer of fused-ops), without a JVM, so
+// that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
 //
 //   kernels [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
@@ -22,6 +22,7 @@ namespace kernels {
 #include "all_reduce_rms_norm/all_reduce_rms_norm.cu"
 #include "reduce/reduce.cu"
 #include "scatter_gather/scatter_gather.cu"
+#include "signals/signals.cu"
 }  // namespace kernels
 
 using kernels::Control;
@@ -41,10 +42,13 @@ const u64 ONE_SHOT_BYTES = 256 << 10;  // the largest tensors
 const u64 TWO_SHOT_BYTES = 1 << 20;
 const u64 EXCHANGE_BYTES = 64 << 10;  // of a launch, as slots can be smaller than a shard or a part
 const u64 PACK = 16;
+const u64 LINE = 64;           // from a rank's signal to the next one's
+const u64 SENT_BYTES = 8 << 10;  // the most that goes into a slot of the buffer
 
 // What the Java host takes for granted.
 static_assert((sizeof(Control) + 4095) / 4096 * 4096 == 8192, "CONTROL of RegionLayout");
 static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the struct of AllReduceKernels");
+static_assert(sizeof(kernels::Entered) == (kernels::MAX_RANKS + 3) * sizeof(u64), "the struct of SignalKernels");
 static_assert(sizeof(Rows) == 7 * sizeof(u64), "the members of RmsNormKernels.Rows");
 
 struct ReducedType : Type {
@@ -86,11 +90,14 @@ Elements sum(const Type& type, Algorithm algorithm, const std::vector<Elements>&
   return result;
 }
 
-// How a rank's region is divided; as RegionLayout does, without signals and P2P buffer.
+// How a rank's region is divided; as RegionLayout does, with one channel of signals.
 struct Layout {
   u64 slots[4];   // the size of a slot for each algorithm
   u64 begins[4];  // where its halves begin
   u64 halves[4];  // their size
+  u64 entered;    // where ranks tell which operation they have entered
+  u64 signals;
+  u64 buffer;     // a slot for each rank
   u64 size;
 
   explicit Layout(u64 ranks) {
@@ -101,7 +108,10 @@ struct Layout {
     halves[ONE_SHOT] = halves[TWO_SHOT] = halves[DIRECT] = (ranks - 1) * slots[ONE_SHOT];
     begins[MESH] = align(sizeof(Control), 4096);
     begins[ONE_SHOT] = begins[TWO_SHOT] = begins[DIRECT] = begins[MESH] + 2 * halves[MESH];
-    size = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
+    entered = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
+    signals = entered + kernels::MAX_RANKS * LINE;
+    buffer = signals + kernels::MAX_RANKS * LINE;
+    size = buffer + ranks * SENT_BYTES;
   }
 };
 
@@ -187,16 +197,53 @@ class Group {
     } while (done < bytes);
   }
 
-  void enqueue_barrier(u64 rank, u64 timeout) {
-    Launch launch = told(rank, ONE_SHOT, timeout);
-    kernels::Words none = {};
-    void* arguments[] = {&launch, &none, &none};
-    use(ranks[rank].gpu);
-    check(cudaLaunchKernel((const void*)kernels::barrier, dim3(1), dim3(MESH_THREADS), arguments, 0, ranks[rank].stream),
-          "barrier");
+  // Enters the next operation, and waits until all have.
+  void enter(u64 rank, u64 timeout) {
+    kernels::Entered entered = {};
+    for (u64 peer = 0; peer < size(); peer++) entered.words[peer] = ranks[peer].region + layout.entered;
+    entered.distance = LINE;
+    entered.rank = rank;
+    entered.ranks = size();
+    void* arguments[] = {&entered};
+    enqueue_signals(rank, (const void*)kernels::enter, kernels::MAX_RANKS, arguments);
+    wait_signals(rank, layout.entered, ((1u << size()) - 1) & ~(1u << rank), timeout);
+  }
+
+  // Copies a tensor into this rank's slot on all, itself included, and what has arrived from all to another; as a schedule does.
+  void enqueue_copies(u64 rank, char* tensor, u64 bytes, char* all, u64 timeout) {
+    enter(rank, timeout);
+    cudaStream_t stream = ranks[rank].stream;
+    char* own = ranks[rank].region;
+    const u32* count = (const u32*)(own + layout.entered + rank * LINE);
+    u32 beyond = 0;
+    for (u64 peer = 0; peer < size(); peer++) {
+      char* region = ranks[peer].region;
+      use(ranks[rank].gpu);
+      check(cudaMemcpyAsync(region + layout.buffer + rank * bytes, tensor, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+      u32* word = (u32*)(region + layout.signals + rank * LINE);
+      void* arguments[] = {&word, &count, &beyond};
+      enqueue_signals(rank, (const void*)kernels::raise_signal, 1, arguments);
+    }
+    wait_signals(rank, layout.signals, (1u << size()) - 1, timeout);
+    check(cudaMemcpyAsync(all, own + layout.buffer, size() * bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   }
 
  private:
+  // Of ranks that a bit each is for, to this one's epoch.
+  void wait_signals(u64 rank, u64 row, u32 others, u64 timeout) {
+    char *own = ranks[rank].region, *words = own + row;
+    const u32* count = (const u32*)(own + layout.entered + rank * LINE);
+    u64 distance = LINE;
+    u32 beyond = 0;
+    void* arguments[] = {&words, &distance, &others, &count, &beyond, &ranks[rank].status, &timeout};
+    enqueue_signals(rank, (const void*)kernels::wait_signals, kernels::MAX_RANKS, arguments);
+  }
+
+  void enqueue_signals(u64 rank, const void* kernel, int threads, void** arguments) {
+    use(ranks[rank].gpu);
+    check(cudaLaunchKernel(kernel, dim3(1), dim3(threads), arguments, 0, ranks[rank].stream), "signals");
+  }
+
   void enqueue_exchange(u64 rank, const void* kernel, u64 packs, void** arguments) {
     u64 blocks = std::clamp<u64>((packs + THREADS - 1) / THREADS, 1, max_blocks);
     use(ranks[rank].gpu);
@@ -271,12 +318,14 @@ struct AllReduce : Job {
   }
 };
 
+// By the kernel that exchanges, or by copies and signals.
 struct Gather : Job {
   u64 bytes;
+  bool copies;
   std::vector<std::unique_ptr<Tensor>> shards, wholes;  // of each rank
   Elements expected;
 
-  Gather(const Group& group, const ReducedType& type, u64 packs) : bytes(packs * PACK) {
+  Gather(const Group& group, const ReducedType& type, u64 packs, bool copies) : bytes(packs * PACK), copies(copies) {
     for (u64 rank = 0; rank < group.size(); rank++) {
       Elements shard = random_elements(type, bytes / type.size);
       shards.emplace_back(new Tensor(group.gpu(rank), type, 0, shard));
@@ -288,11 +337,17 @@ struct Gather : Job {
   }
 
   void enqueue(Group& group, u64 rank) override {
-    group.enqueue_gather(rank, shards[rank]->address(), bytes, wholes[rank]->address(), PATIENCE);
+    char *shard = shards[rank]->address(), *whole = wholes[rank]->address();
+    if (copies) {
+      group.enqueue_copies(rank, shard, bytes, whole, PATIENCE);
+    } else {
+      group.enqueue_gather(rank, shard, bytes, whole, PATIENCE);
+    }
   }
 
   bool is_right() const override {
-    return std::all_of(wholes.begin(), wholes.end(), [this](auto& whole) { return whole->has(expected, "gather"); });
+    const char* name = copies ? "gather by copies" : "gather";
+    return std::all_of(wholes.begin(), wholes.end(), [&](auto& whole) { return whole->has(expected, name); });
   }
 };
 
@@ -429,9 +484,10 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
     for (u64 begin : begins) jobs.push_back(new AllReduceNorm(group, type, shape[0], shape[1], begin));
   }
   for (u64 packs : {u64(1), u64(9), u64(1003), EXCHANGE_BYTES / PACK, ONE_SHOT_BYTES / PACK - 1}) {
-    jobs.push_back(new Gather(group, type, packs));
+    jobs.push_back(new Gather(group, type, packs, false));
     jobs.push_back(new Scatter(group, type, packs, jobs.size() % 4 < 2));
   }
+  for (u64 packs : {u64(1), u64(33), SENT_BYTES / PACK}) jobs.push_back(new Gather(group, type, packs, true));
   // One algorithm after the other would not show what they leave behind for each other.
   std::shuffle(jobs.begin(), jobs.end(), generator);
   u64 first = 0;  // Who arrives first changes.
@@ -451,7 +507,7 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
 bool meet(const std::vector<int>& gpus) {
   Group group(gpus);
   for (u64 rank = 0; rank < group.size(); rank++) {
-    group.enqueue_barrier(rank, PROBE_PATIENCE);
+    group.enter(rank, PROBE_PATIENCE);
   }
   return group.finish();
 }
@@ -466,8 +522,12 @@ void load_kernels(int gpus) {
       }
       alone.enqueue_gather(0, nullptr, 0, nullptr, PATIENCE);
       alone.enqueue_scatter(0, type, nullptr, 0, nullptr, 1, PATIENCE);
-      cudaFuncAttributes unused;  // Direct all-reduces wait for others whatever there is to do; this loads the kernel, too.
-      check(cudaFuncGetAttributes(&unused, type.all_reduce[DIRECT]), "cudaFuncGetAttributes");
+      // Some wait for others, or raise something, whatever there is to do; this loads a kernel, too.
+      cudaFuncAttributes unused;
+      for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::raise_signal,
+                                 (const void*)kernels::wait_signals}) {
+        check(cudaFuncGetAttributes(&unused, kernel), "cudaFuncGetAttributes");
+      }
       alone.enqueue(0, NormCall{type, {nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1}}, PATIENCE);
     }
     if (!alone.finish()) exit(WRONG);

@@ -32,8 +32,9 @@ const int THREADS = 384;
 const u64 LINE = 64;        // from a rank's signal to the next one's, in bytes
 const u64 FLAGS = 4096;     // of each rank
 const u64 WORDS = kernels::MAX_RANKS * FLAGS * sizeof(u32);  // bytes of signals or flags
+const u64 ENTERED = kernels::MAX_RANKS * LINE;
 const u64 COUNTERS = 64 * sizeof(u32);
-const u64 HALF = 16 << 20;  // of the buffer
+const u64 BUFFER = 16 << 20;
 
 // The sizes of an operator: of a rank's shard or part, and what it is multiplied with.
 struct Sizes {
@@ -106,11 +107,11 @@ void describe(kernels::TensorMap& map, void* address, std::vector<u64> sizes, st
   }
 }
 
-// A rank's region: | signals or flags | counters | half 0 | half 1 |, a slot for each rank in each half.
+// A rank's region: | signals or flags | which operation ranks have entered | counters | buffer: a slot for each rank |
 class Group {
  public:
   explicit Group(const std::vector<int>& gpus) : ranks(gpus.size()), blocks(blocks_of_each(gpus)) {
-    for (size_t i = 0; i < gpus.size(); i++) ranks[i].open(gpus[i], WORDS + COUNTERS + 2 * HALF);
+    for (size_t i = 0; i < gpus.size(); i++) ranks[i].open(gpus[i], WORDS + ENTERED + COUNTERS + BUFFER);
   }
   Group(const Group&) = delete;
   ~Group() {
@@ -121,11 +122,8 @@ class Group {
   int gpu(u64 rank) const { return ranks[rank].gpu; }
   bool finish() { return ::finish(ranks); }
 
-  // The next launch of all ranks.
-  void begin() { epoch++; }
-
   char* slot(u64 on, u64 source, u64 slot_bytes) const {
-    return ranks[on].region + WORDS + COUNTERS + (epoch & 1) * HALF + source * slot_bytes;
+    return ranks[on].region + WORDS + ENTERED + COUNTERS + source * slot_bytes;
   }
 
   // Enqueues what has been described, after all that is the same for both operators is filled in.
@@ -138,17 +136,18 @@ class Group {
     launch.left_bytes = sizes.box_rows() * kernels::BLOCK_K * ITEM;
     launch.rank = rank;
     launch.ranks = size();
-    launch.epoch = epoch;
     launch.factor = 1;
     launch.lag = SCATTER ? std::min<u64>(blocks, sizes.tiles_of_part()) : 0;
     launch.pull = SCATTER && size() == 2;
     launch.pushers = SCATTER ? 0 : std::min<u64>(blocks, sizes.pushers);
     launch.status = ranks[rank].status;
     launch.timeout = timeout;
-    launch.counters = (u32*)(ranks[rank].region + WORDS);
+    launch.counters = (u32*)(ranks[rank].region + WORDS + ENTERED);
+    launch.entered_distance = LINE;
     launch.rank_distance = SCATTER ? FLAGS * sizeof(u32) : LINE;
     launch.slot_bytes = slot_bytes;
     for (u64 peer = 0; peer < size(); peer++) {
+      launch.entered[peer] = ranks[peer].region + WORDS;
       launch.signals[peer] = ranks[peer].region;
       launch.slots[peer] = slot(peer, 0, slot_bytes);
     }
@@ -163,7 +162,6 @@ class Group {
  private:
   std::vector<Rank> ranks;
   const int blocks;
-  u32 epoch = 0;
 };
 
 typedef std::unique_ptr<Tensor> Placed;
@@ -302,7 +300,7 @@ std::vector<Sizes> shapes() {
           {33, 1032, {40}, 8, true}};
 }
 
-// A row of launches, each shape several times: both halves of the buffers are used.
+// A row of launches, each shape several times.
 bool row_is_right(const std::vector<int>& gpus) {
   Group group(gpus);
   std::vector<std::unique_ptr<Job>> jobs;
@@ -312,7 +310,6 @@ bool row_is_right(const std::vector<int>& gpus) {
   std::shuffle(jobs.begin(), jobs.end(), generator);
   u64 first = 0;  // Who arrives first changes.
   for (auto& job : jobs) {
-    group.begin();
     for (u64 i = 0; i < group.size(); i++) job->enqueue(group, (first + i) % group.size(), PATIENCE);
     first++;
   }
@@ -324,7 +321,6 @@ bool row_is_right(const std::vector<int>& gpus) {
 bool meet(const std::vector<int>& gpus, u64 timeout) {
   Group group(gpus);
   Job job(group, shapes()[0]);
-  group.begin();
   for (u64 rank = 0; rank < group.size(); rank++) job.enqueue(group, rank, timeout);
   return group.finish() && job.is_right();
 }

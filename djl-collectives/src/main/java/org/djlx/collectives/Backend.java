@@ -108,6 +108,18 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
+     * As {@link #allReduce}, for a caller who lets its current stream wait for the work at once.
+     *
+     * @param operation the operation
+     * @param tensor input and output
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work allReduceInOrder(Operation operation, NDArray tensor, ReduceOp op) {
+        return allReduce(operation, tensor, op);
+    }
+
+    /**
      * See {@link ProcessGroup#reduce}.
      *
      * @param operation the operation

@@ -31,9 +31,13 @@ import org.djlx.nativeops.Torch;
  * ProcessGroup#execute} only, whose operations run one after the other, and in one way: an
  * operation raises its signals to its {@linkplain #epoch epoch} and writes into one half of the
  * buffers only, the second if that number is odd. So an operation can begin while a slower rank
- * still reads what the last one left. Arrays in the heap belong to who {@linkplain P2pAllocator
+ * still reads what the last one left. On GPUs, where graphs may be replayed between operations, all
+ * use the second half, and the first one is taken: an operation reads what it was sent before it
+ * ends, {@linkplain P2pStream#put puts} wait until all ranks have come to the operation, and who
+ * writes otherwise where another rank writes or reads, through views or by kernels of its own,
+ * calls {@link #intraNodeBarrier} first. Arrays in the heap belong to who {@linkplain P2pAllocator
  * allocates} them; an operation that writes into those of other ranks must know that they are free,
- * as after {@link #intraNodeBarrier}.
+ * as after that barrier.
  *
  * <p>Once the group is destroyed, signals and barriers throw {@link IllegalStateException}, views
  * {@link IllegalArgumentException}, and waits under way fail. Ranks and sizes can still be asked
@@ -179,7 +183,8 @@ public abstract class P2pBuffers {
 
     /**
      * Returns a stream that runs beside the current one; on the CPU, unless a backend has its own,
-     * a thread of a pool, which copies to {@link #address}.
+     * a thread of a pool, which copies to {@link #address}. Before the operation ends, the current
+     * stream is to wait for an event behind all that it does.
      *
      * @param operation the operation under way
      * @return the stream, to be closed by the caller
@@ -250,23 +255,23 @@ public abstract class P2pBuffers {
     /**
      * Returns the number that an operation raises its signals to. An operation that asks for it
      * raises a signal to it on every rank, before or after it has put something there, and waits
-     * for those of all ranks; so the next but one may use the same half of the buffers again.
+     * for those of all ranks; so the next but one may use the same half of the buffers again, and
+     * on GPUs, where it waits for all ranks, the next.
      *
      * @param operation the operation under way
-     * @return the number, the same on all ranks, and larger with each operation that asks for it; 1
-     *     for one that goes into a CUDA graph, whose signals are on words of their own
+     * @return the number, the same on all ranks, and larger with each operation that asks for it;
+     *     on GPUs always 1, as a graph can be replayed: operations are counted on the device, and
+     *     signals are raised relative to that count
      */
     public abstract int epoch(Operation operation);
 
     /**
-     * Returns what kernels need to raise signals and wait for them themselves. What is returned
-     * within an operation is good for that one, which may be recorded into a graph.
+     * Returns what kernels need to raise signals and wait for them themselves, within an operation
+     * that does not ask for an {@linkplain #epoch epoch}.
      *
-     * @param flags how many flags each rank raises in the operation at most, the first ones; 0 for
-     *     none, and to find out whether there are signals
      * @return the signals; empty, on all ranks alike, where the ranks have no such kernels
      */
-    public Optional<KernelSignals> kernelSignals(int flags) {
+    public Optional<KernelSignals> kernelSignals() {
         return Optional.empty();
     }
 

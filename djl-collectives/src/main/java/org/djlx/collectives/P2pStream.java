@@ -26,7 +26,9 @@ public interface P2pStream extends AutoCloseable {
     interface Event {}
 
     /**
-     * Copies bytes into a rank's P2P memory.
+     * Copies bytes into a rank's P2P memory. On GPUs the first one of a stream to another rank
+     * waits until all ranks have come to the operation, by such a put, a signal, a wait for one, an
+     * epoch or a barrier.
      *
      * @param rank whose memory
      * @param offset where in it, in bytes from the start of the buffer

@@ -170,7 +170,7 @@ class NullArgumentsTest {
     }
 
     private static KernelSignals signals() {
-        return new KernelSignals(1, 0, new long[1], 64, new long[1], 1, 0);
+        return new KernelSignals(1, 0, new long[1], new long[1], 64, new long[1], 1, 0);
     }
 
     private static GroupContext context(Store store) {

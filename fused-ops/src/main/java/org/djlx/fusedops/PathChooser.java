@@ -94,7 +94,7 @@ final class PathChooser {
     private int multiprocessors() {
         return group.p2pBuffers()
                 .orElseThrow()
-                .kernelSignals(0)
+                .kernelSignals()
                 .map(KernelSignals::blocks)
                 .orElse(0);
     }

@@ -29,6 +29,9 @@ import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
+import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
@@ -716,6 +719,57 @@ class FusedOpsGpuTest {
         for (int i = 0; i < 10; i++) {
             gather.checkAllGatherMatmul(group, 5);
             scatter.checkMatmulReduceScatter(group, ReduceOp.SUM, 5);
+        }
+    }
+
+    /**
+     * Of two ranks, each reads parts of the sum in the other's buffer, while that one may go on
+     * with another operation. What those write into their own slots must not be there: the second
+     * half is theirs, and stays as it is.
+     */
+    @Test
+    void partsThatAreReadLieInAHalfOfTheirOwn() {
+        assumeTrue(worldSize == 2, "more ranks send what they have for each other");
+        int k = 64;
+        float mark = 77;
+        expectOneLaunches(
+                16 << 20,
+                1,
+                group -> {
+                    ScalarType type = ScalarType.BFLOAT16;
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                    long half = buffers.bufferSize() / 2;
+                    Shape marks = new Shape(half / Float.BYTES);
+                    try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                        NDArray theirs =
+                                buffers.p2pBuffer(
+                                        manager, group.rank(), marks, ScalarType.FLOAT32, half);
+                        NDArray marked = manager.full(marks, mark);
+                        group.execute(
+                                new OpType("mark"),
+                                new Operation.Agreed(null, new long[0], null, 0),
+                                operation -> {
+                                    buffers.intraNodeBarrier(operation);
+                                    Torch.copy(theirs, marked);
+                                });
+                        NDArray a = full(manager, new Shape(700, k), group.rank() + 1, type);
+                        NDArray b = full(manager, new Shape(k, 1032), 1, type);
+                        NDArray sum = FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+                        requireAll(sum, k * (1 + 2));
+                        requireAll(theirs, (int) mark);
+                    }
+                });
+    }
+
+    private static NDArray full(NDManager manager, Shape shape, int value, ScalarType type) {
+        try (NDArray floats = manager.full(shape, (float) value)) {
+            return Torch.cast(floats, type);
+        }
+    }
+
+    private static void requireAll(NDArray array, int expected) {
+        for (double value : TestArrays.values(array)) {
+            assertEquals(expected, value);
         }
     }
 

@@ -122,7 +122,7 @@ class GpuSoakTest {
             if (buffers.oneShotSlots().isPresent()) {
                 paths.add(Path.WHOLE);
             }
-            if (buffers.kernelSignals(0).isPresent() && FusedOpsGpuTest.isHopper()) {
+            if (buffers.kernelSignals().isPresent() && FusedOpsGpuTest.isHopper()) {
                 paths.add(Path.ONE_LAUNCH);
             }
         }

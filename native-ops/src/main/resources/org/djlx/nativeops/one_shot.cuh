@@ -6,7 +6,6 @@
 #include "element.cuh"
 #include "signal.cuh"
 
-const int MAX_RANKS = 8;
 const int MAX_BLOCKS = 64;
 const int PHASES = 2;
 const int TOLD = 3;

@@ -1,11 +1,17 @@
 // How GPUs tell each other that data has arrived: words that only grow, raised by one and awaited by another. What was
 // written before a word is raised (release) is visible to who has seen it raised (acquire).
 //
+// Words are raised to the epoch of an operation, which each rank counts in its own memory: so a graph can be replayed, and
+// operations that are called may come between replays. A rank enters an operation by telling the others its epoch: from then
+// on it reads nothing of what they wrote in an operation before, and they may write what belongs to this one.
+//
 // Nothing waits for ever: a wait ends after its timeout, or when the host sets `stop`, and then tells the host who was
 // missing.
 #pragma once
 
 #include "element.cuh"
+
+const int MAX_RANKS = 8;
 
 // Pinned memory of the host, which reads and writes it while kernels run.
 struct Status {
@@ -27,8 +33,14 @@ __device__ inline bool raised(const u32* word, u32 epoch) {
   u32 value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   // Nobody is further ahead than an operation or two. What lies behind by half of all epochs, as a word that nobody has
-  // raised yet may in a group that runs for hours, is not ahead.
-  return value - epoch < 16;
+  // raised for hours may, is not ahead; nor is one that nobody has raised yet.
+  return value != 0 && value - epoch < 16;
+}
+
+// The epoch of the operation behind those that a rank has counted.
+__device__ inline u32 next_epoch(const u32* count) {
+  u32 epoch = *(const volatile u32*)count + 1;
+  return epoch == 0 ? 1 : epoch;
 }
 
 // Waits until a peer has raised a word to an epoch, or beyond; at most `timeout` ns. Returns whether it has.

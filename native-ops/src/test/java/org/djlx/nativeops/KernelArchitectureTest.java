@@ -102,7 +102,6 @@ class KernelArchitectureTest {
         List<String> types = types(bfloat16);
         Map<String, Set<String>> sources = new TreeMap<>();
         sources.put(ALL_REDUCE, names(List.of("one_shot", "two_shot", "direct"), types));
-        sources.get(ALL_REDUCE).add("barrier");
         sources.put("reduce/reduce.cu", names(List.of("reduce"), types));
         Set<String> exchange = names(List.of("scatter"), types);
         exchange.add("gather");
@@ -124,7 +123,7 @@ class KernelArchitectureTest {
         block.addAll(names(List.of("place"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
         sources.put("llama/llama.cu", bfloat16 ? llamaKernels() : Set.of());
-        sources.put("wait_signals/wait_signals.cu", Set.of("wait_signals"));
+        sources.put("signals/signals.cu", Set.of("enter", "raise_signal", "wait_signals"));
         sources.put("scale.cu", Set.of("scale", "add"));
         return sources;
     }

@@ -31,7 +31,7 @@ class KernelSourceTest {
         Set<String> norm = Set.of("element.cuh", "signal.cuh", "one_shot.cuh", "rms_norm.cuh");
         Map.of(
                         "reduce", element,
-                        "wait_signals", both,
+                        "signals", both,
                         "all_reduce", oneShot,
                         "all_reduce_rms_norm", norm)
                 .forEach(

@@ -116,7 +116,8 @@ final class RandomOthers {
                         PUT,
                         new Operation.Agreed(null, new long[0], null, number),
                         operation -> {
-                            buffers.awaitAgreement(operation);
+                            // Views do not wait for the ranks whose memory they are of.
+                            buffers.intraNodeBarrier(operation);
                             int epoch = buffers.epoch(operation);
                             long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
                             for (int peer = 0; peer < n; peer++) {

@@ -69,6 +69,12 @@ public final class PersistentMatmul implements AutoCloseable {
     // made long before a rank's own. See NOTES.md beside the kernel.
     private static final int PULLING_RANKS = 2;
 
+    // In which half of the buffers slots are: that of all operations of GPUs (P2pBuffers.epoch);
+    // or, where a rank reads from another's, the other: what later operations write into slots of
+    // their own rank waits for nobody.
+    private static final int SENT = 1;
+    private static final int PULLED = 0;
+
     // struct Launch of fused_matmul.cu
     private static final int LEFT = 0;
     private static final int ARRIVED = TensorMap.BYTES;
@@ -82,15 +88,16 @@ public final class PersistentMatmul implements AutoCloseable {
     private static final int LEFT_BYTES = INNER + Long.BYTES;
     private static final int RANK = LEFT_BYTES + Long.BYTES;
     private static final int RANKS = RANK + Long.BYTES;
-    private static final int EPOCH = RANKS + Long.BYTES;
-    private static final int FACTOR = EPOCH + Long.BYTES;
+    private static final int FACTOR = RANKS + Long.BYTES;
     private static final int LAG = FACTOR + Long.BYTES;
     private static final int PULL = LAG + Long.BYTES;
     private static final int PUSHING = PULL + Long.BYTES;
     private static final int STATUS = PUSHING + Long.BYTES;
     private static final int TIMEOUT = STATUS + Long.BYTES;
     private static final int COUNTERS = TIMEOUT + Long.BYTES;
-    private static final int SIGNALS = COUNTERS + Long.BYTES;
+    private static final int ENTERED = COUNTERS + Long.BYTES;
+    private static final int ENTERED_DISTANCE = ENTERED + MAX_RANKS * Long.BYTES;
+    private static final int SIGNALS = ENTERED_DISTANCE + Long.BYTES;
     private static final int RANK_DISTANCE = SIGNALS + MAX_RANKS * Long.BYTES;
     private static final int SHARD = RANK_DISTANCE + Long.BYTES;
     private static final int SLOT_BYTES = SHARD + Long.BYTES;
@@ -281,7 +288,7 @@ public final class PersistentMatmul implements AutoCloseable {
     private static Optional<Sizes> sizes(P2pBuffers buffers, Workload work) {
         Workload known =
                 work.operator() == FusedOperator.ALL_GATHER_MATMUL ? work : CostModel.agreed(work);
-        return buffers.kernelSignals(0).map(signals -> new Sizes(known, signals));
+        return buffers.kernelSignals().map(signals -> new Sizes(known, signals));
     }
 
     /**
@@ -377,16 +384,18 @@ public final class PersistentMatmul implements AutoCloseable {
     /** An operator of certain shapes on this rank. Its memory is that of the plan's group. */
     public abstract class Launch {
 
-        private final P2pBuffers buffers;
-        private final Slots slots;
-        private final CudaKernel kernel;
-        private final LaunchSize size;
-        private final Half[] halves = new Half[2];
+        final KernelStruct struct = new KernelStruct(BYTES);
         final Sizes sizes;
         final int rank;
+        private final P2pBuffers buffers;
+        private final Slots slots;
+        private final int half;
+        private final CudaKernel kernel;
+        private final LaunchSize size;
 
         private Launch(
                 Slots slots,
+                int half,
                 Sizes sizes,
                 long inner,
                 Variant variant,
@@ -395,76 +404,54 @@ public final class PersistentMatmul implements AutoCloseable {
                 long pushers) {
             this.buffers = slots.buffers();
             this.slots = slots;
+            this.half = half;
             this.sizes = sizes;
             this.rank = buffers.rank();
             kernel = kernel(variant);
             size =
                     LaunchSize.of((int) Math.min(sizes.blocks(), blocks), THREADS)
                             .withShared(variant.sharedBytes());
-            for (int half = 0; half < halves.length; half++) {
-                halves[half] = new Half();
-                KernelStruct struct = halves[half].struct;
-                struct.put(RIGHTS, sizes.columns().length)
-                        .put(ROWS, sizes.rows())
-                        .put(INNER, inner)
-                        .put(LEFT_BYTES, (long) sizes.boxRows() * BOX * Short.BYTES)
-                        .put(RANK, rank)
-                        .put(RANKS, sizes.ranks())
-                        .put(FACTOR, 1f)
-                        .put(LAG, lag)
-                        .put(PUSHING, pushers)
-                        .put(SLOT_BYTES, slots.distance());
-                for (int peer = 0; peer < sizes.ranks(); peer++) {
-                    struct.put(SLOTS + peer * Long.BYTES, slot(half, peer, 0));
-                }
+            KernelSignals signals = sizes.signals();
+            long[] words = variant.scatter() ? signals.flags() : signals.words();
+            long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
+            struct.put(RIGHTS, sizes.columns().length)
+                    .put(ROWS, sizes.rows())
+                    .put(INNER, inner)
+                    .put(LEFT_BYTES, (long) sizes.boxRows() * BOX * Short.BYTES)
+                    .put(RANK, rank)
+                    .put(RANKS, sizes.ranks())
+                    .put(FACTOR, 1f)
+                    .put(LAG, lag)
+                    .put(PUSHING, pushers)
+                    .put(STATUS, signals.status())
+                    .put(COUNTERS, signals.counters())
+                    .put(ENTERED_DISTANCE, signals.rankDistance())
+                    .put(RANK_DISTANCE, variant.scatter() ? flagsOfRank : signals.rankDistance())
+                    .put(SLOT_BYTES, slots.distance());
+            for (int peer = 0; peer < sizes.ranks(); peer++) {
+                int place = peer * Long.BYTES;
+                struct.put(ENTERED + place, signals.entered()[peer])
+                        .put(SIGNALS + place, words[peer])
+                        .put(SLOTS + place, slot(peer, 0));
             }
         }
 
-        /** What a launch that uses one half of the buffers is told. */
-        final class Half {
-            final KernelStruct struct = new KernelStruct(BYTES);
-            private KernelSignals signals; // those that the struct has
-            TensorMap left;
-            TensorMap[] rights;
-            TensorMap[] outs;
-
-            TensorMap map(int offset, long[] dimensions, long[] strides, int... box) {
-                return new TensorMap(struct, offset, sizes.type(), dimensions, strides, box);
-            }
-
-            private void put(KernelSignals now, boolean flags) {
-                if (signals == now) {
-                    return;
-                }
-                signals = now;
-                long[] words = flags ? now.flags() : now.words();
-                for (int peer = 0; peer < words.length; peer++) {
-                    struct.put(SIGNALS + peer * Long.BYTES, words[peer]);
-                }
-                struct.put(
-                                RANK_DISTANCE,
-                                flags ? (long) now.flagCount() * Integer.BYTES : now.rankDistance())
-                        .put(STATUS, now.status())
-                        .put(COUNTERS, now.counters());
-            }
+        final TensorMap map(int offset, long[] dimensions, long[] strides, int... box) {
+            return new TensorMap(struct, offset, sizes.type(), dimensions, strides, box);
         }
 
-        final Half half(int number) {
-            return halves[number];
-        }
-
-        /** Where on a rank the slot is that another writes into. */
-        final long slot(int half, int on, int source) {
+        /** Where on a rank its slot for another is. */
+        final long slot(int on, int source) {
             return buffers.address(on, slots.offset(half, source));
         }
 
         /** Of row-major Bs whose rows are whole boxes, those side by side are loaded as one. */
-        final TensorMap[] rights(Half half, MatrixLayout[] bs, Variant variant) {
+        final TensorMap[] rights(MatrixLayout[] bs, Variant variant) {
             int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.gated() ? 2 : 1);
             boolean grouped =
                     !variant.transposed()
                             && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);
-            half.struct.put(GROUPED, grouped ? 1 : 0);
+            struct.put(GROUPED, grouped ? 1 : 0);
             TensorMap[] maps = new TensorMap[bs.length];
             for (int i = 0; i < bs.length; i++) {
                 MatrixLayout b = variant.transposed() ? bs[i].transposed() : bs[i];
@@ -474,14 +461,14 @@ public final class PersistentMatmul implements AutoCloseable {
                 long rows = Math.max(b.rows(), 1);
                 maps[i] =
                         grouped
-                                ? half.map(
+                                ? map(
                                         place,
                                         new long[] {BOX, rows, columns / BOX},
                                         new long[] {stride, BOX * Short.BYTES},
                                         BOX,
                                         BOX,
                                         tileColumns / BOX)
-                                : half.map(
+                                : map(
                                         place,
                                         new long[] {columns, rows},
                                         new long[] {stride},
@@ -491,30 +478,24 @@ public final class PersistentMatmul implements AutoCloseable {
             return maps;
         }
 
-        /** Enqueues it on the current stream; within the operation. */
-        final void launch(Operation operation, int flags, Arguments placed, NDArray... used) {
+        /** Enqueues what has been placed on the current stream, within the operation. */
+        final void launch(Operation operation, NDArray... used) {
             operation.setAlgorithm("persistent");
-            int epoch = buffers.epoch(operation);
-            Half half = halves[epoch & 1];
-            half.put(buffers.kernelSignals(flags).orElseThrow(), flags > 0);
-            placed.place(half);
-            half.struct.put(EPOCH, epoch).put(TIMEOUT, operation.timeout().toNanos());
+            struct.put(TIMEOUT, operation.timeout().toNanos());
             CudaStream stream = streams.get();
             try (P2pStream current = buffers.currentStream(operation)) {
-                kernel.launch(stream, size, arguments.clear().add(half.struct));
+                kernel.launch(stream, size, arguments.clear().add(struct));
                 current.keepAlive(used);
             }
         }
     }
 
-    /** Puts the addresses of a call's arrays. */
-    @FunctionalInterface
-    private interface Arguments {
-        void place(Launch.Half half);
-    }
-
     /** All-gather + matmul. */
     public final class Gather extends Launch {
+
+        private final TensorMap left;
+        private final TensorMap[] rights;
+        private final TensorMap[] outs;
 
         private Gather(
                 Slots slots,
@@ -525,6 +506,7 @@ public final class PersistentMatmul implements AutoCloseable {
                 long pushers) {
             super(
                     slots,
+                    SENT,
                     sizes,
                     inner,
                     variant,
@@ -533,38 +515,29 @@ public final class PersistentMatmul implements AutoCloseable {
                     pushers);
             long rows = sizes.rows();
             long rowBytes = inner * sizes.type().itemSize();
-            for (int number = 0; number < 2; number++) {
-                Half half = half(number);
-                half.left =
-                        half.map(
-                                LEFT,
-                                new long[] {inner, rows},
-                                new long[] {rowBytes},
+            left = map(LEFT, new long[] {inner, rows}, new long[] {rowBytes}, BOX, sizes.boxRows());
+            map(
+                            ARRIVED,
+                            new long[] {inner, rows, sizes.ranks()},
+                            new long[] {rowBytes, slots.distance()},
+                            BOX,
+                            sizes.boxRows(),
+                            1)
+                    .place(slot(rank, 0));
+            rights = rights(bs, variant);
+            outs = new TensorMap[bs.length];
+            for (int i = 0; i < bs.length; i++) {
+                long columns = sizes.columns()[i] / (variant.gated() ? 2 : 1);
+                struct.put(COLUMNS + i * Long.BYTES, columns);
+                long outBytes = columns * sizes.type().itemSize();
+                outs[i] =
+                        map(
+                                OUT + i * TensorMap.BYTES,
+                                new long[] {columns, rows, sizes.ranks()},
+                                new long[] {outBytes, rows * outBytes},
                                 BOX,
-                                sizes.boxRows());
-                half.map(
-                                ARRIVED,
-                                new long[] {inner, rows, sizes.ranks()},
-                                new long[] {rowBytes, slots.distance()},
-                                BOX,
-                                sizes.boxRows(),
-                                1)
-                        .place(slot(number, rank, 0));
-                half.rights = rights(half, bs, variant);
-                half.outs = new TensorMap[bs.length];
-                for (int i = 0; i < bs.length; i++) {
-                    long columns = sizes.columns()[i] / (variant.gated() ? 2 : 1);
-                    half.struct.put(COLUMNS + i * Long.BYTES, columns);
-                    long outBytes = columns * sizes.type().itemSize();
-                    half.outs[i] =
-                            half.map(
-                                    OUT + i * TensorMap.BYTES,
-                                    new long[] {columns, rows, sizes.ranks()},
-                                    new long[] {outBytes, rows * outBytes},
-                                    BOX,
-                                    HALF,
-                                    1);
-                }
+                                HALF,
+                                1);
             }
         }
 
@@ -586,25 +559,22 @@ public final class PersistentMatmul implements AutoCloseable {
                 long[] outs,
                 long whole,
                 NDArray... used) {
-            launch(
-                    operation,
-                    0,
-                    half -> {
-                        half.left.place(shard);
-                        half.struct.put(SHARD, shard).put(WHOLE, whole);
-                        for (int i = 0; i < bs.length; i++) {
-                            half.rights[i].place(bs[i]);
-                            half.outs[i].place(outs[i]);
-                        }
-                    },
-                    used);
+            left.place(shard);
+            struct.put(SHARD, shard).put(WHOLE, whole);
+            for (int i = 0; i < bs.length; i++) {
+                rights[i].place(bs[i]);
+                this.outs[i].place(outs[i]);
+            }
+            launch(operation, used);
         }
     }
 
     /** Matmul + reduce-scatter. */
     public final class Scatter extends Launch {
 
-        private final int flags; // of each rank: two of a tile
+        private final TensorMap left;
+        private final TensorMap right;
+        private final TensorMap result;
 
         private Scatter(
                 Slots slots,
@@ -615,53 +585,52 @@ public final class PersistentMatmul implements AutoCloseable {
                 float factor) {
             super(
                     slots,
+                    sizes.ranks() == PULLING_RANKS ? PULLED : SENT,
                     sizes,
                     a.columns(),
                     variant,
                     sizes.ranks() * sizes.tilesOfPart(variant.tile()),
                     Math.min(sizes.blocks(), sizes.tilesOfPart(variant.tile())),
                     0);
-            flags = Math.toIntExact(2 * sizes.tilesOfPart(variant.tile()));
             long rows = sizes.rows();
             long columns = sizes.columns()[0];
             long item = sizes.type().itemSize();
             long inner = a.columns();
             long rowBytes = Math.max(a.rowStride(), inner) * item;
-            for (int number = 0; number < 2; number++) {
-                Half half = half(number);
-                half.struct.put(FACTOR, factor).put(PULL, sizes.ranks() == PULLING_RANKS ? 1 : 0);
-                half.left =
-                        half.map(
-                                LEFT,
-                                new long[] {Math.max(inner, 1), rows, sizes.ranks()},
-                                new long[] {rowBytes, rows * rowBytes},
+            struct.put(FACTOR, factor)
+                    .put(PULL, sizes.ranks() == PULLING_RANKS ? 1 : 0)
+                    .put(COLUMNS, columns);
+            left =
+                    map(
+                            LEFT,
+                            new long[] {Math.max(inner, 1), rows, sizes.ranks()},
+                            new long[] {rowBytes, rows * rowBytes},
+                            BOX,
+                            sizes.boxRows(),
+                            1);
+            map(
+                            ARRIVED,
+                            new long[] {columns, rows, sizes.ranks()},
+                            new long[] {columns * item, slots.distance()},
+                            BOX,
+                            HALF,
+                            1)
+                    .place(slot(rank, 0));
+            right = rights(new MatrixLayout[] {b}, variant)[0];
+            TensorMap[] outs = new TensorMap[sizes.ranks()];
+            for (int peer = 0; peer < sizes.ranks(); peer++) {
+                outs[peer] =
+                        map(
+                                OUT + peer * TensorMap.BYTES,
+                                new long[] {columns, rows},
+                                new long[] {columns * item},
                                 BOX,
-                                sizes.boxRows(),
-                                1);
-                half.map(
-                                ARRIVED,
-                                new long[] {columns, rows, sizes.ranks()},
-                                new long[] {columns * item, slots.distance()},
-                                BOX,
-                                HALF,
-                                1)
-                        .place(slot(number, rank, 0));
-                half.struct.put(COLUMNS, columns);
-                half.rights = rights(half, new MatrixLayout[] {b}, variant);
-                half.outs = new TensorMap[sizes.ranks()];
-                for (int peer = 0; peer < sizes.ranks(); peer++) {
-                    half.outs[peer] =
-                            half.map(
-                                    OUT + peer * TensorMap.BYTES,
-                                    new long[] {columns, rows},
-                                    new long[] {columns * item},
-                                    BOX,
-                                    HALF);
-                    if (peer != rank) {
-                        half.outs[peer].place(slot(number, peer, rank));
-                    }
+                                HALF);
+                if (peer != rank) {
+                    outs[peer].place(slot(peer, rank));
                 }
             }
+            result = outs[rank];
         }
 
         /**
@@ -674,17 +643,12 @@ public final class PersistentMatmul implements AutoCloseable {
          * @param used all arrays, kept for replays
          */
         public void run(Operation operation, long a, long b, long result, NDArray... used) {
-            launch(
-                    operation,
-                    flags,
-                    half -> {
-                        if (a != 0 && b != 0) { // Otherwise they have no elements.
-                            half.left.place(a);
-                            half.rights[0].place(b);
-                        }
-                        half.outs[rank].place(result);
-                    },
-                    used);
+            if (a != 0 && b != 0) { // Otherwise they have no elements.
+                left.place(a);
+                right.place(b);
+            }
+            this.result.place(result);
+            launch(operation, used);
         }
     }
 

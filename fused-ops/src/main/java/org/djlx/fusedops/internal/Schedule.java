@@ -218,12 +218,12 @@ public final class Schedule {
     public void gatherInPlace(
             Operation operation, long offset, long shard, long byteSize, NDArray... used) {
         operation.setAlgorithm("pipelined");
+        // Before, another rank may still read what it has there.
+        buffers.intraNodeBarrier(operation);
         int epoch = buffers.epoch(operation);
         long own = offset + rank * byteSize;
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
-            // Before, another rank may still read what it has there.
-            buffers.intraNodeBarrier(operation);
             push(current, side, epoch, own, shard, byteSize);
             long place = buffers.address(rank, own);
             if (place != shard) {

@@ -108,10 +108,10 @@ class PersistentMatmulTest {
         }
 
         @Override
-        public Optional<KernelSignals> kernelSignals(int flags) {
+        public Optional<KernelSignals> kernelSignals() {
             long[] none = new long[worldSize()];
             return kernels
-                    ? Optional.of(new KernelSignals(132, 0, none, 64, none, 1 << 16, 0))
+                    ? Optional.of(new KernelSignals(132, 0, none, none, 64, none, 1 << 16, 0))
                     : Optional.empty();
         }
 

@@ -136,8 +136,7 @@ __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, co
 
 // For eight GPUs that have a link to four neighbours each, as in a hybrid cube mesh: three form a group of four with
 // this one, the fourth, the relay, belongs to the other four. Every rank sums its four and swaps sums with its relay.
-// It reads and writes no other rank's memory. With no elements it is a barrier of all eight: a relay tells this rank of
-// its own sum when its whole four has come.
+// It reads and writes no other rank's memory. A relay tells this rank of its own sum when its whole four has come.
 // The relay's sum comes in float32, in the slots that the tensors of the other four would have.
 template <typename T>
 __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 four, u32 relay, float divisor) {
@@ -198,17 +197,17 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
-// Tells a peer of this rank's tensor: where it is, and how many packs it has, in words that have the epoch beside 32 bits each. So a
+// Tells a peer of this rank's tensor: where it is, and how many elements it has, in words that have the epoch beside 32 bits each. So a
 // peer takes no word of another launch for one of this, not even if it is late and this rank has given up and gone on.
-__device__ void tell(u64* words, u64 address, u64 packs, u32 epoch) {
-  u32 values[TOLD] = {(u32)address, (u32)(address >> 32), (u32)packs};
+__device__ void tell(u64* words, u64 address, u64 count, u32 epoch) {
+  u32 values[TOLD] = {(u32)address, (u32)(address >> 32), (u32)count};
   for (int i = 0; i < TOLD; i++) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words + i), "l"((u64)epoch << 32 | values[i]) : "memory");
   }
 }
 
 // Waits for what a peer tells. Returns its tensor; null if it does not come, or has another size.
-__device__ u64 told(const u64* words, u64 packs, u32 epoch, const Launch& launch, u32 peer) {
+__device__ u64 told(const u64* words, u64 count, u32 epoch, const Launch& launch, u32 peer) {
   u64 begin = now();
   for (u32 i = 1;; i++) {
     u64 values[TOLD];
@@ -218,7 +217,7 @@ __device__ u64 told(const u64* words, u64 packs, u32 epoch, const Launch& launch
       here = here && values[k] >> 32 == epoch;
     }
     bool given_up = (here || i % 1024 == 0) && (launch.status->stop != 0 || now() - begin > launch.timeout);
-    if (here && !given_up && (u32)values[2] == (u32)packs) return (u32)values[0] | values[1] << 32;
+    if (here && !given_up && (u32)values[2] == (u32)count) return (u32)values[0] | values[1] << 32;
     if (here || given_up) {
       launch.status->missing = 1 + peer;
       __threadfence_system();
@@ -244,8 +243,8 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
   u64 address = (u64)tensor;
   if (peer < RANKS) {
     if (peer != launch.rank) {
-      if (blockIdx.x == 0) tell(control(launch, peer)->told[launch.rank], address, packs, epoch);
-      address = told(own->told[peer], packs, epoch, launch, peer);
+      if (blockIdx.x == 0) tell(control(launch, peer)->told[launch.rank], address, count, epoch);
+      address = told(own->told[peer], count, epoch, launch, peer);
     }
     tensors[peer] = (typename T::Bits*)address;
   }
@@ -337,26 +336,3 @@ ALL_REDUCE(float16, Float16)
 #ifdef HAS_BFLOAT16
 ALL_REDUCE(bfloat16, Bfloat16)
 #endif
-
-// Packs of this rank's memory, `rows` times as many at a distance.
-struct Words {
-  uint4* begin;
-  u64 rows;
-  u64 distance;
-  u64 packs;
-
-  __device__ void clear() const {
-    for (u64 i = threadIdx.x; i < rows * packs; i += blockDim.x) begin[i / packs * distance + i % packs] = make_uint4(0, 0, 0, 0);
-  }
-};
-
-// What follows on the stream waits for what was before on the streams of all ranks, and finds the words lowered on all of
-// them; a launch of one block.
-extern "C" __global__ void barrier(const __grid_constant__ Launch launch, const __grid_constant__ Words signals,
-                                   const __grid_constant__ Words flags) {
-  u32 epoch = begin_epoch(launch);
-  signals.clear();
-  flags.clear();
-  exchange(launch, 0, 0, (1u << RANKS) - 1, epoch);
-  end_epoch(launch, epoch);
-}

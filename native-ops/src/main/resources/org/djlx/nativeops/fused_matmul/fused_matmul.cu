@@ -20,8 +20,12 @@
 //   GATED       1: all-gather + matmul with one B, K-major, whose columns are gates and, behind them, as many values; what is
 //               stored is silu(gates) * values, from sums that are not rounded before. TILE_N is 128 or 256
 //
+// A launch counts the operation in this rank's memory, and tells the others that it has entered: nothing is written where another
+// rank reads before that one has entered, too. So graphs replay with nothing around them. Where ranks arrive at different times, what
+// needs no other rank is computed during that wait: an all-gather's own tiles, and about a tile of a block of a reduce-scatter.
+//
 // Every wait for another rank ends after `timeout`, or when the host sets `stop`; then the kernel tells the host who was
-// missing, and goes on without: what it has computed is worthless.
+// missing, and goes on without: what it has computed is worthless. A rank that has not entered is sent nothing.
 #include "hopper.cuh"
 #include "signal.cuh"
 
@@ -41,7 +45,6 @@
 #define GATED 0
 #endif
 
-const int MAX_RANKS = 8;
 const int MAX_RIGHTS = 4;
 const int TILE_M = 128;
 const int HALF_M = TILE_M / 2;          // the rows of a tile that a warp group computes
@@ -83,7 +86,6 @@ struct Launch {
   u64 left_bytes;  // of a box of A, which has fewer rows than a tile where a rank has
   u64 rank;
   u64 ranks;
-  u64 epoch;    // what signals and flags are raised to
   float factor; // of the sums; a power of two, so that nothing is rounded
   u64 lag;      // tiles of the last other part that come before the own part's
   u64 pull;     // whether a part is read by its owner
@@ -91,6 +93,8 @@ struct Launch {
   Status* status;
   u64 timeout;      // ns
   u32* counters;    // of this rank: zero, and so again when the kernel ends
+  char* entered[MAX_RANKS];  // of each rank: a word for each that tells it its epoch, and its own count
+  u64 entered_distance;      // bytes from a rank's word to the next one's
   char* signals[MAX_RANKS];  // of each rank. Gather: a word for each rank that raises it. Scatter: for each rank and half tile
   u64 rank_distance;         // bytes from a rank's word to the next one's
   const char* shard;         // this rank's
@@ -123,15 +127,35 @@ struct Shared {
   Barrier staged[2], stage_free[2];
   Barrier pieces[PIECES], copies[2];
   Place turns[2];  // the tile that is computed, and the next
+  u32 epoch;    // of this operation, to which signals and flags are raised
   int gave_up;  // whether a wait for another rank was in vain
 };
 
 __device__ __forceinline__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
 
+__device__ __forceinline__ bool gave_up(const Shared& shared) { return *(const volatile int*)&shared.gave_up; }
+
 __device__ __forceinline__ void await_rank(const Launch& launch, Shared& shared, const char* word, u32 peer) {
-  if (*(volatile int*)&shared.gave_up) return;
-  if (!wait((const u32*)word, launch.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.gave_up = 1;
+  if (gave_up(shared)) return;
+  if (!wait((const u32*)word, shared.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.gave_up = 1;
   fence_async();
+}
+
+// Where a rank tells another its epoch.
+__device__ __forceinline__ char* entered(const Launch& launch, u32 on, u32 source) {
+  return launch.entered[on] + source * launch.entered_distance;
+}
+
+// A thread for each rank.
+__device__ __forceinline__ void tell_entered(const Launch& launch, const Shared& shared, u32 peer) {
+  if (peer < launch.ranks && peer != launch.rank) raise((u32*)entered(launch, peer, launch.rank), shared.epoch);
+}
+
+// Waits until a peer has entered, unless a wait was in vain before. Returns whether it has: only then it is sent anything.
+__device__ __forceinline__ bool await_entered(const Launch& launch, Shared& shared, u32 peer) {
+  const char* word = entered(launch, launch.rank, peer);
+  await_rank(launch, shared, word, peer);
+  return raised((const u32*)word, shared.epoch);
 }
 
 __device__ __forceinline__ u32 tile_columns(const Launch& launch) {
@@ -196,6 +220,7 @@ __device__ void push(const Launch& launch, Shared& shared, char* memory) {
   u32 loads = 0, stores = 0;  // pieces so far
   for (u32 step = 1; step < launch.ranks; step++) {
     u32 peer = (launch.rank + launch.ranks - step) % launch.ranks;
+    if (!await_entered(launch, shared, peer)) continue;
     char* slot = launch.slots[peer] + launch.rank * launch.slot_bytes;
     u64 to_load = first;
     for (u64 to_store = first; to_store < end; to_store += distance) {
@@ -222,7 +247,7 @@ __device__ void push(const Launch& launch, Shared& shared, char* memory) {
     if (before == launch.pushers - 1) {
       *(volatile u32*)count = 0;
       __threadfence_system();
-      raise((u32*)signal(launch, peer, launch.rank), launch.epoch);
+      raise((u32*)signal(launch, peer, launch.rank), shared.epoch);
     }
   }
 }
@@ -330,10 +355,11 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages) {
       }
     }
   }
-  // The last block leaves the counters as they were.
+  // The last block leaves the counters as they were, and counts the operation: all blocks have read the count before.
   if (atomicAdd(launch.counters + BLOCKS_ENDED, 1) == gridDim.x - 1) {
     launch.counters[NEXT_TILE] = 0;
     launch.counters[BLOCKS_ENDED] = 0;
+    *(volatile u32*)entered(launch, launch.rank, launch.rank) = shared.epoch;
   }
 }
 
@@ -341,6 +367,7 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages) {
 __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u32 half) {
 #if SCATTER
   u32 boxes = 0;  // loaded so far
+  u32 ready = launch.rank;  // the last rank that had entered
 #endif
   for (u32 turn = 0;; turn++) {
     Place at = read_turn(shared, turn);
@@ -371,6 +398,12 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
 #endif
     shared.stage_free[half].arrive();
     shared.staged[half].wait(turn & 1);
+#if SCATTER
+    if (!own) {
+      if (at.part != ready && !await_entered(launch, shared, at.part)) continue;
+      ready = at.part;
+    }
+#endif
     for (u32 box = 0; box < BOXES; box++) {
 #if SCATTER
       if (launch.pull && !own) {
@@ -387,7 +420,7 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
     if (!own) {
       wait_stores_written();
       fence_async();
-      raise((u32*)flag(launch, at.part, launch.rank, at.number, half), launch.epoch);
+      raise((u32*)flag(launch, at.part, launch.rank, at.number, half), shared.epoch);
       continue;
     }
 #endif
@@ -512,6 +545,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) fused_matmul(const __grid_c
   char* rings = stages + STAGES * STAGE;
   u32 group = threadIdx.x / 128;
   if (threadIdx.x == 0) {
+    shared.epoch = next_epoch((const u32*)entered(launch, launch.rank, launch.rank));
     for (int i = 0; i < STAGES; i++) {
       shared.full[i].init(1);
       shared.empty[i].init(8);
@@ -535,6 +569,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) fused_matmul(const __grid_c
   __syncthreads();
   if (group == 0) {
     give_registers<40>();
+    // Another kernel may hold some of the GPU's processors until other ranks go on: the first block, which GPUs begin with.
+    if (blockIdx.x == 0 && threadIdx.x >= 96) tell_entered(launch, shared, threadIdx.x - 96);
     // What two threads of a warp do they do at once, as these are branches of one statement.
     switch (threadIdx.x) {
       case 0: load_tiles(launch, shared, stages); break;

@@ -28,7 +28,7 @@ import org.djlx.nativeops.ScalarType;
 
 /**
  * Launches the kernels of {@code all_reduce.cu} for one rank, one at a time: on the group's stream,
- * where a helper thread may do so, and into graphs.
+ * where a helper thread may do so, on callers' streams and into graphs.
  */
 final class AllReduceKernels implements AutoCloseable {
 
@@ -84,7 +84,6 @@ final class AllReduceKernels implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
     private final KernelStruct launch; // of all but the mesh
     private final KernelStruct meshLaunch;
-    private final CudaKernel barrier; // null if it is the mesh
     private final int four; // of the mesh
     private final int relay;
     private int blocks; // at most; guarded by this
@@ -117,7 +116,6 @@ final class AllReduceKernels implements AutoCloseable {
         blocks = blocks(device);
         P2pLinks links = region.links();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
-        barrier = mesh ? null : module.kernel("barrier");
         four = mesh ? links.four(rank) : 0;
         relay = mesh ? links.relay(rank) : 0;
     }
@@ -175,7 +173,7 @@ final class AllReduceKernels implements AutoCloseable {
      * @param stream where
      * @param algorithm how
      * @param address the tensor, aligned to its elements
-     * @param count its elements; none of the mesh is a barrier
+     * @param count its elements
      * @param type their type
      * @param divisor what the sum is divided by
      * @param timeout how long the kernel waits for other ranks
@@ -231,46 +229,6 @@ final class AllReduceKernels implements AutoCloseable {
 
     private static long ceilDiv(long a, long b) {
         return (a + b - 1) / b;
-    }
-
-    /**
-     * Words of this rank's region, that lie in rows.
-     *
-     * @param begin the address of the first; like all that follows, a multiple of 16
-     * @param rows how many rows
-     * @param distance from one row to the next, in bytes
-     * @param byteSize how much of a row
-     */
-    record Words(long begin, long rows, long distance, long byteSize) {
-
-        static final Words NONE = new Words(0, 0, 0, 0);
-
-        private long[] members() {
-            return new long[] {begin, rows, distance / PACK, byteSize / PACK};
-        }
-    }
-
-    /**
-     * Enqueues a barrier: what follows on the stream waits for what was before on the streams of
-     * all ranks. Its epoch is counted in memory, so a graph can replay it.
-     *
-     * @param stream where
-     * @param timeout how long it waits for other ranks
-     * @param signals what each rank lowers to 0 before, in its own region
-     * @param flags likewise
-     */
-    synchronized void barrier(CudaStream stream, Duration timeout, Words signals, Words flags) {
-        if (ended) {
-            throw GroupErrors.buffersDestroyed();
-        }
-        if (barrier == null) {
-            long any = region.address(rank); // Nothing of it is read or written.
-            enqueue(stream, Algorithm.MESH, any, 0, ScalarType.FLOAT32, 1, timeout);
-            return;
-        }
-        launch.put(TIMEOUT, timeout.toNanos());
-        arguments.clear().add(launch).addStruct(signals.members()).addStruct(flags.members());
-        barrier.launch(stream, LaunchSize.of(1, MESH_THREADS), arguments);
     }
 
     /** From now on nothing is launched. */

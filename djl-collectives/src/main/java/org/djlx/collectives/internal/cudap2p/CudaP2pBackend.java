@@ -19,6 +19,7 @@ import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.Disposal;
+import org.djlx.collectives.internal.nccl.Batch;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.GpuTopology;
@@ -98,13 +99,23 @@ final class CudaP2pBackend extends Backend {
 
     @Override
     public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        return allReduce(operation, tensor, op, false);
+    }
+
+    @Override
+    public Work allReduceInOrder(Operation operation, NDArray tensor, ReduceOp op) {
+        Batch.requireNone(operation);
+        return allReduce(operation, tensor, op, true);
+    }
+
+    private Work allReduce(Operation operation, NDArray tensor, ReduceOp op, boolean inOrder) {
         if (p2p.isEmpty()) {
             return nccl.allReduce(operation, tensor, op);
         }
         Algorithm algorithm = p2p.get().algorithm(operation.tensor(), op);
         return algorithm == null
                 ? nccl.allReduce(operation, tensor, op)
-                : p2p.get().allReduce(operation, tensor, op, algorithm);
+                : p2p.get().allReduce(operation, tensor, op, algorithm, inOrder);
     }
 
     @Override

@@ -8,7 +8,6 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
-import java.util.function.BiConsumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.KernelSignals;
 import org.djlx.collectives.OneShotSlots;
@@ -16,10 +15,10 @@ import org.djlx.collectives.Operation;
 import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
-import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Words;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
 import org.djlx.nativeops.GpuTopology;
@@ -29,37 +28,42 @@ import org.djlx.nativeops.Torch;
 /**
  * P2P buffers in the memory of GPUs. Signals are raised and awaited by streams, not by the host:
  * the methods of {@link P2pBuffers} do so on the current stream.
+ *
+ * <p>Operations are counted on the device, as graphs are replayed between them without the host
+ * knowing. An operation {@linkplain SignalKernels#enter enters} when it first uses what ranks write
+ * into; from then on all ranks may write what belongs to it. Before a stream first writes to other
+ * ranks, it waits until they have entered, too: until then it may compute, and write into this
+ * rank's own buffer, as no rank reads there what schedules send. An operation that is a single
+ * kernel does all that itself, by {@link KernelSignals}.
  */
 final class CudaP2pBuffers extends P2pBuffers {
 
-    // Of each rank's flags, how many bytes a barrier lowers: what few operations exceed.
-    private static final long LOWERED = 32 << 10;
+    // What operations raise their signals to, beyond those that the device has counted before.
+    private static final int EPOCH = 1;
 
     private final P2pRegion region;
     private final CudaStream side;
-    private final SignalWaits waits;
+    private CudaEvent entry; // null until it is used
+    private final SignalKernels signals;
     private final CurrentStreams currentStreams;
     private final CudaP2pStream current = new CudaP2pStream(this);
     private final CudaP2pStream beside = new CudaP2pStream(this);
     private final int rank;
     private final KernelSignals kernelSignals; // null if kernels have none
-    private final KernelSignals recordedSignals; // and for operations that are recorded
     private final OneShotSlots oneShotSlots; // null if there are none
-    private int recordedFlags; // how many flags what is recorded raises
-    private boolean recorded; // whether some operation ever was
-    private int epoch;
-    private int barriers;
-    private Operation numbered; // the last operation that has an epoch
-    private CudaStream running; // the current stream, of the operation that is enqueued, or null
-    private Runnable capturedBarrier; // what a barrier is in a graph; null if none is recorded
-    private Runnable opening; // what goes before the operation's use of signals; null if nothing
+    private Operation underWay; // what is being enqueued, or null
+    private CudaStream running; // its current stream
+    private boolean captured; // whether it goes into a graph
+    private boolean entered;
+    private boolean reached; // the current stream has waited for all others to enter
+    private boolean reachedBeside; // the side stream has
     private volatile boolean destroyed;
 
     CudaP2pBuffers(
             P2pRegion region,
             CudaDevice device,
             CurrentStreams currentStreams,
-            SignalWaits waits,
+            SignalKernels signals,
             int kernelBlocks) {
         super(
                 region.rank(),
@@ -71,26 +75,28 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.currentStreams = currentStreams;
         this.rank = region.rank();
         this.side = CudaStream.create(device, device.highestStreamPriority());
-        this.waits = waits;
-        kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks, false);
-        recordedSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks, true);
+        this.signals = signals;
+        kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks);
         boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
         oneShotSlots = kernelBlocks == 0 || !linked ? null : oneShotSlots(kernelBlocks);
     }
 
-    private KernelSignals kernelSignals(int blocks, boolean recorded) {
+    private KernelSignals kernelSignals(int blocks) {
         RegionLayout layout = region.layout();
         int ranks = region.ranks();
+        long[] entered = new long[ranks];
         long[] words = new long[ranks];
         long[] flags = new long[ranks];
         for (int peer = 0; peer < ranks; peer++) {
             long memory = region.address(peer);
-            words[peer] = memory + layout.signal(recorded ? RegionLayout.CAPTURED : 0, 0);
-            flags[peer] = memory + layout.flags(recorded, ranks);
+            entered[peer] = signals.entered(peer);
+            words[peer] = memory + layout.signal(0, 0);
+            flags[peer] = memory + layout.flags();
         }
         return new KernelSignals(
                 blocks,
-                waits.status(),
+                signals.status(),
+                entered,
                 words,
                 RegionLayout.LINE,
                 flags,
@@ -102,7 +108,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         RegionLayout layout = region.layout();
         return new OneShotSlots(
                 blocks,
-                waits.status(),
+                signals.status(),
                 IntStream.range(0, region.ranks()).mapToLong(region::address).toArray(),
                 layout.begin(Algorithm.ONE_SHOT),
                 layout.half(Algorithm.ONE_SHOT),
@@ -116,41 +122,78 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     @Override
-    public Optional<KernelSignals> kernelSignals(int flags) {
+    public Optional<KernelSignals> kernelSignals() {
         requireUsable();
-        if (!isCapturing()) {
-            return Optional.ofNullable(kernelSignals);
-        }
-        recordedFlags = Math.max(recordedFlags, flags);
-        return Optional.ofNullable(recordedSignals);
+        return Optional.ofNullable(kernelSignals);
     }
 
     @Override
     public P2pStream currentStream(Operation operation) {
         requireUsable();
         Required.argument("currentStream: operation", operation);
-        return current.on(running == null ? currentStreams.get() : running, operation);
+        return current.on(stream(), operation, true);
     }
 
     @Override
     public P2pStream sideStream(Operation operation) {
         requireUsable();
         Required.argument("sideStream: operation", operation);
-        open(); // What it waits for on the current stream is to include the barrier.
-        return beside.on(side, operation);
+        enter();
+        return beside.on(side, operation, false);
     }
 
     @Override
     public int epoch(Operation operation) {
-        open();
-        if (isCapturing()) {
-            return 1;
+        requireUsable();
+        Required.argument("epoch: operation", operation);
+        enter();
+        return EPOCH;
+    }
+
+    /** Whether what follows on the current stream is behind the entry into an operation. */
+    boolean hasEntered() {
+        return entered;
+    }
+
+    private CudaStream stream() {
+        return running == null ? currentStreams.get() : running;
+    }
+
+    /**
+     * Lets the current stream enter the operation under way, unless it has: what it reads from now
+     * on, others may have written for this operation, and its signals are this one's.
+     */
+    private void enter() {
+        if (underWay != null && !entered) {
+            entered = true;
+            signals.enter(running);
         }
-        if (operation != numbered) {
-            numbered = operation;
-            epoch++;
+    }
+
+    /** Lets the side stream follow on the entry into the operation under way. */
+    void orderSideStream() {
+        if (underWay != null) {
+            if (entry == null) {
+                entry = CudaEvent.create(side.device());
+            }
+            entry.record(running);
+            side.waitEvent(entry);
         }
-        return epoch;
+    }
+
+    /** Lets a stream, before it first writes to other ranks, wait until they have entered, too. */
+    private void reach(CudaStream stream) {
+        enter();
+        boolean isSide = stream == side;
+        if (underWay == null || (isSide ? reachedBeside : reached)) {
+            return;
+        }
+        if (isSide) {
+            reachedBeside = true;
+        } else {
+            reached = true;
+        }
+        signals.awaitEntered(stream, underWay.timeout());
     }
 
     /**
@@ -159,80 +202,31 @@ final class CudaP2pBuffers extends P2pBuffers {
      * @return whether it does
      */
     boolean isCapturing() {
-        return capturedBarrier != null;
+        return captured;
     }
 
     /**
-     * Enqueues an operation. If one was ever recorded, which is so on all ranks, graphs may have
-     * been replayed before this one: then it begins with a barrier, unless it uses no signals.
+     * Enqueues an operation, or records it into a graph.
      *
+     * @param operation the operation
      * @param stream the current stream
-     * @param barriers enqueues barriers
-     * @param body the operation
+     * @param captured whether it is recorded
+     * @param body enqueues it
      */
-    void enqueue(CudaStream stream, BiConsumer<Words, Words> barriers, Runnable body) {
+    void enqueue(Operation operation, CudaStream stream, boolean captured, Runnable body) {
+        underWay = operation;
         running = stream;
-        opening = recorded ? () -> barriers.accept(Words.NONE, Words.NONE) : null;
+        this.captured = captured;
+        entered = false;
+        reached = false;
+        reachedBeside = false;
         try {
             body.run();
         } finally {
-            opening = null;
+            underWay = null;
             running = null;
+            this.captured = false;
         }
-    }
-
-    /**
-     * Records an operation. What a graph replays has the same numbers each time: its signals are on
-     * channels of their own and raised to 1. A barrier before it keeps it apart from everything
-     * else that uses the buffers, and lowers what the operation before has left raised; unless it
-     * uses no signals.
-     *
-     * @param stream the stream that is recorded
-     * @param barriers enqueues barriers that can be replayed
-     * @param body the operation
-     */
-    void capture(CudaStream stream, BiConsumer<Words, Words> barriers, Runnable body) {
-        RegionLayout layout = region.layout();
-        int ranks = region.ranks();
-        long own = region.address(rank);
-        long signals = own + layout.signal(RegionLayout.CAPTURED, 0);
-        long flags = own + layout.flags(true, ranks);
-        long all = RegionLayout.flagBytes(1);
-        capturedBarrier = () -> barriers.accept(Words.NONE, Words.NONE);
-        opening =
-                () -> {
-                    recorded = true;
-                    long end = own + layout.signal(RegionLayout.ROWS, 0);
-                    barriers.accept(
-                            new Words(signals, 1, 0, end - signals),
-                            new Words(flags, ranks, all, LOWERED));
-                };
-        recordedFlags = 0;
-        try {
-            body.run();
-            long more = (long) recordedFlags * Integer.BYTES - LOWERED;
-            for (int source = 0; source < ranks && more > 0; source++) {
-                stream.memsetAsync(flags + source * all + LOWERED, (byte) 0, more);
-            }
-        } finally {
-            opening = null;
-            capturedBarrier = null;
-        }
-    }
-
-    /** Begins the use of signals and halves in the operation that is enqueued. */
-    private void open() {
-        Runnable first = opening;
-        opening = null;
-        if (first != null) {
-            first.run();
-        }
-    }
-
-    /** Where the signals of a channel are. */
-    private int row(int channel) {
-        open();
-        return isCapturing() ? RegionLayout.CAPTURED + channel : channel;
     }
 
     /** From now on, methods throw. */
@@ -253,11 +247,13 @@ final class CudaP2pBuffers extends P2pBuffers {
                 manager, region.memory(peer), region.layout().buffer() + offset, shape, type);
     }
 
-    /** Where a part of a rank's buffer or heap is. */
-    long place(int peer, long offset, long byteSize) {
+    /** Where a stream is to write into a rank's buffer or heap. */
+    long place(CudaStream stream, int peer, long offset, long byteSize) {
         requireUsable();
-        open();
         checkRange(peer, offset, byteSize);
+        if (peer != rank) {
+            reach(stream);
+        }
         return region.address(peer) + region.layout().buffer() + offset;
     }
 
@@ -266,11 +262,8 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         checkRank(peer);
         checkChannel(channel);
-        raise(stream, peer, row(channel), value);
-    }
-
-    private void raise(CudaStream stream, int peer, int row, int value) {
-        stream.writeValue32(region.address(peer) + region.layout().signal(row, rank), value);
+        enter();
+        signals.raise(stream, peer, channel, value - EPOCH);
     }
 
     /** Lets a stream wait for a rank's signal. */
@@ -285,35 +278,27 @@ final class CudaP2pBuffers extends P2pBuffers {
     void waitSignals(CudaStream stream, Operation operation, int channel, int value) {
         requireUsable();
         checkChannel(channel);
-        await(stream, operation, channel, others(), value);
-    }
-
-    private int others() {
-        return (1 << region.ranks()) - 1 & ~(1 << rank);
+        await(stream, operation, channel, (1 << region.ranks()) - 1 & ~(1 << rank), value);
     }
 
     private void await(CudaStream stream, Operation operation, int channel, int peers, int value) {
-        awaitRow(stream, operation, row(channel), peers, value);
-    }
-
-    private void awaitRow(CudaStream stream, Operation operation, int row, int peers, int value) {
         if (peers != 0) {
-            long words = region.address(rank) + region.layout().signal(row, 0);
-            waits.enqueue(stream, words, RegionLayout.LINE, peers, value, operation.timeout());
+            enter();
+            signals.await(stream, channel, peers, value - EPOCH, operation.timeout());
         }
     }
 
     @Override
     public void putSignal(int peer, int channel, int value) {
         requireUsable();
-        putSignal(currentStreams.get(), peer, channel, value);
+        putSignal(stream(), peer, channel, value);
     }
 
     @Override
     public void waitSignal(Operation operation, int peer, int channel, int value) {
         requireUsable();
         Required.argument("waitSignal: operation", operation);
-        waitSignal(currentStreams.get(), operation, peer, channel, value);
+        waitSignal(stream(), operation, peer, channel, value);
     }
 
     /** Returns at once: {@link P2pQueue} has published the call, which is compared behind it. */
@@ -326,17 +311,10 @@ final class CudaP2pBuffers extends P2pBuffers {
     public void intraNodeBarrier(Operation operation) {
         requireUsable();
         Required.argument("intraNodeBarrier: operation", operation);
-        open();
-        if (isCapturing()) {
-            capturedBarrier.run();
-            return;
-        }
-        barriers++;
-        CudaStream stream = currentStreams.get();
-        for (int peer = 0; peer < region.ranks(); peer++) {
-            raise(stream, peer, RegionLayout.BARRIER, barriers);
-        }
-        awaitRow(stream, operation, RegionLayout.BARRIER, others(), barriers);
+        // To wait for others to enter would do, but only if none has done anything before.
+        enter();
+        signals.meet(stream(), operation.timeout());
+        reached = true;
     }
 
     /** Frees everything but the region. */
@@ -344,5 +322,8 @@ final class CudaP2pBuffers extends P2pBuffers {
         current.free();
         beside.free();
         side.close();
+        if (entry != null) {
+            entry.close();
+        }
     }
 }

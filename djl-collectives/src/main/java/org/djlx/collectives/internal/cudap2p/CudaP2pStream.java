@@ -25,43 +25,70 @@ final class CudaP2pStream implements P2pStream {
     private CudaStream stream;
     private Operation operation;
     private int used; // events of the operation under way
+    private boolean ordered; // what follows is behind the entry into the operation
 
     CudaP2pStream(CudaP2pBuffers buffers) {
         this.buffers = buffers;
     }
 
-    /** Begins an operation on a stream. */
-    CudaP2pStream on(CudaStream stream, Operation operation) {
+    /**
+     * Begins an operation on a stream.
+     *
+     * @param ordered whether it is the current one, on which the operation is entered; the other
+     *     follows on that when it has waited for an event behind, or else is made to
+     */
+    CudaP2pStream on(CudaStream stream, Operation operation, boolean ordered) {
         this.stream = stream;
         this.operation = operation;
         used = 0;
+        this.ordered = ordered;
         return this;
     }
 
-    private record StreamEvent(CudaEvent event) implements Event {}
+    private static final class StreamEvent implements Event {
+
+        final CudaEvent event;
+        boolean entered; // it is behind the entry into the operation
+
+        StreamEvent(CudaEvent event) {
+            this.event = event;
+        }
+    }
+
+    private void order() {
+        if (!ordered) {
+            ordered = true;
+            buffers.orderSideStream();
+        }
+    }
 
     @Override
     public void put(int rank, long offset, long source, long byteSize) {
-        stream.copyAsync(buffers.place(rank, offset, byteSize), source, byteSize);
+        order();
+        stream.copyAsync(buffers.place(stream, rank, offset, byteSize), source, byteSize);
     }
 
     @Override
     public void copy(long destination, long source, long byteSize) {
+        order();
         stream.copyAsync(destination, source, byteSize);
     }
 
     @Override
     public void signal(int rank, int channel, int epoch) {
+        order();
         buffers.putSignal(stream, rank, channel, epoch);
     }
 
     @Override
     public void waitSignal(int rank, int channel, int epoch) {
+        order();
         buffers.waitSignal(stream, operation, rank, channel, epoch);
     }
 
     @Override
     public void waitSignals(int channel, int epoch) {
+        order();
         buffers.waitSignals(stream, operation, channel, epoch);
     }
 
@@ -83,14 +110,17 @@ final class CudaP2pStream implements P2pStream {
             events.add(new StreamEvent(CudaEvent.create(stream.device())));
         }
         StreamEvent event = events.get(used++);
-        event.event().record(stream);
+        event.event.record(stream);
+        event.entered = ordered && buffers.hasEntered();
         return event;
     }
 
     @Override
     public void waitEvent(Event event) {
         Required.argument("waitEvent: event", event);
-        stream.waitEvent(((StreamEvent) event).event());
+        StreamEvent other = (StreamEvent) event;
+        stream.waitEvent(other.event);
+        ordered |= other.entered;
     }
 
     /** Does nothing: the stream is kept. */
@@ -98,6 +128,6 @@ final class CudaP2pStream implements P2pStream {
     public void close() {}
 
     void free() {
-        events.forEach(event -> event.event().close());
+        events.forEach(event -> event.event.close());
     }
 }

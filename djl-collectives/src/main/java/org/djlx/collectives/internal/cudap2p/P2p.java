@@ -7,13 +7,11 @@ package org.djlx.collectives.internal.cudap2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.nio.charset.StandardCharsets;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
-import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveTimeoutException;
@@ -24,7 +22,6 @@ import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
-import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Words;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaAttribute;
@@ -56,7 +53,7 @@ final class P2p {
     private final P2pRegion region;
     private final WaitStatus waits;
     private final AllReduceKernels kernels;
-    private final SignalWaits signals;
+    private final SignalKernels signals;
     private final HostSync hosts;
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
@@ -154,7 +151,7 @@ final class P2p {
         private final P2pRegion region; // null if there is none
         private WaitStatus waits;
         private AllReduceKernels kernels;
-        private SignalWaits signals;
+        private SignalKernels signals;
         private HostSync hosts;
         private RuntimeException noHosts;
         private int kernelBlocks; // of kernels that wait; 0 if the ranks' GPUs differ
@@ -166,10 +163,10 @@ final class P2p {
         /** Compiles and loads them before any runs: doing so later could wait for those that do. */
         void loadKernels(CudaDevice device) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-            SignalWaits.prepare(device, compiler); // While the all-reduces compile.
+            SignalKernels.prepare(device, compiler); // While the all-reduces compile.
             waits = new WaitStatus(device, region.rank());
             kernels = new AllReduceKernels(region, device, waits, compiler);
-            signals = new SignalWaits(device, waits, compiler);
+            signals = new SignalKernels(region, device, waits, compiler);
         }
 
         /** Leaves out what the GPU of another rank cannot run: NCCL does that on all ranks. */
@@ -295,8 +292,16 @@ final class P2p {
         }
     }
 
-    /** Reduces a tensor by a kernel on the group's stream, or in the graph that is recorded. */
-    Work allReduce(Operation operation, NDArray tensor, ReduceOp op, Algorithm algorithm) {
+    /**
+     * Reduces a tensor by a kernel on the group's stream; on the caller's current stream where that
+     * is recorded into a graph, or goes on behind it and nothing speaks against it.
+     */
+    Work allReduce(
+            Operation operation,
+            NDArray tensor,
+            ReduceOp op,
+            Algorithm algorithm,
+            boolean inOrder) {
         TensorInfo info = operation.tensor();
         operation.setAlgorithm(algorithm.kernel());
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
@@ -330,19 +335,22 @@ final class P2p {
                                     && (!direct
                                             || AllReduceKernels.isReachable(
                                                     device, info.address()));
-                    return current.isCapturing()
-                            ? queue.capture(
+                    // Works of the group's stream keep what ranks that come late may still write
+                    // into, make copies before others know of the call, and wait for NCCL.
+                    boolean here = inOrder && !direct && inPlace && nccl.isLaunched();
+                    return here || current.isCapturing()
+                            ? queue.run(
                                     operation,
                                     current,
                                     (stream, captured) ->
-                                            capture(stream, tensor, info, inPlace, kernel),
+                                            enqueue(stream, tensor, info, inPlace, kernel),
                                     List.of(tensor))
                             : nccl.run(operation, tensor, inPlace, current, kernel);
                 });
     }
 
-    /** Puts a kernel into a graph, on the tensor or on a copy. */
-    private static void capture(
+    /** Enqueues a kernel for the tensor or, in a graph, for a copy. */
+    private static void enqueue(
             CudaStream stream,
             NDArray tensor,
             TensorInfo info,
@@ -366,18 +374,14 @@ final class P2p {
 
     /** Runs code that enqueues an operation on the streams of the {@link #buffers()}. */
     Work execute(Operation operation, Runnable body) {
-        return queue.run(
-                operation,
-                (stream, captured) -> {
-                    Duration timeout = operation.timeout();
-                    BiConsumer<Words, Words> barriers =
-                            (signals, flags) -> kernels.barrier(stream, timeout, signals, flags);
-                    if (captured) {
-                        buffers.capture(stream, barriers, body);
-                    } else {
-                        buffers.enqueue(stream, barriers, body);
-                    }
-                });
+        return device.within(
+                () ->
+                        queue.run(
+                                operation,
+                                currentStreams.get(),
+                                (stream, captured) ->
+                                        buffers.enqueue(operation, stream, captured, body),
+                                List.of()));
     }
 
     /** Makes the host's waits for other ranks fail; any thread may call it. */

@@ -18,6 +18,7 @@ import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.collectives.internal.nccl.Batch;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
@@ -47,9 +48,10 @@ final class P2pQueue implements NcclBackend.Companion {
     private final NcclBackend nccl; // has the group's stream, and watches over all operations
     private final EventPool events;
     private final CurrentStreams currentStreams;
-    private final CudaEvent last; // behind the last operation here
-    private final CudaEvent before; // behind what the group's stream had been given before it
-    private long launches; // of the group's stream that were before it; guarded by the group's lock
+    private final CudaEvent before; // behind what the group's stream had been given before one
+    private long launches; // of the group's stream that were before; guarded by the group's lock
+    private StreamWork last; // the last one here, or null; guarded by the group's lock
+    private boolean joined; // whether the group's stream has waited for it; likewise
     private volatile long called; // the number of the last operation of which the others know
     private volatile boolean replayed; // an operation is in a graph
     private volatile long looked = System.nanoTime(); // for dead peers
@@ -85,7 +87,6 @@ final class P2pQueue implements NcclBackend.Companion {
         this.nccl = nccl;
         this.currentStreams = currentStreams;
         events = new EventPool(device);
-        last = CudaEvent.create(device);
         before = CudaEvent.create(device);
     }
 
@@ -135,28 +136,28 @@ final class P2pQueue implements NcclBackend.Companion {
     }
 
     /**
-     * Runs an operation on the caller's current stream.
+     * Runs an operation on the caller's current stream, or puts it into the graph that this is
+     * recorded into. With the GPU's context current.
      *
      * @param operation the operation
+     * @param current the stream
      * @param body enqueues it
+     * @param result its outputs
      * @return the work
      */
-    Work run(Operation operation, Body body) {
-        return device.within(
-                () -> {
-                    CudaStream current = currentStreams.get();
-                    if (current.isCapturing()) {
-                        return capture(operation, current, body, List.of());
-                    }
-                    StreamWork work = new StreamWork(this, current, operation);
-                    CollectiveException refused = announce(operation, false);
-                    if (refused == null) {
-                        enqueue(work, current, body);
-                    } else {
-                        work.fail(refused);
-                    }
-                    return work;
-                });
+    Work run(Operation operation, CudaStream current, Body body, List<NDArray> result) {
+        if (current.isCapturing()) {
+            return capture(operation, current, body, result);
+        }
+        StreamWork work = new StreamWork(this, current, operation, result);
+        CollectiveException refused = announce(operation, false);
+        if (refused == null) {
+            work.hold();
+            enqueue(work, current, body);
+        } else {
+            work.fail(refused);
+        }
+        return work;
     }
 
     @Override
@@ -197,9 +198,12 @@ final class P2pQueue implements NcclBackend.Companion {
             operation.started();
             follow(current);
             body.enqueue(current, false);
-            last.record(current);
             work.recordEnd(current);
-            nccl.stream().waitEvent(last);
+            last = work;
+            joined = false;
+            if (Batch.isAnyOpen()) {
+                join(); // What the batch has yet to start was issued before, and comes behind.
+            }
         } catch (RuntimeException | Error e) {
             // The other ranks run theirs, and wait for what this one did not enqueue.
             CollectiveException reason = GroupErrors.failed(operation, e);
@@ -216,32 +220,34 @@ final class P2pQueue implements NcclBackend.Companion {
     }
 
     /**
-     * Lets a stream wait for the operations before, on whatever streams. The group's stream has
-     * waited for the last one here: if it was given nothing since, that one is all to wait for, and
-     * on the same stream there is nothing to wait for. While NCCL still connects ranks for what was
-     * called before, the host waits for that: see {@link Rendezvous}.
+     * Lets a stream wait for the operations before, on whatever streams. If the group's stream was
+     * given nothing since the last one here, that one is all to wait for; otherwise the group's
+     * stream waits for it, too. While NCCL still connects ranks for what was called before, the
+     * host waits for that: see {@link Rendezvous}.
      */
     private void follow(CudaStream current) {
         long launched = nccl.awaitLaunched();
         if (launched == launches) {
-            current.waitEvent(last);
+            if (last != null) {
+                last.order(current);
+            }
         } else {
+            join(); // It was enqueued before the last one here, if that was within a batch.
             before.record(nccl.stream());
             current.waitEvent(before);
             launches = launched;
         }
     }
 
-    /**
-     * Puts an operation into the graph that the current stream is recorded into.
-     *
-     * @param operation the operation
-     * @param current the stream
-     * @param body enqueues it
-     * @param result its outputs
-     * @return the work
-     */
-    Work capture(Operation operation, CudaStream current, Body body, List<NDArray> result) {
+    @Override
+    public void join() {
+        if (last != null && !joined) {
+            last.order(nccl.stream());
+            joined = true;
+        }
+    }
+
+    private Work capture(Operation operation, CudaStream current, Body body, List<NDArray> result) {
         CollectiveException refused = announce(operation, true);
         if (refused != null) {
             throw refused;
@@ -266,6 +272,17 @@ final class P2pQueue implements NcclBackend.Companion {
     @Override
     public CollectiveException failureOf(Operation operation) {
         return waits.failure(operation);
+    }
+
+    /**
+     * Why what an operation has read may be wrong, though nobody was missing in it; or null. A rank
+     * that has waited in vain in the operation behind it goes on when it has told, and may
+     * overwrite that. So an operation that was right fails, too, if that is known before this host
+     * has seen its end.
+     */
+    CollectiveException failureBehind() {
+        String failed = hosts.failedRank();
+        return failed == null ? null : GroupErrors.brokenBy(failed);
     }
 
     /** Tells also what went wrong in a kernel that a graph replayed. */
@@ -317,7 +334,6 @@ final class P2pQueue implements NcclBackend.Companion {
         device.synchronize();
         events.close();
         currentStreams.close();
-        last.close();
         before.close();
     }
 }

@@ -15,10 +15,12 @@ import org.djlx.nativeops.GpuTopology;
  * <pre>
  *   all-reduce   control block, then two halves for the mesh, then two for one-shot and two-shot,
  *                where there is not zero but what nobody sends; see all_reduce.cu
- *   signals      a word for each channel and each rank that raises it, 64 bytes apart
+ *   signals      a word for each channel and each rank that raises it, 64 bytes apart; behind them, a
+ *                row in which the others tell which operation they have entered, and the rank counts;
+ *                and one for barriers within operations
  *   probe        a word for each rank, written when the group is created
  *   counters     zeros, for kernels that leave them so
- *   flags        words for each rank that raises them, and as many for operations in graphs
+ *   flags        words for each rank that raises them
  *   buffer       the P2P buffer, and the heap
  * </pre>
  *
@@ -29,9 +31,9 @@ final class RegionLayout {
 
     static final int MAX_RANKS = 8;
     static final int CHANNELS = 8;
-    static final int BARRIER = CHANNELS; // a channel of signals for barriers, behind the others
-    static final int CAPTURED = CHANNELS + 1; // and the first of those for operations in graphs
-    static final int ROWS = CAPTURED + CHANNELS;
+    static final int ENTERED = CHANNELS; // behind the channels
+    static final int MET = ENTERED + 1;
+    static final int ROWS = MET + 1;
 
     // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
     private static final long CONTROL = 8192;
@@ -85,7 +87,7 @@ final class RegionLayout {
         signals = oneShot + 2 * oneShotHalf;
         counters = signals + (ROWS + 1) * MAX_RANKS * LINE; // the last row is for probes
         flags = align(counters + KernelSignals.COUNTERS * Integer.BYTES);
-        buffer = flags + 2 * flagBytes(worldSize);
+        buffer = flags + (long) worldSize * FLAGS * Integer.BYTES;
         bufferSize = links.isComplete() ? options.bufferSize() : 0;
         heapSize = links.isComplete() ? options.heapSize() : 0;
     }
@@ -134,14 +136,8 @@ final class RegionLayout {
         return counters;
     }
 
-    /** The flags of operations, or of those that are recorded. */
-    long flags(boolean recorded, int worldSize) {
-        return flags + (recorded ? flagBytes(worldSize) : 0);
-    }
-
-    /** The size of the flags of one kind. */
-    static long flagBytes(int worldSize) {
-        return (long) worldSize * FLAGS * Integer.BYTES;
+    long flags() {
+        return flags;
     }
 
     long buffer() {

@@ -4,17 +4,21 @@
  */
 package org.djlx.collectives.internal.cudap2p;
 
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.GpuWork;
 import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.TensorHold;
 
 /** An operation on the stream that was the caller's current one. */
 final class StreamWork extends GpuWork {
 
     private final P2pQueue queue;
     private final CudaStream stream;
+    private final List<TensorHold> holds = new ArrayList<>(1);
 
     /**
      * Creates the work.
@@ -22,9 +26,10 @@ final class StreamWork extends GpuWork {
      * @param queue where it runs
      * @param stream the caller's current stream
      * @param operation the operation
+     * @param result its outputs
      */
-    StreamWork(P2pQueue queue, CudaStream stream, Operation operation) {
-        super(operation, List.of(), queue.events(), queue.currentStreams(), queue.isBlockingWait());
+    StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
+        super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
         this.queue = queue;
         this.stream = stream;
     }
@@ -46,12 +51,21 @@ final class StreamWork extends GpuWork {
         return other == stream;
     }
 
-    /** Holds nothing: what the operation works on is for its code to keep. */
+    /** Keeps the memory of the outputs; what else the operation uses is for its code to keep. */
+    void hold() {
+        for (NDArray output : result()) {
+            holds.add(new TensorHold(output));
+        }
+    }
+
     @Override
-    protected void release() {}
+    protected void release() {
+        holds.forEach(TensorHold::close);
+    }
 
     @Override
     protected CollectiveException failureAtEnd() {
-        return queue.failureOf(operation());
+        CollectiveException failure = queue.failureOf(operation());
+        return failure == null ? queue.failureBehind() : failure;
     }
 }

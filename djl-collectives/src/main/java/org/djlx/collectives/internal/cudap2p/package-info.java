@@ -4,16 +4,16 @@
  * behind.
  *
  * <p>A group has one stream for its collectives, that of {@code nccl}: there a kernel that reduces
- * takes its turn among those of NCCL. Operators, whose code computes as well, run on the callers'
- * current streams: each waits for what the group's stream has been given before, and the group's
- * stream for it. Messages have streams of their own, which wait for neither. What goes into a graph
- * stays on the stream that is recorded.
+ * takes its turn among those of NCCL. Operators, whose code computes as well, and all-reduces that
+ * callers wait for run on the callers' current streams: each waits for what the group's stream has
+ * been given before, and the group's stream for it. Messages have streams of their own, which wait
+ * for neither. What goes into a graph stays on the stream that is recorded.
  *
  * <pre>
  *   CudaP2pBackendFactory  the way in
  *   CudaP2pBackend         sends each operation to NCCL or to P2p
  *   P2p                    all that the group has besides NCCL
- *   P2pQueue               runs operators on the callers' streams, and ends what waits for ranks
+ *   P2pQueue               runs operations on the callers' streams, and ends what waits for ranks
  *   StreamWork             an operation there
  *   CapturedWork           an operation that went into a graph
  *   the memory
@@ -25,7 +25,7 @@
  *   what is done with it
  *     CudaP2pBuffers       the group's P2P buffers
  *     CudaP2pStream        a stream that puts, signals and waits
- *     SignalWaits          launches the kernel in which a stream waits for signals
+ *     SignalKernels        launches kernels in which streams enter operations, and use signals
  *     WaitStatus           words by which the host ends waits, and learns who did not come
  *     AllReduceKernels     launches the kernels of all-reduces
  * </pre>

@@ -270,20 +270,26 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
      * As {@link #blockCurrentStream}, for who knows that the work is, or is about to be, launched.
      */
     public final void orderCurrentStream() {
-        CudaStream current = currentStreams.get();
-        if (!isOn(current)) {
-            CudaEvent behind = awaitEnqueued();
-            if (behind != null) {
-                try {
-                    // May block if the GPU is stuck: not under the lock, which the watchdog takes.
-                    current.waitEvent(behind);
-                } finally {
-                    leave();
-                }
-            }
-        }
+        order(currentStreams.get());
         if (failure != null) {
             throw failure;
+        }
+    }
+
+    /**
+     * Lets a stream wait for the work, however that ends.
+     *
+     * @param stream the stream
+     */
+    public final void order(CudaStream stream) {
+        CudaEvent behind = isOn(stream) ? null : awaitEnqueued();
+        if (behind != null) {
+            try {
+                // May block if the GPU is stuck: not under the lock, which the watchdog takes.
+                stream.waitEvent(behind);
+            } finally {
+                leave();
+            }
         }
     }
 

@@ -143,6 +143,15 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
+     * As {@link Rendezvous#failedRank}.
+     *
+     * @return what a rank told that cannot go on, or null
+     */
+    public String failedRank() {
+        return rendezvous.failedRank();
+    }
+
+    /**
      * Tells the others that this rank cannot go on.
      *
      * @param reason why

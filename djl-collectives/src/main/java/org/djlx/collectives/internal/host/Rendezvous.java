@@ -513,6 +513,20 @@ public final class Rendezvous {
     }
 
     /**
+     * Tells what is known of a rank that has told that it cannot go on.
+     *
+     * @return what it told, of the first such rank; null if there is none
+     */
+    public String failedRank() {
+        for (int peer = 0; peer < worldSize; peer++) {
+            if (peer != rank && control.state(peer) == State.FAILED) {
+                return announcedEndOf(peer);
+            }
+        }
+        return null;
+    }
+
+    /**
      * Tells how a rank's process ended. This takes a system call.
      *
      * @param peer the rank

@@ -12,7 +12,9 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.Operation;
 import org.djlx.nativeops.NcclGroup;
 
 /**
@@ -22,6 +24,7 @@ import org.djlx.nativeops.NcclGroup;
 public final class Batch {
 
     private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
+    private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
     // In the order of the calls. NCCL starts a step as a whole, and runs it in an order of its own.
     private final Map<NcclQueue, Map<Integer, List<NcclWork>>> steps = new LinkedHashMap<>();
@@ -55,9 +58,28 @@ public final class Batch {
         return CURRENT.get();
     }
 
+    /** Tells whether this thread is issuing the operations of a batch. */
+    public static boolean isOpen() {
+        return current() != null;
+    }
+
+    /** Throws if this thread is, for an operation that is to be waited for at once. */
+    public static void requireNone(Operation operation) {
+        if (isOpen()) {
+            throw new IllegalStateException(
+                    operation + " cannot be waited for within a batch: call it with asyncOp=true");
+        }
+    }
+
+    /** Tells whether any thread is, or has yet to start them. */
+    public static boolean isAnyOpen() {
+        return OPEN.get() > 0;
+    }
+
     private static void begin() {
         Batch batch = CURRENT.get();
         if (batch == null) {
+            OPEN.incrementAndGet();
             batch = new Batch();
             CURRENT.set(batch);
         }
@@ -69,7 +91,11 @@ public final class Batch {
         batch.depth--;
         if (batch.depth == 0) {
             CURRENT.remove();
-            batch.launch();
+            try {
+                batch.launch();
+            } finally {
+                OPEN.decrementAndGet();
+            }
         }
     }
 

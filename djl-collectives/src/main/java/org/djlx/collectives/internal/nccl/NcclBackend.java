@@ -191,6 +191,9 @@ public final class NcclBackend extends Backend {
          */
         CollectiveException announce(Operation operation, boolean captured);
 
+        /** Lets the group's stream wait for what was enqueued elsewhere; before it is used. */
+        default void join() {}
+
         /**
          * Tells why an operation failed whose kernel has ended.
          *
@@ -375,6 +378,12 @@ public final class NcclBackend extends Backend {
     }
 
     @Override
+    public Work allReduceInOrder(Operation operation, NDArray tensor, ReduceOp op) {
+        Batch.requireNone(operation);
+        return allReduce(operation, tensor, op);
+    }
+
+    @Override
     public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
         boolean isRoot = context.rank() == root;
         return issue(operation, Calls.reduce(input(tensor), root, isRoot, op), List.of(tensor));
@@ -473,6 +482,15 @@ public final class NcclBackend extends Backend {
      */
     public long awaitLaunched() {
         return queue.awaitLaunched();
+    }
+
+    /**
+     * Tells whether all collectives that were issued are on the group's stream.
+     *
+     * @return whether {@link #awaitLaunched} would not wait
+     */
+    public boolean isLaunched() {
+        return queue.isLaunched();
     }
 
     /**
@@ -595,6 +613,9 @@ public final class NcclBackend extends Backend {
         watchdog.add(work);
         try {
             queue.checkUsable(operation); // Messages fail with the group, to new peers as well.
+            if (where == queue) {
+                companion.join();
+            }
             where.issue(work);
             return work;
         } catch (RuntimeException e) {

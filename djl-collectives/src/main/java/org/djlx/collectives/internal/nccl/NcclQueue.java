@@ -264,6 +264,11 @@ final class NcclQueue implements Watchdog.Queue {
         return launches;
     }
 
+    /** Tells whether {@link #awaitLaunched} would not wait. */
+    synchronized boolean isLaunched() {
+        return helper == null && owner == null;
+    }
+
     CudaStream stream() {
         return stream;
     }

@@ -93,7 +93,7 @@ class CudaP2pMeshTest {
     }
 
     /**
-     * Also the barriers around an operation in a graph leave unlinked ranks alone. Fewer replays
+     * Also an operation without P2P buffers in a graph leaves unlinked ranks alone. Fewer replays
      * where ranks share GPUs: all of them at once fill the queues that the ranks share, too.
      */
     @Test

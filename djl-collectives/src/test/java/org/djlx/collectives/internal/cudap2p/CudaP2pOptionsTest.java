@@ -69,10 +69,9 @@ class CudaP2pOptionsTest {
             int last = RegionLayout.MAX_RANKS - 1;
             assertTrue(layout.probe(0) > layout.signal(RegionLayout.ROWS - 1, last));
             assertTrue(layout.counters() > layout.probe(last));
-            assertTrue(layout.flags(false, ranks) > layout.counters());
-            long flags = RegionLayout.flagBytes(ranks);
-            assertTrue(layout.flags(true, ranks) >= layout.flags(false, ranks) + flags);
-            assertTrue(layout.buffer() >= layout.flags(true, ranks) + flags);
+            assertTrue(layout.flags() > layout.counters());
+            long flags = (long) ranks * RegionLayout.FLAGS * Integer.BYTES;
+            assertTrue(layout.buffer() >= layout.flags() + flags);
             assertTrue(layout.byteSize() >= layout.buffer() + 2 * most);
         }
     }
