@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives;
 
+import ai.djl.ndarray.NDArray;
 import java.time.Duration;
 import java.util.Optional;
 import org.djlx.collectives.internal.host.Required;
@@ -15,12 +16,13 @@ import org.djlx.nativeops.GpuTopology;
  * <p>What this backend does not leave to NCCL are all-reduces up to {@link #oneShotBytes(int)} or
  * {@link #twoShotBytes(int, boolean)}, which run on the stream of the group as NCCL's operations
  * do, and operators on P2P buffers ({@link ProcessGroup#execute}), which run on the caller's
- * current stream. A call returns when its work is enqueued: hosts do not wait for each other,
- * unless one is hundreds of calls ahead; except that a call of an operator waits until the
- * operations before are enqueued, and NCCL waits for other ranks before the first of a kind is. It
- * is the GPUs that wait, in kernels that give up at the operation's timeout, or when the group
- * breaks or is destroyed. Operations of a group run in the order of the calls, also on different
- * streams and whether NCCL runs them or not; on batches, see {@link NcclBatch}.
+ * current stream; there, too, may run all-reduces {@linkplain ProcessGroup#allReduce(NDArray,
+ * ReduceOp, boolean) that are waited for}. A call returns when its work is enqueued: hosts do not
+ * wait for each other, unless one is hundreds of calls ahead; except that a call of an operator
+ * waits until the operations before are enqueued, and NCCL waits for other ranks before the first
+ * of a kind is. It is the GPUs that wait, in kernels that give up at the operation's timeout, or
+ * when the group breaks or is destroyed. Operations of a group run in the order of the calls, also
+ * on different streams and whether NCCL runs them or not; on batches, see {@link NcclBatch}.
  *
  * <p><b>Which GPUs.</b> If the GPUs of every two ranks can access each other's memory, all this is
  * done between them. GPUs that form a hybrid cube mesh, as in a DGX-1, are asked for that only
@@ -47,7 +49,8 @@ import org.djlx.nativeops.GpuTopology;
  * on all but 32, and what another group has launched on its GPU gets few or none until then. Ranks
  * call those of all groups in one order. CUDA maps the streams of a process to 8 hardware queues of
  * a GPU, in which one waits for another; with more streams than that, set {@code
- * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment.
+ * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment. A stream on which operations ran must not be
+ * destroyed before they have ended.
  *
  * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
  * org.djlx.nativeops.CudaGraph#capture}; what NCCL runs, messages included, then throws. All ranks

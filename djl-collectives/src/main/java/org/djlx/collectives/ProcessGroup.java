@@ -29,9 +29,10 @@ import org.djlx.nativeops.Torch;
  * of different groups do not wait for each other. On GPUs an operation begins when the caller's
  * current stream has done what it was given before, and that stream goes on meanwhile: wait for the
  * work, by {@link Work#await()} or {@link Work#blockCurrentStream()}, before what uses a result is
- * enqueued. Only what {@link #execute} enqueues takes its turn on the current stream itself, see
- * {@link CudaP2pOptions}. Tensors are PyTorch arrays on the device of the group's backend and need
- * not be contiguous. Autograd does not see the operations; {@link
+ * enqueued. Only what {@link #execute} enqueues takes its turn on the current stream itself, and
+ * all-reduces {@linkplain #allReduce(NDArray, ReduceOp, boolean) that are waited for}, see {@link
+ * CudaP2pOptions}. Tensors are PyTorch arrays on the device of the group's backend and need not be
+ * contiguous. Autograd does not see the operations; {@link
  * org.djlx.collectives.gradient.DifferentiableCollectives} has some through which gradients flow.
  *
  * <pre>{@code
@@ -338,6 +339,50 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Reduces a tensor over all ranks, as {@link #allReduce(NDArray, ReduceOp)}; with {@code
+     * asyncOp=false}, c10d's default, the caller goes on behind it and needs no work: on the CPU
+     * the call returns when the tensor has the result, on GPUs what follows on the current stream
+     * finds it there. So {@code cuda_p2p} can reduce on the current stream itself, which takes the
+     * host half as many calls of the driver.
+     *
+     * @param tensor this rank's contribution, replaced by the result; the same shape on all ranks
+     * @param op how to reduce
+     * @param asyncOp whether the caller waits for the work itself; ranks may differ in this
+     * @return the work; with {@code asyncOp=false} only to learn later whether the operation failed
+     *     on the GPU
+     * @throws CollectiveException with {@code asyncOp=false}, if the operation has failed, on GPUs
+     *     if that is known already
+     * @throws IllegalStateException with {@code asyncOp=false} on GPUs in a batch, whose operations
+     *     begin when it ends; before anything is sent
+     */
+    public Work allReduce(NDArray tensor, ReduceOp op, boolean asyncOp) {
+        if (asyncOp) {
+            return allReduce(tensor, op);
+        }
+        TensorInfo info = reduced(tensor, op);
+        Work work =
+                issue(
+                        OpType.ALL_REDUCE,
+                        info,
+                        op,
+                        0,
+                        operation -> backend.allReduceInOrder(operation, tensor, op));
+        if (device().isGpu()) {
+            work.blockCurrentStream();
+        } else {
+            work.await();
+        }
+        return work;
+    }
+
+    private TensorInfo reduced(NDArray tensor, ReduceOp op) {
+        state.checkUsable();
+        TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
+        checks.written(OpType.ALL_REDUCE, "tensor", info);
+        return info;
+    }
+
+    /**
      * What is special about an operation that another is made of.
      *
      * @param type its name
@@ -351,12 +396,9 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     Work allReduce(Variant variant, NDArray tensor, ReduceOp op) {
-        state.checkUsable();
-        TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
-        checks.written(OpType.ALL_REDUCE, "tensor", info);
         return issue(
                 variant.type(),
-                info,
+                reduced(tensor, op),
                 op,
                 variant.index(),
                 operation -> backend.allReduce(operation, tensor, op));

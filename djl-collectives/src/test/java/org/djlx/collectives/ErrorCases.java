@@ -125,6 +125,7 @@ final class ErrorCases {
         closed.close();
         assertRejected(() -> group.allReduce(null, ReduceOp.SUM), "tensor is null");
         assertRejected(() -> group.allReduce(tensor, null), "op is null");
+        assertRejected(() -> group.allReduce(null, ReduceOp.SUM, false), "tensor is null");
         assertRejected(() -> group.newGroup(null), "ranks is or contains null");
         assertRejected(() -> group.newGroup(List.of(0), null), "name is null");
         List<NDArray> holes = Collections.nCopies(group.worldSize(), null);

@@ -39,6 +39,7 @@ final class WorkCases {
         cases.put("barrier", WorkCases::barrier);
         cases.put("severalUnderWay", WorkCases::severalUnderWay);
         cases.put("oneAfterTheOther", WorkCases::oneAfterTheOther);
+        cases.put("inOrder", WorkCases::inOrder);
         cases.put("work", WorkCases::work);
         cases.put("closedWhileUnderWay", WorkCases::closedWhileUnderWay);
         cases.put("gradients", WorkCases::gradients);
@@ -105,6 +106,41 @@ final class WorkCases {
             double[][] inputs = inputs(group, manager, ScalarType.FLOAT32, new Shape(997), i);
             assertReduced(inputs, 0, tensors.get(i), ReduceOp.SUM, ScalarType.FLOAT32);
         }
+    }
+
+    /**
+     * All-reduces that nobody waits for take their turn with what the caller computes, and with
+     * others that it waits for; ranks need not call them alike. What is lost would be missing.
+     */
+    private static void inOrder(ProcessGroup group, NDManager manager) {
+        int rounds = 30;
+        for (long count : new long[] {1000, 300_000}) {
+            NDArray tensor = manager.full(new Shape(count), 3f);
+            for (int i = 0; i < rounds; i++) {
+                tensor.addi(group.rank());
+                if ((i + group.rank()) % 3 > 0) {
+                    group.allReduce(tensor, ReduceOp.AVG, false);
+                } else if (group.device().isGpu()) {
+                    group.allReduce(tensor, ReduceOp.AVG, true).blockCurrentStream();
+                } else {
+                    group.allReduce(tensor, ReduceOp.AVG, true).await();
+                }
+            }
+            double expected = 3 + rounds * (group.worldSize() - 1) / 2.0;
+            for (double value : TestArrays.values(tensor)) {
+                assertEquals(expected, value, 1e-3);
+            }
+        }
+        NDArray sums = manager.ones(new Shape(2, 2));
+        NDArray columns = sums.transpose();
+        Work work = group.allReduce(columns, ReduceOp.SUM, false);
+        assertArrayEquals(
+                new double[] {
+                    group.worldSize(), group.worldSize(), group.worldSize(), group.worldSize()
+                },
+                TestArrays.values(columns));
+        work.await(group.timeout());
+        assertSame(columns, work.result().get(0));
     }
 
     /** An operation on what the one before writes, in all forms; nobody waits in between. */

@@ -218,7 +218,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
             NoGradient.run(() -> Torch.copy(total, partial));
         }
         if (!alone) { // Otherwise it could not go into a graph, by NCCL.
-            FusedOps.complete(call.group(), call.group().allReduce(total, ReduceOp.SUM));
+            call.group().allReduce(total, ReduceOp.SUM, false);
         }
         if (rows == 0) {
             return;

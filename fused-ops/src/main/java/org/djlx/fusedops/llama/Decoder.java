@@ -376,9 +376,7 @@ final class Decoder implements AutoCloseable {
     /** Puts what ranks have together: where one has another's, there are zeros. */
     private Work gather(NDArray array, int rows) {
         try (NDArray first = first(array, rows)) {
-            Work work = group.allReduce(first, ReduceOp.SUM);
-            work.blockCurrentStream();
-            return work;
+            return group.allReduce(first, ReduceOp.SUM, false);
         }
     }
 

@@ -286,7 +286,7 @@ final class LlamaModel implements AutoCloseable {
             return x;
         }
         if (!divided) {
-            complete(group.allReduce(x, ReduceOp.SUM));
+            group.allReduce(x, ReduceOp.SUM, false);
             return x;
         }
         Shape shape = x.getShape();

@@ -15,7 +15,6 @@ import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.NoGradient;
@@ -170,7 +169,7 @@ public final class VocabularyParallelCrossEntropy extends Loss {
                 part.count() == 0
                         ? tokens.isOwn().zerosLike().add(Float.NEGATIVE_INFINITY)
                         : valid.max(new int[] {1});
-        complete(group.allReduce(largest, ReduceOp.MAX));
+        group.allReduce(largest, ReduceOp.MAX, false);
         NDArray sum = valid.sub(largest.expandDims(1)).exp().sum(new int[] {1});
         NDArray atLabel = scores.gather(tokens.index(), 1).squeeze(1).sub(largest);
         NDArray own = NDArrays.where(tokens.isOwn().gt(0), atLabel, tokens.isOwn().zerosLike());
@@ -178,15 +177,6 @@ public final class VocabularyParallelCrossEntropy extends Loss {
                 DifferentiableCollectives.allReduce(NDArrays.stack(new NDList(sum, own)), group);
         NDArray logSums = sums.get(0).log();
         return new Entropies(logSums.sub(sums.get(1)), logSums.add(largest));
-    }
-
-    /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
-    private void complete(Work work) {
-        if (group.device().isGpu()) {
-            work.blockCurrentStream();
-        } else {
-            work.await();
-        }
     }
 
     private void record(

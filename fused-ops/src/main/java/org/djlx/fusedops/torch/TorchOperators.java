@@ -11,7 +11,6 @@ import java.util.concurrent.Callable;
 import java.util.function.BiFunction;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
@@ -164,12 +163,7 @@ public final class TorchOperators {
     private static NDArray allReduce(ProcessGroup group, NDArray input, ReduceOp op) {
         ScalarType type = Torch.scalarType(input);
         NDArray result = Torch.cast(input, type); // a contiguous copy
-        Work work = group.allReduce(result, op);
-        if (group.device().isGpu()) {
-            work.blockCurrentStream();
-        } else {
-            work.await();
-        }
+        group.allReduce(result, op, false);
         return result;
     }
 

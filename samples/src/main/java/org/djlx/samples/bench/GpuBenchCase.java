@@ -21,9 +21,7 @@ import java.util.function.IntConsumer;
 import java.util.function.IntFunction;
 import java.util.function.Supplier;
 import java.util.stream.IntStream;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.nativeops.ScalarType;
@@ -159,7 +157,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                 inPlace(
                         inputs,
                         own,
-                        i -> complete(rank.ours(), rank.ours().allReduce(own.get(i), ReduceOp.SUM)),
+                        i -> rank.ours().allReduce(own.get(i), ReduceOp.SUM, false),
                         null));
         if (rank.baseline() != null) {
             List<NDArray> plain = arrays(turns, i -> rank.empty(count));
@@ -483,14 +481,6 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
             }
         }
         return sum;
-    }
-
-    private static void complete(ProcessGroup group, Work work) {
-        if (group.device().isGpu()) {
-            work.blockCurrentStream();
-        } else {
-            work.await();
-        }
     }
 
     /** The largest error, relative to the largest magnitude. */

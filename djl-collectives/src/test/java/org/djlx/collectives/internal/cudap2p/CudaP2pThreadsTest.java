@@ -511,7 +511,11 @@ class CudaP2pThreadsTest {
                             adds.run();
                             adds.run();
                             guard.close();
+                            // On the group's stream, then on the current one.
                             group.allReduce(tensor, ReduceOp.AVG);
+                            if (i % 3 == 0) {
+                                group.allReduce(tensor, ReduceOp.AVG, false);
+                            }
                             if (i % 2 == 0) {
                                 group.allReduceCoalesced(List.of(tensor), ReduceOp.AVG);
                             }
