@@ -10,8 +10,10 @@ import java.util.EnumSet;
 import java.util.List;
 import java.util.Set;
 import org.djlx.collectives.OpType;
+import org.djlx.collectives.Operation;
 import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.P2pBuffers;
+import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -265,6 +267,12 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                                     return;
                                 }
                                 compute.begin();
+                                if (worldSize == 1 && choice.path() == Path.SCHEDULED) {
+                                    operation.setAlgorithm("alone");
+                                    multiply.run(resultAddress, leftAddress, rightAddress);
+                                    keepAlive(operation, used);
+                                    return;
+                                }
                                 if (exchange != null) {
                                     operation.setAlgorithm("scattered");
                                     multiply.run(staging[1], leftAddress, rightAddress);
@@ -313,6 +321,12 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                 }
                 scope.close();
             }
+        }
+    }
+
+    private void keepAlive(Operation operation, NDArray... used) {
+        try (P2pStream current = slots.buffers().currentStream(operation)) {
+            current.keepAlive(used);
         }
     }
 

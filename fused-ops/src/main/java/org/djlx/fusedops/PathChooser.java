@@ -61,6 +61,9 @@ final class PathChooser {
                 return new Choice(path, "forced");
             }
         }
+        if (work.ranks() == 1) {
+            return new Choice(Path.SCHEDULED, "no other rank"); // Nothing is sent, nor copied.
+        }
         if (!group.device().isGpu()) {
             // Nothing but the size of a copy has been measured there.
             boolean small = here.contains(Path.WHOLE) && Schedule.isSmall(work.partBytes());
