@@ -149,15 +149,7 @@ final class BlockBench {
         NDArray gradient = random(manager, shape.getShape());
         return round -> {
             try (GradientScope scope = GradientScope.open()) {
-                NDArray input = x.stopGradient();
-                input.attach(round);
-                // Its gradient goes to the layer before, and is not added to anything.
-                scope.record(
-                        "the layer before",
-                        List.of(x),
-                        List.of(),
-                        List.of(input),
-                        (inputs, kept, gradients) -> Collections.singletonList(null));
+                NDArray input = input(scope, round, x);
                 NDArray y = block.forward(store, new NDList(input), true).singletonOrThrow();
                 scope.backward(List.of(y), List.of(gradient));
             }
@@ -195,17 +187,38 @@ final class BlockBench {
                         });
     }
 
+    /** The attention of this rank's heads, for all tokens, with its gradients. */
     private Round attention(NDManager manager) {
-        long own = size.heads / group.worldSize();
-        NDArray x = random(manager, 1, own, size.tokens, size.headSize);
+        long ranks = group.worldSize();
+        long own = size.heads / ranks;
+        long shared = Math.max(1, size.keyValueHeads / ranks);
+        NDArray queries = random(manager, 1, own, size.tokens, size.headSize);
+        NDArray keys = random(manager, 1, shared, size.tokens, size.headSize);
+        NDArray values = random(manager, 1, shared, size.tokens, size.headSize);
         NDArray gradient = random(manager, 1, own, size.tokens, size.headSize);
-        x.setRequiresGradient(true);
         return round -> {
             try (GradientScope scope = GradientScope.open()) {
-                NDArray input = Torch.alias(round, x);
-                NDArray y = Torch.attention(input, input, input, true);
+                NDArray y =
+                        Torch.attention(
+                                input(scope, round, queries),
+                                input(scope, round, keys),
+                                input(scope, round, values),
+                                true);
                 scope.backward(List.of(y), List.of(gradient));
             }
         };
+    }
+
+    /** Returns an array whose gradient goes to the layer before, and is not added to anything. */
+    private static NDArray input(GradientScope scope, NDManager round, NDArray x) {
+        NDArray input = x.stopGradient();
+        input.attach(round);
+        scope.record(
+                "the layer before",
+                List.of(x),
+                List.of(),
+                List.of(input),
+                (inputs, kept, gradients) -> Collections.singletonList(null));
+        return input;
     }
 }
