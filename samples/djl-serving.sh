@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Adds to a DJL Serving what it takes to serve Llamas on several ranks: jars to deps/ and, if one is named, a model to
-# models/. docs/serving.md says more.
+# models/. Jars that CLASSPATH names go to deps/, too; CUDA presets among them mean that ranks are GPUs. docs/serving.md says
+# more.
 #   samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]
 set -euo pipefail
 
@@ -18,11 +19,23 @@ model=${2:-}
 
 mkdir -p "$home/deps"
 cp "$root"/{native-ops,djl-collectives,fused-ops}/target/*-SNAPSHOT.jar "$home/deps/"
-# libtorch for the CPU. On a host with GPUs DJL Serving fetches the one for its CUDA, if these are not there.
+presets=
+IFS=: read -ra jars <<<"${CLASSPATH:-}" || true
+for jar in "${jars[@]}"; do
+  if [[ $jar == *.jar && -f $jar ]]; then
+    cp "$jar" "$home/deps/"
+    [[ ${jar##*/} != cuda-[0-9]* ]] || presets=1
+  else
+    say "left out, as it is no jar: $jar"
+  fi
+done
+# libtorch for the CPU. Without it, DJL Serving fetches the one for the host's CUDA.
+rm -f "$home"/deps/pytorch-native-cpu-*.jar
 IFS=: read -ra jars <"$root/samples/target/class-path" || true
 for jar in "${jars[@]}"; do
   case ${jar##*/} in
-    pytorch-native-cpu-*.jar | pytorch-jni-*.jar) cp "$jar" "$home/deps/" ;;
+    pytorch-native-cpu-*.jar) [[ -n $presets ]] || cp "$jar" "$home/deps/" ;;
+    pytorch-jni-*.jar) cp "$jar" "$home/deps/" ;;
   esac
 done
 if [[ -n $model ]]; then

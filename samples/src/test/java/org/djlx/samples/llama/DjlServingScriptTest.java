@@ -44,6 +44,7 @@ class DjlServingScriptTest {
     private Path checkout;
     private Path home;
     private String version;
+    private String classPath = "";
 
     @BeforeEach
     void make() throws IOException {
@@ -76,7 +77,9 @@ class DjlServingScriptTest {
         command.add("bash");
         command.add(checkout.resolve("samples/djl-serving.sh").toString());
         Stream.of(args).forEach(arg -> command.add(arg.toString()));
-        Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
+        ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true);
+        builder.environment().put("CLASSPATH", classPath);
+        Process process = builder.start();
         String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
         assertEquals(code, process.waitFor(), output);
         return output;
@@ -99,11 +102,7 @@ class DjlServingScriptTest {
             }
         }
         assertEquals(5, expected.size(), expected::toString);
-        try (Stream<Path> deps = Files.list(home.resolve("deps"))) {
-            assertEquals(
-                    List.copyOf(expected),
-                    deps.map(file -> file.getFileName().toString()).sorted().toList());
-        }
+        assertEquals(List.copyOf(expected), deps());
         Criteria<Input, Output> criteria =
                 Criteria.builder()
                         .setTypes(Input.class, Output.class)
@@ -119,6 +118,30 @@ class DjlServingScriptTest {
             assertEquals(200, output.getCode(), answer);
             assertTrue(JsonParser.parseString(answer).getAsJsonObject().has("generated_text"));
         }
+    }
+
+    private List<String> deps() throws IOException {
+        try (Stream<Path> deps = Files.list(home.resolve("deps"))) {
+            return deps.map(file -> file.getFileName().toString()).sorted().toList();
+        }
+    }
+
+    /** Also in a folder that has been prepared for the CPU before. */
+    @Test
+    void leavesLibtorchForTheCpuOutWhereThereAreCudaPresets() throws Exception {
+        run(0, home);
+        List<String> names = List.of("cuda-13.1-linux-x86_64.jar", "javacpp-1.5.13.jar");
+        List<String> entries = new ArrayList<>(List.of(folder.toString()));
+        for (String name : names) {
+            entries.add(Files.writeString(folder.resolve(name), name).toString());
+        }
+        classPath = String.join(":", entries);
+        List<String> expected = new ArrayList<>(deps());
+        assertTrue(expected.removeIf(name -> name.startsWith("pytorch-native-cpu-")));
+        expected.addAll(names);
+        String output = run(0, home);
+        assertTrue(output.contains("left out, as it is no jar: " + folder), output);
+        assertEquals(expected.stream().sorted().toList(), deps());
     }
 
     @Test
