@@ -460,8 +460,9 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     /**
-     * Cancels all requests and frees the model; see {@link TextGenerator#close}. On a process that
-     * {@linkplain #isFollower follows} rank 0, waits until that closes its generator or has failed.
+     * Cancels all requests and frees the model; see {@link TextGenerator#close}. libtorch keeps the
+     * memory of GPUs for the next arrays of this process. On a process that {@linkplain #isFollower
+     * follows} rank 0, waits until that closes its generator or has failed.
      */
     @Override
     public void close() {
