@@ -90,6 +90,10 @@ public final class LlamaLoader implements ParallelModelLoader {
                     "kv_cache_bytes",
                     "modelName");
 
+    // For each directory that has Hugging Face's config.json.
+    private static final Map<String, String> SET_BY_DJL_SERVING =
+            Map.of("rolling_batch", "disable", "pipeline_parallel_degree", "1");
+
     /** Creates the loader; for {@link java.util.ServiceLoader}. */
     public LlamaLoader() {}
 
@@ -111,8 +115,13 @@ public final class LlamaLoader implements ParallelModelLoader {
     @Override
     public ParallelModel load(String name, Path directory, Device device, Map<String, ?> options)
             throws IOException {
-        Set<String> unknown = new TreeSet<>(options.keySet());
-        unknown.removeAll(KNOWN);
+        Set<String> unknown = new TreeSet<>();
+        options.forEach(
+                (option, value) -> {
+                    if (!KNOWN.contains(option) && !value.equals(SET_BY_DJL_SERVING.get(option))) {
+                        unknown.add(option);
+                    }
+                });
         if (!unknown.isEmpty()) {
             LOG.warn("{}: the options {} are not known, and do nothing", name, unknown);
         }

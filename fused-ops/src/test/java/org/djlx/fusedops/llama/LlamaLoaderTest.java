@@ -390,6 +390,10 @@ class LlamaLoaderTest {
         try (TestLog log = new TestLog(LlamaLoader.class)) {
             load("no_such_option", "1").close();
             assertEquals(1, log.count("the options [no_such_option] are not known"));
+            load("pipeline_parallel_degree", "1").close(); // DJL Serving sets it.
+            assertEquals(1, log.count("are not known"));
+            load("pipeline_parallel_degree", "2").close();
+            assertEquals(1, log.count("the options [pipeline_parallel_degree] are not known"));
         }
     }
 
