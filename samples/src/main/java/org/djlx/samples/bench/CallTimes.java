@@ -10,7 +10,9 @@ package org.djlx.samples.bench;
  * @param gpuMicros the median time between one call's end on the GPU and the next one's; where the
  *     host is slower than the GPU, it is the host's
  * @param hostMicros the median time that a call takes the thread
- * @param firstHostMicros the same of the very first calls
+ * @param aloneHostMicros the same while the other ranks call nothing; null on CPUs, where they take
+ *     part
+ * @param firstHostMicros the median time that one of the very first calls takes it
  * @param firstHostMicrosSum how long the very first calls took the thread together
  * @param driverCalls how often the thread calls the CUDA driver for an operation
  * @param otherNativeCalls how often it calls libtorch, NCCL or cuBLASLt
@@ -18,6 +20,7 @@ package org.djlx.samples.bench;
 record CallTimes(
         Double gpuMicros,
         Double hostMicros,
+        Double aloneHostMicros,
         Double firstHostMicros,
         Double firstHostMicrosSum,
         Double driverCalls,
@@ -28,6 +31,7 @@ record CallTimes(
         return new CallTimes(
                 greater(a.gpuMicros, b.gpuMicros),
                 greater(a.hostMicros, b.hostMicros),
+                greater(a.aloneHostMicros, b.aloneHostMicros),
                 greater(a.firstHostMicros, b.firstHostMicros),
                 greater(a.firstHostMicrosSum, b.firstHostMicrosSum),
                 greater(a.driverCalls, b.driverCalls),

@@ -34,6 +34,8 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
     private static final int CALLS = 5; // of each in a round, behind one that is not counted
     private static final int LAUNCHES = 2; // of its recording, likewise
     private static final int COUNTED = 20;
+    // Of the results of calls that wait for other ranks, as many are in memory.
+    private static final long MOST_COUNTED_BYTES = 4L << 30;
     private static final int MAX_IN_FLIGHT = 50;
     private static final int ELEMENT_BYTES = 2;
     // Up to this size libtorch takes arrays from a cache of their own.
@@ -52,6 +54,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         private final double[] gpu;
         private final double[] host;
         private final double[] replay;
+        private Double alone; // null on CPUs
         private double driverCalls;
         private double otherCalls;
         private int turn;
@@ -68,6 +71,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
             return new CallTimes(
                     tenths(median(gpu)),
                     tenths(median(host)),
+                    alone,
                     tenths(median(first)),
                     tenths(Arrays.stream(first).sum()),
                     tenths(driverCalls),
@@ -214,16 +218,37 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         }
     }
 
-    /** Apart from the times: marks are calls of the driver too. */
+    /**
+     * Apart from the times: marks are calls of the driver too. On GPUs ranks call in turn, as
+     * threads of one process wait for each other in the driver; what they enqueue waits for the
+     * others' on the GPU. On CPUs the calls themselves wait.
+     */
     private void count(Contender contender, Samples samples) {
         meet();
+        if (!rank.ours().device().isGpu()) {
+            countCalls(contender, samples);
+            return;
+        }
+        for (int turn = 0; turn < rank.worldSize(); turn++) {
+            if (turn == rank.ours().rank()) {
+                samples.alone = tenths(median(countCalls(contender, samples)));
+            }
+            rank.meeting().await();
+        }
+    }
+
+    /** Returns how long each call took. */
+    private double[] countCalls(Contender contender, Samples samples) {
+        int calls = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
+        double[] micros = new double[calls];
         NativeCalls before = NativeCalls.ofThread();
-        for (int i = 0; i < COUNTED; i++) {
-            call(contender, samples);
+        for (int i = 0; i < calls; i++) {
+            micros[i] = call(contender, samples);
         }
         NativeCalls after = NativeCalls.ofThread();
-        samples.driverCalls = (after.driver() - before.driver()) / (double) COUNTED;
-        samples.otherCalls = (after.other() - before.other()) / (double) COUNTED;
+        samples.driverCalls = (after.driver() - before.driver()) / (double) calls;
+        samples.otherCalls = (after.other() - before.other()) / (double) calls;
+        return micros;
     }
 
     private void check(

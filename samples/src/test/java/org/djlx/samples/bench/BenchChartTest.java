@@ -54,7 +54,7 @@ class BenchChartTest {
                 2,
                 0,
                 0.01,
-                Map.of("ours", new CallTimes(micros + 5, 20.0, null, null, null, null)),
+                Map.of("ours", new CallTimes(micros + 5, 20.0, null, null, null, null, null)),
                 Map.of(
                         "ours",
                         micros,
