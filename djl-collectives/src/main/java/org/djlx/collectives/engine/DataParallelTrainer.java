@@ -281,6 +281,14 @@ final class DataParallelTrainer extends Trainer {
         }
     }
 
+    /** Gives each rank its parameters as they are now, until the first step changes them. */
+    private void follow() {
+        load();
+        if (!stepped) {
+            replicas.forEach(Replica::takeWritten);
+        }
+    }
+
     /**
      * Has an optimizer that another trainer used before keep for all ranks what it keeps for the
      * first: there may have been fewer ranks, or one failed in the middle of a step.
@@ -359,7 +367,7 @@ final class DataParallelTrainer extends Trainer {
     public NDList forward(NDList data, NDList labels) {
         requireUsable("forward");
         long begin = System.nanoTime();
-        load();
+        follow();
         replicas.forEach(Replica::followFreezing);
         Block block = getModel().getBlock();
         try {
@@ -377,7 +385,7 @@ final class DataParallelTrainer extends Trainer {
     @Override
     public NDList evaluate(NDList input) {
         requireUsable("evaluate");
-        load();
+        follow();
         Block block = getModel().getBlock();
         return forward(
                 input,

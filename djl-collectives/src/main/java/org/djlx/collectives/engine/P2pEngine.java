@@ -68,8 +68,9 @@ import org.djlx.nativeops.NativeLibrary;
  * or added to since, where it can tell: of buckets that were not reduced yet, as the first layers'
  * never are. Processes have a part each, and are not checked: what one changes there changes the
  * sum, and of gradients that have been reduced already its own alone, so that parameters differ,
- * which shows when the trainer is closed. For the same reason parameters are the trainer's until it
- * is closed: what the program writes to them meanwhile, rank 0 has alone; what it loads or sets in
+ * which shows when the trainer is closed. For the same reason parameters are the trainer's from the
+ * first step until it is closed: what the program writes to them before, such as initial weights,
+ * all ranks of its JVM take, what it writes meanwhile, rank 0 has alone; what it loads or sets in
  * their place stays when the trainer is closed, and is what a new one begins with.
  *
  * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
@@ -78,15 +79,16 @@ import org.djlx.nativeops.NativeLibrary;
  * that write logs: {@code LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code
  * MemoryTrainingListener}.
  *
- * <p>Parameters are sent from rank 0 to all others before the first forward pass, and compared
- * then, and when the trainer is closed. Statistics such as those of batch normalisation stay each
- * rank's own; rank 0's are those of the model. What draws random numbers, such as dropout, takes
- * them from one generator for all ranks of a JVM, in no fixed order. Ranks of a JVM share the
- * optimizer and call it at once, each with names of its own for parameters: learning rates by
- * parameter ({@code FixedPerVarTracker}) take processes. A trainer that is given an optimizer which
- * another has used gives all ranks what DJL's own optimizers keep for the first; what an optimizer
- * of your own keeps stays as it is, by those names, and a rank that the other trainer did not have
- * begins with none: give each trainer a new one.
+ * <p>Parameters are sent from rank 0 to all others when the trainer is initialised, or, if the
+ * model is, before the first forward pass, and compared then, and when the trainer is closed.
+ * Statistics such as those of batch normalisation stay each rank's own; rank 0's are those of the
+ * model. What draws random numbers, such as dropout, takes them from one generator for all ranks of
+ * a JVM, in no fixed order. Ranks of a JVM share the optimizer and call it at once, each with names
+ * of its own for parameters: learning rates by parameter ({@code FixedPerVarTracker}) take
+ * processes. A trainer that is given an optimizer which another has used gives all ranks what DJL's
+ * own optimizers keep for the first; what an optimizer of your own keeps stays as it is, by those
+ * names, and a rank that the other trainer did not have begins with none: give each trainer a new
+ * one.
  *
  * <p>Models whose directory a {@link ParallelModelLoader} knows, such as Llamas, are divided among
  * ranks when they are loaded, and take an {@link ai.djl.modality.Input} and return an {@link

@@ -52,6 +52,11 @@ final class Replica implements AutoCloseable {
         boolean isTrained() {
             return parameter.requiresGradient();
         }
+
+        boolean isStatistic() {
+            Parameter.Type type = parameter.getType();
+            return type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR;
+        }
     }
 
     private final int index; // among the ranks of this JVM
@@ -61,6 +66,8 @@ final class Replica implements AutoCloseable {
     private final Store store;
     private final List<Own> parameters = new ArrayList<>();
     private final Set<NDArray> shared = Collections.newSetFromMap(new IdentityHashMap<>());
+    // How often a block's array had been written to when this rank's was made of it.
+    private final Map<NDArray, Long> taken = new IdentityHashMap<>();
     private final GradientBuckets buckets;
     // How often the gradient of a parameter was written to when the last pass had gone back.
     private final Map<NDArray, Long> versions = new IdentityHashMap<>();
@@ -131,12 +138,27 @@ final class Replica implements AutoCloseable {
                 continue; // Two parameters may share an array.
             }
             NDArray array = own(original);
+            taken.put(original, Torch.version(original));
             owns.put(original, array);
             array.setRequiresGradient(parameter.requiresGradient());
             store.arrays.put(id, array);
             // An optimizer keeps its state by id and device, which ranks may share.
             String own = index == 0 ? id : id + "/" + index;
             parameters.add(new Own(named.getKey(), own, parameter, array, original));
+        }
+    }
+
+    /**
+     * Takes what the program has written to the block's own arrays since this rank's were made of
+     * them, or since the last call; but for statistics, which passes write themselves.
+     */
+    void takeWritten() {
+        for (Own own : parameters) {
+            long version = Torch.version(own.original);
+            boolean written = taken.put(own.original, version) != version;
+            if (written && own.array != own.original && !own.isStatistic()) {
+                NoGradient.run(() -> Torch.copy(own.array, own.original));
+            }
         }
     }
 
@@ -210,8 +232,9 @@ final class Replica implements AutoCloseable {
             if (!different.isEmpty()) {
                 throw new CollectiveException(
                         String.format(
-                                "the parameters of ranks %s differ from those of rank 0 %s;"
-                                        + " checksums of all ranks: %s",
+                                "the parameters of ranks %s differ from those of rank 0 %s: one"
+                                        + " rank alone may have been given other weights or"
+                                        + " gradients; checksums of all ranks: %s",
                                 different, when, Arrays.toString(values)));
             }
         }

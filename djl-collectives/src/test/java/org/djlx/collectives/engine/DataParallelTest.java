@@ -124,6 +124,46 @@ class DataParallelTest {
         }
     }
 
+    /** Initial weights may come behind what initialises the trainer, also between predictions. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3})
+    void allRanksTakeWhatIsWrittenBeforeTheFirstStep(int ranks) throws Exception {
+        Training.OnTrainer write =
+                trainer -> {
+                    NDManager manager = trainer.getManager();
+                    NDArray[] arrays =
+                            trainer.getModel().getBlock().getParameters().values().stream()
+                                    .map(Parameter::getArray)
+                                    .toArray(NDArray[]::new);
+                    float[] values = NoGradient.get(() -> arrays[0].neg().toFloatArray());
+                    NoGradient.run(() -> arrays[0].set(values));
+                    Shape shape = new Shape(4, Training.FEATURES);
+                    trainer.evaluate(new NDList(manager.ones(shape)));
+                    NoGradient.run(() -> arrays[1].addi(0.25f));
+                };
+        TrainingConfig plain =
+                new DefaultTrainingConfig(Training.loss()).optOptimizer(Training.optimizer("sgd"));
+        Outcome expected =
+                Training.fit(
+                        "PyTorch", plain, Training.block(), ITEMS, inOrder(BATCH), 1, 5, write);
+        Outcome outcome =
+                Training.fit(
+                        P2pEngine.NAME,
+                        config("sgd").optRanks(ranks),
+                        Training.block(),
+                        ITEMS,
+                        inOrder(BATCH),
+                        1,
+                        5,
+                        write);
+        assertSame(expected, outcome);
+        assertTrue(
+                Math.abs(
+                                expected.losses().get(0)
+                                        - reference("sgd", inOrder(BATCH)).losses().get(0))
+                        > 0.01f);
+    }
+
     /** The program is unchanged: a property says how many ranks there are. */
     @Test
     void aPropertyNamesTheRanks() throws Exception {
