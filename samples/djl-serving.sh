@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Adds to a DJL Serving what it takes to serve Llamas on several ranks: jars to deps/ and, if one is named, a model to
-# models/. Jars that CLASSPATH names go to deps/, too; CUDA presets among them mean that ranks are GPUs. docs/serving.md says
-# more.
+# models/. Jars that CLASSPATH names go to deps/, too; CUDA presets there mean that ranks are GPUs. docs/serving.md says more.
 #   samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]
 set -euo pipefail
 
@@ -19,22 +18,27 @@ model=${2:-}
 
 mkdir -p "$home/deps"
 cp "$root"/{native-ops,djl-collectives,fused-ops}/target/*-SNAPSHOT.jar "$home/deps/"
-presets=
-IFS=: read -ra jars <<<"${CLASSPATH:-}" || true
-for jar in "${jars[@]}"; do
-  if [[ $jar == *.jar && -f $jar ]]; then
-    cp "$jar" "$home/deps/"
-    [[ ${jar##*/} != cuda-[0-9]* ]] || presets=1
-  else
-    say "left out, as it is no jar: $jar"
-  fi
+# As java does, an element that ends in /* names the jars of a folder.
+IFS=: read -ra elements <<<"${CLASSPATH:-}" || true
+for element in ${elements[@]+"${elements[@]}"}; do
+  [[ -n $element ]] || continue
+  jars=("$element")
+  [[ $element != */\* ]] || jars=("${element%\*}"*.jar)
+  for jar in "${jars[@]}"; do
+    if [[ $jar != *.jar || ! -f $jar ]]; then
+      say "left out, as it is no jar: $jar"
+    elif [[ ! $jar -ef $home/deps/${jar##*/} ]]; then
+      cp -- "$jar" "$home/deps/"
+    fi
+  done
 done
-# libtorch for the CPU. Without it, DJL Serving fetches the one for the host's CUDA.
+# libtorch for the CPU, unless there are CUDA presets: without it, DJL Serving fetches the one for the host's CUDA.
+presets=("$home"/deps/cuda-[0-9]*.jar)
 rm -f "$home"/deps/pytorch-native-cpu-*.jar
 IFS=: read -ra jars <"$root/samples/target/class-path" || true
 for jar in "${jars[@]}"; do
   case ${jar##*/} in
-    pytorch-native-cpu-*.jar) [[ -n $presets ]] || cp "$jar" "$home/deps/" ;;
+    pytorch-native-cpu-*.jar) [[ -f ${presets[0]} ]] || cp "$jar" "$home/deps/" ;;
     pytorch-jni-*.jar) cp "$jar" "$home/deps/" ;;
   esac
 done

@@ -215,13 +215,12 @@ class Group {
     cudaStream_t stream = ranks[rank].stream;
     char* own = ranks[rank].region;
     const u32* count = (const u32*)(own + layout.entered + rank * LINE);
-    u32 beyond = 0;
     for (u64 peer = 0; peer < size(); peer++) {
       char* region = ranks[peer].region;
       use(ranks[rank].gpu);
       check(cudaMemcpyAsync(region + layout.buffer + rank * bytes, tensor, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
       u32* word = (u32*)(region + layout.signals + rank * LINE);
-      void* arguments[] = {&word, &count, &beyond};
+      void* arguments[] = {&word, &count};
       enqueue_signals(rank, (const void*)kernels::raise_signal, 1, arguments);
     }
     wait_signals(rank, layout.signals, (1u << size()) - 1, timeout);
@@ -234,8 +233,7 @@ class Group {
     char *own = ranks[rank].region, *words = own + row;
     const u32* count = (const u32*)(own + layout.entered + rank * LINE);
     u64 distance = LINE;
-    u32 beyond = 0;
-    void* arguments[] = {&words, &distance, &others, &count, &beyond, &ranks[rank].status, &timeout};
+    void* arguments[] = {&words, &distance, &others, &count, &ranks[rank].status, &timeout};
     enqueue_signals(rank, (const void*)kernels::wait_signals, kernels::MAX_RANKS, arguments);
   }
 

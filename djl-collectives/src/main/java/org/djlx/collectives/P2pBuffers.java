@@ -23,9 +23,10 @@ import org.djlx.nativeops.Torch;
  *
  * <p>A signal word belongs to a channel, the rank it lies on, and the rank that raises it. Words
  * only grow: they are epoch counters, never reset, compared modulo 2³². What a rank wrote before it
- * raised a word is visible to the rank that saw the word raised. On GPUs it is the current stream
- * that raises words and waits for them: methods return when that is enqueued, and a wait in vain
- * fails the operation, not the method.
+ * raised a word is visible to the rank that saw the word raised. An operation uses epochs, signals,
+ * puts or barriers on all ranks or on none, as each rank counts those that do. On GPUs it is the
+ * current stream that raises words and waits for them: methods return when that is enqueued, and a
+ * wait in vain fails the operation, not the method.
  *
  * <p>The buffers are shared by all that is built on the group, so they are to be used within {@link
  * ProcessGroup#execute} only, whose operations run one after the other, and in one way: an
@@ -290,7 +291,9 @@ public abstract class P2pBuffers {
      *
      * @param rank the rank that waits for it
      * @param channel the channel
-     * @param epoch the word's new value
+     * @param epoch the word's new value: the operation's {@linkplain #epoch epoch}
+     * @throws IllegalArgumentException if there is no such rank or channel; on GPUs also for
+     *     another value, as the next operations raise their words to what is beyond
      */
     public abstract void putSignal(int rank, int channel, int epoch);
 
@@ -300,7 +303,8 @@ public abstract class P2pBuffers {
      * @param operation the operation under way, for its timeout and for messages
      * @param rank the rank that raises it
      * @param channel the channel
-     * @param epoch the value to wait for
+     * @param epoch the value to wait for, likewise
+     * @throws IllegalArgumentException likewise
      * @throws CollectiveException if the rank is gone or does not raise it in time; on GPUs, the
      *     operation's work fails with it instead
      */

@@ -28,10 +28,10 @@ extern "C" __global__ void enter(const __grid_constant__ Entered entered) {
   if (peer < entered.ranks && peer != entered.rank) raise((u32*)(entered.words[peer] + entered.rank * entered.distance), epoch);
 }
 
-// Raises a word of a rank to this rank's epoch, or so many beyond: what was before on the stream is visible to who sees it.
-extern "C" __global__ void raise_signal(u32* word, const u32* count, u32 beyond) {
+// Raises a word of a rank to this rank's epoch: what was before on the stream is visible to who sees it.
+extern "C" __global__ void raise_signal(u32* word, const u32* count) {
   __threadfence_system();
-  raise(word, *count + beyond);
+  raise(word, *count);
 }
 
 const u64 HELD = 10000000000ull;  // ns
@@ -40,11 +40,11 @@ const u64 HELD = 10000000000ull;  // ns
 // overwrite what a rank still reads: not before the host has told the other ranks that the group is broken, and says stop.
 // words:   of this rank, one for each rank that raises it, `distance` bytes apart
 // ranks:   a bit for each rank to wait for
-extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ranks, const u32* count, u32 beyond, Status* status,
+extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ranks, const u32* count, Status* status,
                                         u64 timeout) {
   u32 peer = threadIdx.x;
   if (!(ranks >> peer & 1)) return;
-  if (wait((const u32*)(words + peer * distance), *count + beyond, status, timeout, peer)) return;
+  if (wait((const u32*)(words + peer * distance), *count, status, timeout, peer)) return;
   u64 begin = now();
   while (status->stop == 0 && now() - begin < HELD) __nanosleep(1000);
 }

@@ -5,6 +5,7 @@
 package org.djlx.samples.llama;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.inference.Predictor;
@@ -141,6 +142,12 @@ class DjlServingScriptTest {
         expected.addAll(names);
         String output = run(0, home);
         assertTrue(output.contains("left out, as it is no jar: " + folder), output);
+        assertEquals(expected.stream().sorted().toList(), deps());
+        classPath = ""; // They are there.
+        run(0, home);
+        assertEquals(expected.stream().sorted().toList(), deps());
+        classPath = home.resolve("deps") + "/*::" + folder + "/*";
+        assertFalse(run(0, home).contains("left out"));
         assertEquals(expected.stream().sorted().toList(), deps());
     }
 

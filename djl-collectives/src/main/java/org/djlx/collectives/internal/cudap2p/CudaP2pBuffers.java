@@ -38,7 +38,7 @@ import org.djlx.nativeops.Torch;
  */
 final class CudaP2pBuffers extends P2pBuffers {
 
-    // What operations raise their signals to, beyond those that the device has counted before.
+    // What operations raise their signals to, beyond what the device has counted before.
     private static final int EPOCH = 1;
 
     private final P2pRegion region;
@@ -55,6 +55,8 @@ final class CudaP2pBuffers extends P2pBuffers {
     private CudaStream running; // its current stream
     private boolean captured; // whether it goes into a graph
     private boolean entered;
+    private boolean entryMarked; // by the event
+    private boolean besideUsed; // the operation has asked for the side stream
     private boolean reached; // the current stream has waited for all others to enter
     private boolean reachedBeside; // the side stream has
     private volatile boolean destroyed;
@@ -139,6 +141,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         Required.argument("sideStream: operation", operation);
         enter();
+        besideUsed = true;
         return beside.on(side, operation, false);
     }
 
@@ -173,11 +176,18 @@ final class CudaP2pBuffers extends P2pBuffers {
     /** Lets the side stream follow on the entry into the operation under way. */
     void orderSideStream() {
         if (underWay != null) {
+            markEntry();
+            side.waitEvent(entry);
+        }
+    }
+
+    private void markEntry() {
+        if (underWay != null && !entryMarked) {
+            entryMarked = true;
             if (entry == null) {
                 entry = CudaEvent.create(side.device());
             }
             entry.record(running);
-            side.waitEvent(entry);
         }
     }
 
@@ -218,6 +228,8 @@ final class CudaP2pBuffers extends P2pBuffers {
         running = stream;
         this.captured = captured;
         entered = false;
+        entryMarked = false;
+        besideUsed = false;
         reached = false;
         reachedBeside = false;
         try {
@@ -262,29 +274,45 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         checkRank(peer);
         checkChannel(channel);
+        checkEpoch(value);
         enter();
-        signals.raise(stream, peer, channel, value - EPOCH);
+        signals.raise(stream, peer, channel);
     }
 
     /** Lets a stream wait for a rank's signal. */
     void waitSignal(CudaStream stream, Operation operation, int peer, int channel, int value) {
         requireUsable();
         checkRank(peer);
-        checkChannel(channel);
         await(stream, operation, channel, 1 << peer, value);
     }
 
     /** Lets a stream wait for the signals of all other ranks. */
     void waitSignals(CudaStream stream, Operation operation, int channel, int value) {
         requireUsable();
-        checkChannel(channel);
         await(stream, operation, channel, (1 << region.ranks()) - 1 & ~(1 << rank), value);
     }
 
     private void await(CudaStream stream, Operation operation, int channel, int peers, int value) {
+        checkChannel(channel);
+        checkEpoch(value);
         if (peers != 0) {
             enter();
-            signals.await(stream, channel, peers, value - EPOCH, operation.timeout());
+            if (stream != side && besideUsed && !beside.isOrdered()) {
+                markEntry(); // Others may wait for what the side stream is yet to do.
+            }
+            signals.await(stream, channel, peers, operation.timeout());
+        }
+    }
+
+    /** What is beyond is what the next operations raise their signals to. */
+    private static void checkEpoch(int value) {
+        if (value != EPOCH) {
+            throw new IllegalArgumentException(
+                    "signals are raised to the operation's epoch, "
+                            + EPOCH
+                            + ", and not to "
+                            + value
+                            + "; use a channel for each");
         }
     }
 

@@ -55,6 +55,11 @@ final class CudaP2pStream implements P2pStream {
         }
     }
 
+    /** Whether what follows is behind the entry into the operation. */
+    boolean isOrdered() {
+        return ordered;
+    }
+
     private void order() {
         if (!ordered) {
             ordered = true;

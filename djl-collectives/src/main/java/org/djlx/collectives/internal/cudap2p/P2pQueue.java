@@ -5,8 +5,10 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import ai.djl.ndarray.NDArray;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Optional;
+import java.util.Set;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
@@ -24,6 +26,7 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CurrentStreams;
+import org.slf4j.LoggerFactory;
 
 /**
  * Runs operations on the callers' current streams, in their turn among those of the group's own
@@ -39,12 +42,22 @@ final class P2pQueue implements NcclBackend.Companion {
     // Reads files for each rank, at leisure.
     private static final long LOOK_NANOS = 100_000_000;
 
+    private static final Set<P2pQueue> OPEN = new HashSet<>(); // guarded by itself
+
+    static {
+        try {
+            Runtime.getRuntime().addShutdownHook(new Thread(P2pQueue::exit, "cuda_p2p-exit"));
+        } catch (IllegalStateException e) {
+            LoggerFactory.getLogger(P2pQueue.class).debug("the JVM is about to end", e);
+        }
+    }
+
     private final GroupContext context;
     private final CudaDevice device;
     private final boolean blockingWait;
     private final boolean verify;
     private final HostSync hosts;
-    private final WaitStatus waits;
+    private final WaitStatus waits; // closed after this
     private final NcclBackend nccl; // has the group's stream, and watches over all operations
     private final EventPool events;
     private final CurrentStreams currentStreams;
@@ -88,6 +101,9 @@ final class P2pQueue implements NcclBackend.Companion {
         this.currentStreams = currentStreams;
         events = new EventPool(device);
         before = CudaEvent.create(device);
+        synchronized (OPEN) {
+            OPEN.add(this);
+        }
     }
 
     /** Enqueues an operation. */
@@ -269,18 +285,17 @@ final class P2pQueue implements NcclBackend.Companion {
         return new CapturedWork(result);
     }
 
+    /**
+     * Also if nobody was missing in it, what an operation has read may be wrong: a rank that has
+     * waited in vain goes on when it has told, and may overwrite that. So an operation that was
+     * right fails, too, if that is known before this host has seen its end.
+     */
     @Override
     public CollectiveException failureOf(Operation operation) {
-        return waits.failure(operation);
-    }
-
-    /**
-     * Why what an operation has read may be wrong, though nobody was missing in it; or null. A rank
-     * that has waited in vain in the operation behind it goes on when it has told, and may
-     * overwrite that. So an operation that was right fails, too, if that is known before this host
-     * has seen its end.
-     */
-    CollectiveException failureBehind() {
+        CollectiveException failure = waits.failure(operation);
+        if (failure != null) {
+            return failure;
+        }
         String failed = hosts.failedRank();
         return failed == null ? null : GroupErrors.brokenBy(failed);
     }
@@ -324,6 +339,26 @@ final class P2pQueue implements NcclBackend.Companion {
         hosts.end();
     }
 
+    private static void exit() {
+        synchronized (OPEN) {
+            OPEN.forEach(P2pQueue::release);
+        }
+    }
+
+    /**
+     * When the process exits, the driver waits for kernels that run: none must wait. What is behind
+     * them may then overwrite what other ranks read, which know of it first.
+     */
+    private void release() {
+        try {
+            if (!nccl.watchdog().isDone()) {
+                hosts.fail("its process exits within operations");
+            }
+        } finally {
+            waits.stop();
+        }
+    }
+
     /** Tells the other ranks that this one calls nothing more. */
     void endCalls() {
         hosts.endCalls(called);
@@ -331,6 +366,9 @@ final class P2pQueue implements NcclBackend.Companion {
 
     /** Frees everything, when nothing is enqueued any more. */
     void close() {
+        synchronized (OPEN) {
+            OPEN.remove(this);
+        }
         device.synchronize();
         events.close();
         currentStreams.close();

@@ -101,7 +101,7 @@ final class SignalKernels implements AutoCloseable {
      * @param timeout how long to wait
      */
     void awaitEntered(CudaStream stream, Duration timeout) {
-        await(stream, RegionLayout.ENTERED, others, count(RegionLayout.ENTERED), 0, timeout);
+        await(stream, RegionLayout.ENTERED, others, count(RegionLayout.ENTERED), timeout);
     }
 
     /**
@@ -112,7 +112,7 @@ final class SignalKernels implements AutoCloseable {
      */
     void meet(CudaStream stream, Duration timeout) {
         enter.launch(stream, A_THREAD_EACH, arguments.clear().add(met));
-        await(stream, RegionLayout.MET, others, count(RegionLayout.MET), 0, timeout);
+        await(stream, RegionLayout.MET, others, count(RegionLayout.MET), timeout);
     }
 
     /**
@@ -121,11 +121,10 @@ final class SignalKernels implements AutoCloseable {
      * @param stream where
      * @param peer the rank
      * @param channel the channel
-     * @param beyond to how many beyond this rank's epoch
      */
-    void raise(CudaStream stream, int peer, int channel, int beyond) {
+    void raise(CudaStream stream, int peer, int channel) {
         long word = address(peer, channel, rank);
-        arguments.clear().add(word).add(count(RegionLayout.ENTERED)).add(beyond);
+        arguments.clear().add(word).add(count(RegionLayout.ENTERED));
         raise.launch(stream, ONE_THREAD, arguments);
     }
 
@@ -135,15 +134,13 @@ final class SignalKernels implements AutoCloseable {
      * @param stream where
      * @param channel their channel
      * @param ranks a bit for each rank to wait for
-     * @param beyond to how many beyond this rank's epoch they raise them
      * @param timeout how long to wait
      */
-    void await(CudaStream stream, int channel, int ranks, int beyond, Duration timeout) {
-        await(stream, channel, ranks, count(RegionLayout.ENTERED), beyond, timeout);
+    void await(CudaStream stream, int channel, int ranks, Duration timeout) {
+        await(stream, channel, ranks, count(RegionLayout.ENTERED), timeout);
     }
 
-    private void await(
-            CudaStream stream, int row, int ranks, long count, int beyond, Duration timeout) {
+    private void await(CudaStream stream, int row, int ranks, long count, Duration timeout) {
         if (ranks == 0) {
             return;
         }
@@ -153,7 +150,6 @@ final class SignalKernels implements AutoCloseable {
                 .add(RegionLayout.LINE)
                 .add(ranks)
                 .add(count)
-                .add(beyond)
                 .add(status.address())
                 .add(timeout.toNanos());
         await.launch(stream, A_THREAD_EACH, arguments);

@@ -65,7 +65,6 @@ final class StreamWork extends GpuWork {
 
     @Override
     protected CollectiveException failureAtEnd() {
-        CollectiveException failure = queue.failureOf(operation());
-        return failure == null ? queue.failureBehind() : failure;
+        return queue.failureOf(operation());
     }
 }

@@ -5,8 +5,6 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import java.util.List;
-import java.util.Set;
-import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
@@ -14,7 +12,6 @@ import org.djlx.nativeops.AtomicBuffer;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaMemory;
 import org.djlx.nativeops.NativeMemory;
-import org.slf4j.LoggerFactory;
 
 /**
  * The word by which the host ends what kernels of one rank wait for, and the one by which they tell
@@ -25,17 +22,6 @@ final class WaitStatus implements AutoCloseable {
     private static final int STOP = 0;
     private static final int MISSING = 4;
     private static final int BYTES = 64;
-    private static final Set<WaitStatus> OPEN = ConcurrentHashMap.newKeySet();
-
-    static {
-        // When the process exits, the driver waits for kernels that run: for none that waits.
-        Thread hook = new Thread(() -> OPEN.forEach(WaitStatus::stop), "cuda_p2p-exit");
-        try {
-            Runtime.getRuntime().addShutdownHook(hook);
-        } catch (IllegalStateException e) {
-            LoggerFactory.getLogger(WaitStatus.class).debug("the JVM is about to end", e);
-        }
-    }
 
     private final int rank;
     private final NativeMemory memory;
@@ -48,7 +34,6 @@ final class WaitStatus implements AutoCloseable {
         words = new AtomicBuffer(memory, 0, BYTES);
         words.putIntVolatile(STOP, 0);
         words.putIntVolatile(MISSING, 0);
-        OPEN.add(this);
     }
 
     /** Where kernels find it. */
@@ -80,7 +65,6 @@ final class WaitStatus implements AutoCloseable {
     @Override
     public synchronized void close() {
         closed = true;
-        OPEN.remove(this);
         memory.close();
     }
 }

@@ -162,6 +162,11 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     @Override
+    public final boolean isDone() {
+        return future.isDone();
+    }
+
+    @Override
     public final boolean poll() {
         synchronized (this) {
             if (ended) {

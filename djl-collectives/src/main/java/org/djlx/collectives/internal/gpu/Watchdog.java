@@ -42,6 +42,13 @@ public final class Watchdog implements AutoCloseable {
         boolean poll();
 
         /**
+         * Tells whether the work has been completed, without a look at the GPU and without waiting.
+         *
+         * @return whether it has
+         */
+        boolean isDone();
+
+        /**
          * Tells how much the operation has taken of the time that it may take.
          *
          * @return the time in nanoseconds; 0 while somebody else sees to it
@@ -222,6 +229,16 @@ public final class Watchdog implements AutoCloseable {
      */
     public boolean isIdle() {
         return running().stream().allMatch(this::poll);
+    }
+
+    /**
+     * Tells whether all works are known to have ended, without a call of the driver, which may not
+     * take any.
+     *
+     * @return false if some may be under way
+     */
+    public boolean isDone() {
+        return running().stream().allMatch(Watched::isDone);
     }
 
     /**

@@ -30,6 +30,12 @@ class CudaP2pProcessesTest {
         run(CudaP2pRankMain.class);
     }
 
+    /** What it has enqueued goes on without waiting, which the others must know. */
+    @Test
+    void tellsWhenItExitsWithinOperations() throws InterruptedException {
+        run(CudaP2pRankMain.class, "exit");
+    }
+
     @Test
     void contract() throws InterruptedException {
         P2pRanks.requireNccl();

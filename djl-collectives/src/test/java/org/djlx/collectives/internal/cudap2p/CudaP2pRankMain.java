@@ -4,13 +4,18 @@
  */
 package org.djlx.collectives.internal.cudap2p;
 
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.util.List;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.GpuTopology;
 
 /** One rank of {@link CudaP2pProcessesTest} or {@link CudaP2pMeshTest}. */
@@ -20,7 +25,11 @@ public final class CudaP2pRankMain {
 
     public static void main(String[] args) {
         if (args.length > 0) {
-            mesh();
+            if (args[0].equals("exit")) {
+                exit();
+            } else {
+                mesh();
+            }
             return;
         }
         CudaP2pOptions options = P2pRanks.options().optBufferSize(1 << 20).build();
@@ -30,6 +39,33 @@ public final class CudaP2pRankMain {
             AllReduceCases.check(group, manager);
             System.out.println("passed all");
         }
+    }
+
+    /** Rank 0 exits when it has called what the others have not. */
+    private static void exit() {
+        ProcessGroup group = ProcessGroups.init("cuda_p2p", P2pRanks.options().build());
+        NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+        NDArray tensor = manager.ones(new Shape(1000));
+        NDArray pid = manager.zeros(new Shape(1)); // exact, as it is less than 2^24
+        if (group.rank() == 0) {
+            pid.addi(ProcessHandle.current().pid());
+        }
+        group.allReduce(pid, ReduceOp.SUM).await();
+        long first = (long) pid.getFloat();
+        if (group.rank() == 0) {
+            group.allReduce(tensor, ReduceOp.SUM);
+            System.out.println("passed all");
+            System.exit(0);
+        }
+        ProcessHandle.of(first).ifPresent(process -> process.onExit().join());
+        String message =
+                assertThrows(
+                                CollectiveException.class,
+                                () -> group.allReduce(tensor, ReduceOp.SUM).await())
+                        .getMessage();
+        assertTrue(message.contains("its process exits within operations"), message);
+        group.destroy();
+        System.out.println("passed all");
     }
 
     /** One rank of {@link CudaP2pMeshTest}. */

@@ -1014,6 +1014,56 @@ class CudaP2pThreadsTest {
                 });
     }
 
+    /** A rank's current stream waits first for what the side streams of others send. */
+    @Test
+    void sideStreamsGoOnWhileTheCurrentOnesWait() {
+        OpType exchange = new OpType("test.sides");
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                    int rank = group.rank();
+                    Shape all = new Shape(worldSize);
+                    NDArray value = manager.create(new float[] {1 + rank});
+                    NDArray result = manager.zeros(all);
+                    group.execute(
+                                    exchange,
+                                    NOTHING,
+                                    operation -> {
+                                        int epoch = buffers.epoch(operation);
+                                        long half = epoch % 2 * buffers.bufferSize() / 2;
+                                        try (P2pStream side = buffers.sideStream(operation);
+                                                P2pStream current =
+                                                        buffers.currentStream(operation)) {
+                                            current.waitSignals(0, epoch);
+                                            for (int peer = 0; peer < worldSize; peer++) {
+                                                side.put(
+                                                        peer,
+                                                        half + (long) rank * Float.BYTES,
+                                                        Torch.dataPointer(value),
+                                                        Float.BYTES);
+                                                side.signal(peer, 0, epoch);
+                                            }
+                                            current.waitEvent(side.record());
+                                        }
+                                        Torch.copy(
+                                                result,
+                                                buffers.p2pBuffer(
+                                                        manager,
+                                                        rank,
+                                                        all,
+                                                        ScalarType.FLOAT32,
+                                                        half));
+                                    })
+                            .await();
+                    double[] got = TestArrays.values(result);
+                    for (int i = 0; i < worldSize; i++) {
+                        assertEquals(1 + i, got[i]);
+                    }
+                    assertThrows(IllegalArgumentException.class, () -> buffers.putSignal(0, 0, 2));
+                });
+    }
+
     private void send(
             P2pBuffers buffers, Operation operation, int rank, NDArray[] values, long half) {
         int epoch = buffers.epoch(operation);

@@ -138,6 +138,11 @@ class WatchdogTest {
         }
 
         @Override
+        public boolean isDone() {
+            return completed.getCount() == 0;
+        }
+
+        @Override
         public long elapsedNanos() {
             return late ? Long.MAX_VALUE : System.nanoTime() - start;
         }
