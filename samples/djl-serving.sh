@@ -9,14 +9,17 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 source "$root/ci/setup.sh"
 
 (($# == 1 || $# == 2)) || die "usage: samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]"
-home=$1
+[[ -d $1 ]] || die "$1 is no directory"
+home=$(cd "$1" && pwd -P)
 model=${2:-}
-[[ -d $home ]] || die "$home is no directory"
-[[ -z $model || -f $model/config.json ]] || die "$model is no model: it has no config.json"
+if [[ -n $model ]]; then
+  [[ -f $model/config.json ]] || die "$model is no model: it has no config.json"
+  model=$(cd "$model" && pwd) # with a name, also if it is .
+fi
 
 "$root/samples/run.sh" help >/dev/null # builds, if a source has changed
 
-mkdir -p "$home/deps"
+mkdir -p "$home/deps" "$home/models"
 cp "$root"/{native-ops,djl-collectives,fused-ops}/target/*-SNAPSHOT.jar "$home/deps/"
 # As java does, an element that ends in /* names the jars of a folder.
 IFS=: read -ra elements <<<"${CLASSPATH:-}" || true
@@ -25,7 +28,9 @@ for element in ${elements[@]+"${elements[@]}"}; do
   jars=("$element")
   [[ $element != */\* ]] || jars=("${element%\*}"*.jar)
   for jar in "${jars[@]}"; do
-    if [[ $jar != *.jar || ! -f $jar ]]; then
+    if [[ ! -e $jar ]]; then
+      die "CLASSPATH names $jar, which does not exist"
+    elif [[ $jar != *.jar || ! -f $jar ]]; then
       say "left out, as it is no jar: $jar"
     elif [[ ! $jar -ef $home/deps/${jar##*/} ]]; then
       cp -- "$jar" "$home/deps/"
@@ -43,7 +48,6 @@ for jar in "${jars[@]}"; do
   esac
 done
 if [[ -n $model ]]; then
-  mkdir -p "$home/models"
   cp -rL "$model" "$home/models/"
 fi
 say "$home is ready: start DJL Serving with MODEL_SERVER_HOME=$home and -s $home/models"

@@ -174,8 +174,9 @@ public final class GenerateCommand implements Callable<Integer> {
                         : String.format(", then %.1f tokens/s", (tokens - 1) * 1e9 / otherNanos);
         boolean stopped = generation.finishReason().orElseThrow() != FinishReason.LENGTH;
         return String.format(
-                "%d tokens after a prompt of %d%s: the first in %.0f ms%s",
+                "%d %s after a prompt of %d%s: the first in %.0f ms%s",
                 tokens,
+                tokens == 1 ? "token" : "tokens",
                 generation.promptTokens(),
                 stopped ? ", to the end of the text" : "",
                 firstNanos / 1e6,

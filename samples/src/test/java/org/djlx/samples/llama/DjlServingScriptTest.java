@@ -143,6 +143,8 @@ class DjlServingScriptTest {
         String output = run(0, home);
         assertTrue(output.contains("left out, as it is no jar: " + folder), output);
         assertEquals(expected.stream().sorted().toList(), deps());
+        classPath = folder.resolve("none.jar").toString();
+        assertTrue(run(1, home).contains("none.jar, which does not exist"));
         classPath = ""; // They are there.
         run(0, home);
         assertEquals(expected.stream().sorted().toList(), deps());

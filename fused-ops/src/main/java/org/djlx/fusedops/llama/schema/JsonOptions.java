@@ -56,6 +56,10 @@ final class JsonOptions {
         } catch (CharacterCodingException e) {
             throw ApiException.badRequest(null, "the request is not UTF-8");
         }
+        if (text.isBlank()) { // As DJL Serving hands on what is not said to be JSON.
+            throw ApiException.badRequest(
+                    null, "the request is empty; send JSON, as Content-Type: application/json");
+        }
         JsonElement json;
         try (JsonReader reader = new JsonReader(new StringReader(text))) {
             reader.setStrictness(Strictness.STRICT);

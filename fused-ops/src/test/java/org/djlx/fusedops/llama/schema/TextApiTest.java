@@ -216,7 +216,7 @@ class TextApiTest {
     static Stream<Bad> badRequests() {
         String message = "{'role':'user','content':'x'}";
         return Stream.of(
-                new Bad("", 400, "not JSON"),
+                new Bad("", 400, "send JSON"),
                 new Bad("{", 400, "not JSON"),
                 new Bad("[]", 400, "no JSON object"),
                 new Bad("7", 400, "no JSON object"),
