@@ -154,10 +154,13 @@ final class Replica implements AutoCloseable {
      */
     void takeWritten() {
         for (Own own : parameters) {
-            long version = Torch.version(own.original);
-            boolean written = taken.put(own.original, version) != version;
-            if (written && own.array != own.original && !own.isStatistic()) {
-                NoGradient.run(() -> Torch.copy(own.array, own.original));
+            NDArray original = own.original;
+            if (own.array == original || own.isStatistic() || original.isReleased()) {
+                continue;
+            }
+            long version = Torch.version(original);
+            if (taken.put(original, version) != version) {
+                NoGradient.run(() -> Torch.copy(own.array, original));
             }
         }
     }
