@@ -133,10 +133,8 @@ struct Shared {
 
 __device__ __forceinline__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
 
-__device__ __forceinline__ bool gave_up(const Shared& shared) { return *(const volatile int*)&shared.gave_up; }
-
 __device__ __forceinline__ void await_rank(const Launch& launch, Shared& shared, const char* word, u32 peer) {
-  if (gave_up(shared)) return;
+  if (*(volatile int*)&shared.gave_up) return;
   if (!wait((const u32*)word, shared.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.gave_up = 1;
   fence_async();
 }

@@ -58,20 +58,15 @@ public final class Batch {
         return CURRENT.get();
     }
 
-    /** Tells whether this thread is issuing the operations of a batch. */
-    public static boolean isOpen() {
-        return current() != null;
-    }
-
-    /** Throws if this thread is, for an operation that is to be waited for at once. */
+    /** Throws if this thread issues a batch, for an operation that is to be waited for at once. */
     public static void requireNone(Operation operation) {
-        if (isOpen()) {
+        if (current() != null) {
             throw new IllegalStateException(
                     operation + " cannot be waited for within a batch: call it with asyncOp=true");
         }
     }
 
-    /** Tells whether any thread is, or has yet to start them. */
+    /** Tells whether any thread issues a batch, or has yet to start its operations. */
     public static boolean isAnyOpen() {
         return OPEN.get() > 0;
     }
