@@ -379,13 +379,13 @@ class GpuBenchTest {
         CallTimes measured = times(1, 2, 3, 4, 5, 6);
         CallTimes torch = new CallTimes(9.0, 1.0, null, null, null, null, null);
         assertEquals(
-                new CallTimes(9.0, 2.0, null, 3.0, 4.0, 5.0, 6.0),
+                new CallTimes(9.0, 2.0, 1.0, 3.0, 4.0, 5.0, 6.0),
                 CallTimes.slowest(torch, measured));
     }
 
     private static CallTimes times(
             double gpu, double host, double first, double sum, double driver, double other) {
-        return new CallTimes(gpu, host, null, first, sum, driver, other);
+        return new CallTimes(gpu, host, host / 2, first, sum, driver, other);
     }
 
     private static GpuBenchRow row(double error, CallTimes ours) {
@@ -420,6 +420,7 @@ class GpuBenchTest {
                 Set.of(
                         "gpuMicros",
                         "hostMicros",
+                        "aloneHostMicros",
                         "firstHostMicros",
                         "firstHostMicrosSum",
                         "driverCalls",

@@ -980,14 +980,7 @@ class CudaP2pThreadsTest {
                                                         1 + i / worldSize,
                                                         epoch);
                                             }
-                                            Torch.copy(
-                                                    result,
-                                                    buffers.p2pBuffer(
-                                                            manager,
-                                                            rank,
-                                                            all,
-                                                            ScalarType.FLOAT32,
-                                                            half));
+                                            takeSent(buffers, result, half);
                                         })
                                 .await();
                         double[] got = TestArrays.values(result);
@@ -1046,14 +1039,7 @@ class CudaP2pThreadsTest {
                                             }
                                             current.waitEvent(side.record());
                                         }
-                                        Torch.copy(
-                                                result,
-                                                buffers.p2pBuffer(
-                                                        manager,
-                                                        rank,
-                                                        all,
-                                                        ScalarType.FLOAT32,
-                                                        half));
+                                        takeSent(buffers, result, half);
                                     })
                             .await();
                     double[] got = TestArrays.values(result);
@@ -1062,6 +1048,15 @@ class CudaP2pThreadsTest {
                     }
                     assertThrows(IllegalArgumentException.class, () -> buffers.putSignal(0, 0, 2));
                 });
+    }
+
+    /** Copies what lies in this rank's buffer. */
+    private static void takeSent(P2pBuffers buffers, NDArray result, long offset) {
+        NDManager manager = result.getManager();
+        Shape shape = result.getShape();
+        Torch.copy(
+                result,
+                buffers.p2pBuffer(manager, buffers.rank(), shape, ScalarType.FLOAT32, offset));
     }
 
     private void send(

@@ -191,12 +191,14 @@ class WatchdogTest {
         FakeWork one = work(first);
         FakeWork two = work(second);
         assertFalse(watchdog.isIdle());
+        assertFalse(watchdog.isDone());
         two.done = true;
         two.completed.await();
         assertEquals(1, one.completed.getCount());
         one.done = true;
         one.completed.await();
         assertTrue(watchdog.isIdle());
+        assertTrue(watchdog.isDone());
         assertNull(one.failure);
         // It has slept and goes on.
         Thread.sleep(20);
