@@ -7,6 +7,7 @@ package org.djlx.fusedops.torch;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
+import ai.djl.Device;
 import ai.djl.MalformedModelException;
 import ai.djl.Model;
 import ai.djl.inference.Predictor;
@@ -27,6 +28,7 @@ import java.util.Random;
 import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankWorker;
+import org.djlx.collectives.TestArrays;
 
 /**
  * The models that {@code src/test/peer/TorchScriptPeer.java} wrote, what they compute in float64,
@@ -103,11 +105,14 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
                 group, () -> model.getBlock().forward(parameters, inputs(method, arguments), true));
     }
 
-    /** The arguments of a method other than {@code forward}, as DJL takes them. */
+    /**
+     * The arguments of a method other than {@code forward}, as DJL takes them. What names it is on
+     * the CPU: see {@link TestArrays#awaited} on copies to GPUs that ranks share.
+     */
     static NDList inputs(String method, NDArray... arguments) {
         NDList inputs = new NDList(arguments);
         if (!method.equals("forward")) {
-            NDArray name = arguments[0].getManager().create(0);
+            NDArray name = arguments[0].getManager().newSubManager(Device.cpu()).create(0);
             name.setName("module_method:" + method);
             inputs.add(name);
         }
@@ -192,6 +197,6 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
     }
 
     static void check(double[] expected, NDArray actual) {
-        assertArrayEquals(expected, doubles(actual.toFloatArray()), 1e-4);
+        assertArrayEquals(expected, doubles(TestArrays.awaited(actual).toFloatArray()), 1e-4);
     }
 }

@@ -90,15 +90,23 @@ class TorchScriptGpuTest {
     @Test
     void reducesByOperators() throws Exception {
         double[] expected = {3, 1.5, 2, 1, 2}; // of 1 and 2, by c10d's numbers
+        // All but the sum and the mean go to NCCL, which needs a GPU for each rank.
+        int operators = P2pRanks.isShared() ? 2 : expected.length;
         run(
                 (model, manager) -> {
-                    for (int op = 0; op < expected.length; op++) {
+                    for (int op = 0; op < operators; op++) {
                         NDArray x = manager.ones(new Shape(6));
                         double[] all = new double[6];
                         Arrays.fill(all, expected[op]);
-                        ScriptedMlp.check(all, model.call("reduce", x, manager.create(op)).head());
+                        NDArray number = onCpu(manager, op);
+                        ScriptedMlp.check(all, model.call("reduce", x, number).head());
                     }
                 });
+    }
+
+    /** A number that the model reads: on a GPU it would wait for the rank's stream. */
+    private static NDArray onCpu(NDManager manager, int number) {
+        return manager.newSubManager(Device.cpu()).create(number);
     }
 
     @Test
@@ -121,7 +129,7 @@ class TorchScriptGpuTest {
     void manyCallsKeepNothing() throws Exception {
         run(
                 (model, manager) -> {
-                    NDArray op = manager.create(0);
+                    NDArray op = onCpu(manager, 0);
                     for (int i = 0; i < 10_000; i++) { // 160 GiB, if the results stayed
                         try (NDManager own = manager.newSubManager()) {
                             NDArray x = own.zeros(new Shape(4 << 20), DataType.FLOAT32);
