@@ -20,8 +20,8 @@ import org.djlx.fusedops.internal.Schedule;
  */
 final class GroupPlans implements AutoCloseable {
 
-    /** How many plans are kept; a layer of a model needs a few. */
-    static final int MAX_PLANS = 128;
+    /** How many plans are kept; a layer of a model needs a few for each number of rows. */
+    static final int MAX_PLANS = 256;
 
     private final Device device;
     private final int worldSize;

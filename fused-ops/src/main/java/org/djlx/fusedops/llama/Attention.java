@@ -81,7 +81,7 @@ final class Attention {
     /**
      * What is the same in all layers of a forward pass.
      *
-     * @param tokens how many new ones there are
+     * @param tokens how many new ones there are, with those that fill a prompt up
      * @param prompt what kernels are told of them; null if there are none
      * @param cosines of the new tokens' positions; null if there are kernels, as are sines and rows
      * @param rows where in the cache they go
@@ -117,9 +117,9 @@ final class Attention {
 
     /** Makes that of a prompt's tokens, whose keys and values kernels write. */
     Step step(NDManager manager, LlamaBatch.Chunk chunk, LlamaGpu.Prompt prompt) {
-        int tokens = chunk.tokens().length;
-        return new Step(
-                tokens, prompt, null, null, null, null, List.of(several(manager, 0, chunk)));
+        int tokens = prompt.rows();
+        List<Span> several = List.of(several(manager, 0, tokens, chunk));
+        return new Step(tokens, prompt, null, null, null, null, several);
     }
 
     /** Makes that of a batch where there are no kernels. */
@@ -137,8 +137,9 @@ final class Attention {
         List<Span> several = new ArrayList<>();
         int first = singles;
         for (LlamaBatch.Chunk chunk : batch.chunks().subList(singles, batch.chunks().size())) {
-            several.add(several(manager, first, chunk));
-            first += chunk.tokens().length;
+            int tokens = chunk.tokens().length;
+            several.add(several(manager, first, tokens, chunk));
+            first += tokens;
         }
         NDIndex index = new NDIndex("{}", manager.create(positions));
         return new Step(
@@ -168,8 +169,12 @@ final class Attention {
         return new Span(0, 1, chunks.size(), manager.create(rows), manager.create(mask, shape));
     }
 
-    private static Span several(NDManager manager, int first, LlamaBatch.Chunk chunk) {
-        int tokens = chunk.tokens().length;
+    /**
+     * One with several tokens.
+     *
+     * @param tokens how many, with those that fill it up; they come last, so that none sees them
+     */
+    private static Span several(NDManager manager, int first, int tokens, LlamaBatch.Chunk chunk) {
         if (chunk.start() == 0) {
             return new Span(first, tokens, 1, null, null);
         }
@@ -178,7 +183,7 @@ final class Attention {
         for (int i = 0; i < length; i++) {
             rows[i] = chunk.rows()[i];
         }
-        NDArray own = manager.arange(chunk.start(), length).reshape(tokens, 1);
+        NDArray own = manager.arange(chunk.start(), chunk.start() + tokens).reshape(tokens, 1);
         NDArray hidden = manager.arange(length).gt(own);
         NDArray mask =
                 NDArrays.where(
@@ -196,12 +201,20 @@ final class Attention {
      * @return of shape (tokens, heads of queries × head size)
      */
     NDArray apply(NDManager manager, int layer, NDArray qkv, Step step) {
+        long all = queryHeads + 2L * keyHeads;
         if (step.prompt != null) {
             gpu.rotate(layer, qkv, cache, this, step.prompt);
+            if (step.several.get(0).rows == null) {
+                NDList parts =
+                        qkv.reshape(1, step.tokens, all, config.headSize())
+                                .transpose(0, 2, 1, 3)
+                                .split(new long[] {queryHeads, queryHeads + keyHeads}, 1);
+                return attendToThemselves(parts.get(0), parts.get(1), parts.get(2));
+            }
         }
         NDArray heads =
                 qkv.get(new NDIndex().addSliceDim(0, step.tokens))
-                        .reshape(step.tokens, queryHeads + 2L * keyHeads, config.headSize());
+                        .reshape(step.tokens, all, config.headSize());
         NDArray turned = part(heads, 0, queryHeads + keyHeads);
         NDArray values = part(heads, queryHeads + keyHeads, queryHeads + 2L * keyHeads);
         if (step.prompt == null) {
@@ -216,7 +229,9 @@ final class Attention {
         }
         for (Span span : step.several) {
             if (span.rows == null) {
-                outputs.add(attend(queries, keys, values, span));
+                outputs.add(
+                        attendToThemselves(
+                                front(queries, span), front(keys, span), front(values, span)));
             } else {
                 pieces(span).forEach(each -> outputs.add(attend(manager, layer, queries, each)));
             }
@@ -244,12 +259,11 @@ final class Attention {
         return pieces;
     }
 
-    /** Lets the beginning of a sequence attend to itself. */
-    private NDArray attend(NDArray queries, NDArray keys, NDArray values, Span span) {
-        NDArray output =
-                Torch.attention(front(queries, span), front(keys, span), front(values, span), true);
-        return output.transpose(0, 2, 1, 3)
-                .reshape(span.tokens, (long) queryHeads * config.headSize());
+    /** Lets the first tokens of a sequence attend to themselves; (1, heads, tokens, head size). */
+    private NDArray attendToThemselves(NDArray queries, NDArray keys, NDArray values) {
+        return Torch.attention(queries, keys, values, true)
+                .transpose(0, 2, 1, 3)
+                .reshape(queries.getShape().get(2), (long) queryHeads * config.headSize());
     }
 
     /** Returns what a span has of heads, of shape (1, heads, tokens, head size). */

@@ -161,7 +161,7 @@ final class LlamaModel implements AutoCloseable {
         boolean divided = isDivided(count);
         int last = config.layers() - 1;
         try (NDManager step = manager.newSubManager()) {
-            LlamaGpu.Prompt prompt = LlamaGpu.prompt(step, chunk, filledUp(count, divided));
+            LlamaGpu.Prompt prompt = LlamaGpu.prompt(step, chunk, rows(count, group.worldSize()));
             Attention.Step places = attention.step(step, chunk, prompt);
             NDArray tokens = combined(gpu.embed(prompt, weights), divided);
             NDArray norm = gpu.normalized(tokens, weights.layer(0).attentionNorm());
@@ -179,14 +179,23 @@ final class LlamaModel implements AutoCloseable {
         }
     }
 
-    private boolean isDivided(int tokens) {
-        return group.worldSize() > 1 && tokens >= SEQUENCE_TOKENS * group.worldSize();
+    /**
+     * Returns how many rows a prompt is filled up to: there are few such numbers, as what libtorch
+     * and fused operators prepare for each is kept, and cuDNN's attention takes 45 ms for one that
+     * it has not seen. They are a multiple of the ranks, and at most a sixteenth more than the
+     * tokens, or what fills a tile of a product.
+     */
+    static int rows(int tokens, int ranks) {
+        int step = Math.max(64, Integer.highestOneBit(tokens - 1) / 16);
+        return multiple(multiple(tokens, step), ranks);
     }
 
-    /** Returns how many rows tokens take, so that all ranks have as many if they are divided. */
-    private int filledUp(int tokens, boolean divided) {
-        int ranks = group.worldSize();
-        return divided ? (tokens + ranks - 1) / ranks * ranks : tokens;
+    private static int multiple(int number, int of) {
+        return (number + of - 1) / of * of;
+    }
+
+    private boolean isDivided(int tokens) {
+        return group.worldSize() > 1 && tokens >= SEQUENCE_TOKENS * group.worldSize();
     }
 
     /** Runs tokens through the first layers. */
@@ -252,7 +261,7 @@ final class LlamaModel implements AutoCloseable {
     /** Looks tokens up: each rank those it has, and zeros for the others, which are added up. */
     private NDArray embed(NDManager step, LlamaBatch batch, boolean divided) {
         int ranks = group.worldSize();
-        int rows = filledUp(batch.tokens(), divided);
+        int rows = divided ? multiple(batch.tokens(), ranks) : batch.tokens();
         int own = LlamaWeights.tokens(config, ranks);
         int first = own * group.rank();
         long[] ids = new long[rows];

@@ -6,6 +6,7 @@ package org.djlx.fusedops.llama;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDManager;
 import java.io.IOException;
@@ -14,8 +15,10 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.ExecutionException;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
@@ -26,6 +29,7 @@ import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
 import org.djlx.nativeops.ScalarType;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
@@ -71,6 +75,22 @@ class LlamaModelTest {
             return new LlamaBatch.Chunk(
                     Arrays.copyOfRange(tokens, start, done), start, rows, wanted);
         }
+    }
+
+    @Test
+    void fillsPromptsUpToFewNumbersOfRows() {
+        for (int ranks : new int[] {1, 2, 3, 8}) {
+            Set<Integer> all = new HashSet<>();
+            for (int tokens = 1; tokens <= 8192; tokens++) {
+                int rows = LlamaModel.rows(tokens, ranks);
+                int most = Math.max(64, tokens / 16) - 1 + ranks - 1;
+                assertTrue(rows >= tokens && rows - tokens <= most, tokens + ": " + rows);
+                assertEquals(0, rows % ranks);
+                all.add(rows);
+            }
+            assertEquals(4 * 16, all.size());
+        }
+        assertEquals(4096, LlamaModel.rows(4096, 1));
     }
 
     @ParameterizedTest(name = "{0} ranks, {1}, tied {2}")
