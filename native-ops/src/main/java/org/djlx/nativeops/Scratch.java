@@ -16,7 +16,7 @@ import java.util.Arrays;
  * strides. Its content is gone with the next use by the same thread, so it is read at once.
  *
  * <pre>
- *   0        8                    8 + 64                   8 + 2 * 64   (longs)
+ *   0        16                   16 + 64                  16 + 2 * 64   (longs)
  *   | slots  | sizes              | strides                |
  * </pre>
  */
@@ -25,13 +25,14 @@ final class Scratch {
     /** As many dimensions as libtorch's operators take. */
     static final int MAX_DIMENSIONS = 64;
 
-    private static final int SLOTS = 8;
+    /** As many as any operator that is called has arguments. */
+    static final int SLOTS = 16;
 
     private final ByteBuffer buffer =
             ByteBuffer.allocateDirect((SLOTS + 2 * MAX_DIMENSIONS) * Long.BYTES)
                     .order(ByteOrder.nativeOrder());
     private final LongBuffer longs = buffer.asLongBuffer(); // the same
-    private final long[] slots = new long[SLOTS];
+    private final long[] slots = new long[8]; // the first ones, as many as are read at once
     private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
 
     private final HostCopier copier = new HostCopier();
@@ -56,8 +57,8 @@ final class Scratch {
     }
 
     /**
-     * Returns what all slots hold, until the next call: at once, which is much cheaper than one by
-     * one while the JVM has not compiled the caller.
+     * Returns what the first 8 slots hold, until the next call: at once, which is much cheaper than
+     * one by one while the JVM has not compiled the caller.
      */
     long[] slots() {
         longs.get(0, slots);

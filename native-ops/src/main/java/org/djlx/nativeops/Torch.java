@@ -574,6 +574,70 @@ public final class Torch {
     }
 
     /**
+     * Computes causal attention of a sequence's last places to all of it, as PyTorch's {@code
+     * causal_lower_right}: the last query sees all keys, each one before it a key less. By
+     * FlashAttention 2 (Dao, 2023, <a
+     * href="https://arxiv.org/abs/2307.08691">arXiv:2307.08691</a>), with which the scores of all
+     * pairs are never in memory at once. Has no gradient.
+     *
+     * @param query of shape (batch, heads, queries, size) on a GPU of compute capability 8.0 or
+     *     more; float16 or bfloat16, and the size a multiple of 8 up to 256
+     * @param key of shape (batch, heads of keys, keys, size), with as many keys as queries or more.
+     *     Where there are fewer heads than the query has, by a whole factor, so many heads of
+     *     queries share each, one after the other
+     * @param value of the key's shape
+     * @return the result, of the query's shape and type and in its manager
+     * @throws IllegalArgumentException also unless all three are of one type and on one device, and
+     *     if one of them requires a gradient
+     */
+    public static NDArray attentionOfLast(NDArray query, NDArray key, NDArray value) {
+        PtNDArray array = TorchChecks.array(query, "the query");
+        long queries = TorchChecks.tensor(query, "the query");
+        long keys = TorchChecks.tensor(key, "the key");
+        long values = TorchChecks.tensor(value, "the value");
+        Tensors.requireAttention(queries, keys, values);
+        for (NDArray each : new NDArray[] {query, key, value}) {
+            if (NoGradient.isRecorded(each)) {
+                throw new IllegalArgumentException(
+                        "attentionOfLast has no gradient, which the array "
+                                + each.getShape()
+                                + " requires; use Torch.attention, or NoGradient");
+            }
+        }
+        long[] sizes = Tensors.sizes(queries);
+        if (sizes[2] > Tensors.sizes(keys)[2] || sizes[3] % 8 != 0 || sizes[3] > 256) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "attentionOfLast takes as many keys as queries or more, of a size that"
+                                    + " is a multiple of 8 up to 256, not a query of shape %s and"
+                                    + " keys of shape %s",
+                            query.getShape(), key.getShape()));
+        }
+        if (!sharesHeads(queries)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "attentionOfLast takes float16 and bfloat16 on a GPU, not %s on %s",
+                            Tensors.scalarType(queries), query.getDevice()));
+        }
+        try (NDArray q = query.transpose(0, 2, 1, 3);
+                NDArray k = key.transpose(0, 2, 1, 3);
+                NDArray v = value.transpose(0, 2, 1, 3)) {
+            long result =
+                    TorchDispatcher.flashAttention(
+                            "Torch.attentionOfLast",
+                            TorchChecks.tensor(q, "the query"),
+                            TorchChecks.tensor(k, "the key"),
+                            TorchChecks.tensor(v, "the value"),
+                            q.getShape().get(1),
+                            k.getShape().get(1));
+            try (NDArray output =
+                    adopt(result, handle -> new PtNDArray(array.getManager(), handle))) {
+                return output.transpose(0, 2, 1, 3);
+            }
+        }
+    }
+
+    /**
      * Tells whether libtorch's kernels let heads share keys. Where they do not, it would put the
      * scores of all pairs into memory.
      */

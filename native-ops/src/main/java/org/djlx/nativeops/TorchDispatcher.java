@@ -26,6 +26,7 @@ final class TorchDispatcher {
         MINIMUM_OUT("aten::minimum", "out"),
         MUL_("aten::mul_", "Tensor"),
         SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", ""),
+        FLASH_ATTENTION("aten::_flash_attention_forward", ""),
         SET_("aten::set_", ""),
         SILU("aten::silu", ""),
         VERSION("aten::_version", "");
@@ -86,6 +87,36 @@ final class TorchDispatcher {
             scratch.putLong(3 + i, others[i]);
         }
         return result(Operator.SCALED_DOT_PRODUCT_ATTENTION, operation, query, key, value);
+    }
+
+    /**
+     * Calls {@code _flash_attention_forward(Tensor query, Tensor key, Tensor value, Tensor?
+     * cum_seq_q, Tensor? cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal,
+     * bool return_debug_mask, *, float? scale, SymInt? window_size_left, SymInt? window_size_right,
+     * Tensor? seqused_k, Tensor? alibi_slopes) -> (Tensor output, Tensor softmax_logsumexp, Tensor
+     * rng_state, Tensor unused, Tensor debug_attn_mask)}, causal, of sequences of one length,
+     * without dropout, mask and scale.
+     *
+     * <p>{@code _scaled_dot_product_flash_attention} has results of several types, of which
+     * libtorch 2.11 converts each to that of another.
+     *
+     * @return a handle of the output, the caller's to delete
+     */
+    static long flashAttention(
+            String operation, long query, long key, long value, long queries, long keys) {
+        Scratch scratch = Scratch.get();
+        long noDropout = Double.doubleToRawLongBits(0);
+        long[] others = {0, 0, queries, keys, noDropout, 1, 0};
+        for (int i = 3; i < Scratch.SLOTS; i++) {
+            // All that follow are optional.
+            scratch.putLong(i, i - 3 < others.length ? others[i - 3] : 0);
+        }
+        long output = result(Operator.FLASH_ATTENTION, operation, query, key, value);
+        for (int i = 1; i < 5; i++) {
+            AotiTorch.check(
+                    AotiTorch.aoti_torch_delete_tensor_object(scratch.getLong(i)), operation);
+        }
+        return output;
     }
 
     private static long result(Operator operator, String operation, long... tensors) {

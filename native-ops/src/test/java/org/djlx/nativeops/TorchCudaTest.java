@@ -15,6 +15,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import com.sun.jna.ptr.PointerByReference;
+import java.util.Random;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -96,6 +97,63 @@ class TorchCudaTest {
             }
             assertArrayEquals(expected, values(out), type::name);
         }
+    }
+
+    @Test
+    void theLastPlacesAttendToAllBefore() {
+        for (int[] places : new int[][] {{1, 300}, {70, 70}, {70, 300}, {200, 201}}) {
+            for (ScalarType type : new ScalarType[] {ScalarType.FLOAT16, ScalarType.BFLOAT16}) {
+                checkAttentionOfLast(places[0], places[1], type);
+            }
+        }
+    }
+
+    /** Against float64, with 2 heads of queries for each of 3 of keys. */
+    private void checkAttentionOfLast(int queries, int keys, ScalarType type) {
+        int size = 32;
+        NDArray query = random(1, new Shape(2, 6, queries, size), type);
+        NDArray key = random(2, new Shape(2, keys, 3, size), type).transpose(0, 2, 1, 3);
+        NDArray value = random(3, new Shape(2, 3, keys, size), type);
+        NDArray output = Torch.attentionOfLast(query, key, value);
+        assertEquals(query.getShape(), output.getShape());
+        float[] q = values(query);
+        float[] k = values(key);
+        float[] v = values(value);
+        float[] actual = values(output);
+        float[] expected = new float[actual.length];
+        for (int head = 0; head < 2 * 6; head++) {
+            int shared = head / 2 * keys * size; // 2 x 6 heads in order have 2 x 3 of keys
+            for (int i = 0; i < queries; i++) {
+                int row = (head * queries + i) * size;
+                double[] sums = new double[size];
+                double all = 0;
+                for (int j = 0; j <= keys - queries + i; j++) {
+                    double score = 0;
+                    for (int e = 0; e < size; e++) {
+                        score += (double) q[row + e] * k[shared + j * size + e];
+                    }
+                    double share = Math.exp(score / Math.sqrt(size));
+                    all += share;
+                    for (int e = 0; e < size; e++) {
+                        sums[e] += share * v[shared + j * size + e];
+                    }
+                }
+                for (int e = 0; e < size; e++) {
+                    expected[row + e] = (float) (sums[e] / all);
+                }
+            }
+        }
+        float rounding = type == ScalarType.FLOAT16 ? 1f / (1 << 11) : 1f / (1 << 8);
+        assertArrayEquals(expected, actual, 2 * rounding, queries + " of " + keys + " " + type);
+    }
+
+    private NDArray random(int seed, Shape shape, ScalarType type) {
+        Random random = new Random(seed);
+        float[] values = new float[(int) shape.size()];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = 2 * random.nextFloat() - 1;
+        }
+        return Torch.cast(manager.create(values, shape), type);
     }
 
     @Test

@@ -217,6 +217,26 @@ class TorchRecordedTest {
         assertRefused("the key is null", query, null, query);
     }
 
+    @Test
+    void refusesWhatHasNoAttentionOfLast() {
+        NDArray query = random(new Shape(1, 2, 3, 8), ScalarType.FLOAT32);
+        NDArray fewer = random(new Shape(1, 2, 2, 8), ScalarType.FLOAT32);
+        NDArray narrow = random(new Shape(1, 2, 3, 4), ScalarType.FLOAT32);
+        assertRefusedOfLast("as many keys as queries or more", query, fewer);
+        assertRefusedOfLast("a multiple of 8", narrow, narrow);
+        assertRefusedOfLast("not FLOAT32 on cpu()", query, query);
+        fewer.setRequiresGradient(true);
+        assertRefusedOfLast("has no gradient", query, fewer);
+    }
+
+    private static void assertRefusedOfLast(String what, NDArray query, NDArray key) {
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> Torch.attentionOfLast(query, key, key));
+        assertTrue(e.getMessage().contains(what), e.getMessage());
+    }
+
     private static void assertRefused(String what, NDArray query, NDArray key, NDArray value) {
         IllegalArgumentException e =
                 assertThrows(

@@ -106,7 +106,7 @@ final class Attention {
      * @param rows where in the cache their tokens are, from the first on, (sequences × length); the
      *     shorter ones filled up. Null for the beginning of one sequence, which sees itself alone
      * @param mask what is added to scores, of shape (sequences, 1, 1, tokens, length): 0, or
-     *     -infinity for what a token must not see; null likewise
+     *     -infinity for what a token must not see; null likewise, and of a prompt for kernels
      */
     private record Span(int first, int tokens, int sequences, NDArray rows, NDArray mask) {
 
@@ -118,7 +118,8 @@ final class Attention {
     /** Makes that of a prompt's tokens, whose keys and values kernels write. */
     Step step(NDManager manager, LlamaBatch.Chunk chunk, LlamaGpu.Prompt prompt) {
         int tokens = prompt.rows();
-        List<Span> several = List.of(several(manager, 0, tokens, chunk));
+        NDArray rows = chunk.start() == 0 ? null : manager.create(rows(chunk, tokens));
+        List<Span> several = List.of(new Span(0, tokens, 1, rows, null));
         return new Step(tokens, prompt, null, null, null, null, several);
     }
 
@@ -137,9 +138,8 @@ final class Attention {
         List<Span> several = new ArrayList<>();
         int first = singles;
         for (LlamaBatch.Chunk chunk : batch.chunks().subList(singles, batch.chunks().size())) {
-            int tokens = chunk.tokens().length;
-            several.add(several(manager, first, tokens, chunk));
-            first += tokens;
+            several.add(several(manager, first, chunk));
+            first += chunk.tokens().length;
         }
         NDIndex index = new NDIndex("{}", manager.create(positions));
         return new Step(
@@ -170,20 +170,24 @@ final class Attention {
     }
 
     /**
-     * One with several tokens.
-     *
-     * @param tokens how many, with those that fill it up; they come last, so that none sees them
+     * Returns the rows of the cache that so many tokens of a chunk see; those that fill it up see
+     * any of the sequence, and no other sees them, as they come last.
      */
-    private static Span several(NDManager manager, int first, int tokens, LlamaBatch.Chunk chunk) {
+    private static long[] rows(LlamaBatch.Chunk chunk, int tokens) {
+        long[] rows = new long[chunk.start() + tokens];
+        for (int i = 0; i < rows.length; i++) {
+            rows[i] = chunk.rows()[i < chunk.length() ? i : 0];
+        }
+        return rows;
+    }
+
+    private static Span several(NDManager manager, int first, LlamaBatch.Chunk chunk) {
+        int tokens = chunk.tokens().length;
         if (chunk.start() == 0) {
             return new Span(first, tokens, 1, null, null);
         }
         int length = chunk.length();
-        long[] rows = new long[length];
-        for (int i = 0; i < length; i++) {
-            rows[i] = chunk.rows()[i];
-        }
-        NDArray own = manager.arange(chunk.start(), chunk.start() + tokens).reshape(tokens, 1);
+        NDArray own = manager.arange(chunk.start(), length).reshape(tokens, 1);
         NDArray hidden = manager.arange(length).gt(own);
         NDArray mask =
                 NDArrays.where(
@@ -191,7 +195,8 @@ final class Attention {
                         manager.full(hidden.getShape(), Float.NEGATIVE_INFINITY),
                         manager.zeros(hidden.getShape()));
         Shape shape = new Shape(1, 1, 1, tokens, length);
-        return new Span(first, tokens, 1, manager.create(rows), mask.reshape(shape));
+        NDArray rows = manager.create(rows(chunk, tokens));
+        return new Span(first, tokens, 1, rows, mask.reshape(shape));
     }
 
     /**
@@ -201,42 +206,48 @@ final class Attention {
      * @return of shape (tokens, heads of queries × head size)
      */
     NDArray apply(NDManager manager, int layer, NDArray qkv, Step step) {
-        long all = queryHeads + 2L * keyHeads;
         if (step.prompt != null) {
-            gpu.rotate(layer, qkv, cache, this, step.prompt);
-            if (step.several.get(0).rows == null) {
-                NDList parts =
-                        qkv.reshape(1, step.tokens, all, config.headSize())
-                                .transpose(0, 2, 1, 3)
-                                .split(new long[] {queryHeads, queryHeads + keyHeads}, 1);
-                return attendToThemselves(parts.get(0), parts.get(1), parts.get(2));
-            }
+            return applyToPrompt(manager, layer, qkv, step);
         }
-        NDArray heads =
-                qkv.get(new NDIndex().addSliceDim(0, step.tokens))
-                        .reshape(step.tokens, all, config.headSize());
+        NDArray heads = heads(qkv.get(new NDIndex().addSliceDim(0, step.tokens)));
         NDArray turned = part(heads, 0, queryHeads + keyHeads);
         NDArray values = part(heads, queryHeads + keyHeads, queryHeads + 2L * keyHeads);
-        if (step.prompt == null) {
-            turned = rotated(turned, step);
-            cache.write(layer, step.rows, part(turned, queryHeads, queryHeads + keyHeads), values);
-        }
+        turned = rotated(turned, step);
         NDArray queries = part(turned, 0, queryHeads);
         NDArray keys = part(turned, queryHeads, queryHeads + keyHeads);
+        cache.write(layer, step.rows, keys, values);
         NDList outputs = new NDList();
         if (step.singles != null) {
             outputs.add(attend(manager, layer, queries, step.singles));
         }
         for (Span span : step.several) {
             if (span.rows == null) {
+                NDArray own = front(queries, span);
                 outputs.add(
-                        attendToThemselves(
-                                front(queries, span), front(keys, span), front(values, span)));
+                        joined(Torch.attention(own, front(keys, span), front(values, span), true)));
             } else {
                 pieces(span).forEach(each -> outputs.add(attend(manager, layer, queries, each)));
             }
         }
         return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
+    }
+
+    /** As {@link #apply}, by kernels; all rows are tokens. */
+    private NDArray applyToPrompt(NDManager manager, int layer, NDArray qkv, Step step) {
+        gpu.rotate(layer, qkv, cache, this, step.prompt);
+        NDList parts = byHead(heads(qkv)).split(new long[] {queryHeads, queryHeads + keyHeads}, 1);
+        NDArray rows = step.several.get(0).rows;
+        if (rows == null) {
+            return joined(Torch.attention(parts.get(0), parts.get(1), parts.get(2), true));
+        }
+        NDArray keys = byHead(cache.keys(manager, layer, rows));
+        NDArray values = byHead(cache.values(manager, layer, rows));
+        return joined(Torch.attentionOfLast(parts.get(0), keys, values));
+    }
+
+    /** Returns a view of queries, keys and values of shape (tokens, heads, head size). */
+    private NDArray heads(NDArray qkv) {
+        return qkv.reshape(-1, queryHeads + 2L * keyHeads, config.headSize());
     }
 
     /** Returns what of a layer's weight of queries, keys and values is that of the latter two. */
@@ -259,18 +270,19 @@ final class Attention {
         return pieces;
     }
 
-    /** Lets the first tokens of a sequence attend to themselves; (1, heads, tokens, head size). */
-    private NDArray attendToThemselves(NDArray queries, NDArray keys, NDArray values) {
-        return Torch.attention(queries, keys, values, true)
-                .transpose(0, 2, 1, 3)
-                .reshape(queries.getShape().get(2), (long) queryHeads * config.headSize());
-    }
-
     /** Returns what a span has of heads, of shape (1, heads, tokens, head size). */
     private static NDArray front(NDArray heads, Span span) {
-        return heads.get(new NDIndex().addSliceDim(span.first, span.first + span.tokens))
-                .expandDims(0)
-                .transpose(0, 2, 1, 3);
+        return byHead(heads.get(new NDIndex().addSliceDim(span.first, span.first + span.tokens)));
+    }
+
+    /** Returns a view of (tokens, heads, head size) of shape (1, heads, tokens, head size). */
+    private static NDArray byHead(NDArray heads) {
+        return heads.expandDims(0).transpose(0, 2, 1, 3);
+    }
+
+    /** Returns what heads of queries have computed, of shape (tokens, heads × head size). */
+    private NDArray joined(NDArray byHead) {
+        return byHead.transpose(0, 2, 1, 3).reshape(-1, (long) queryHeads * config.headSize());
     }
 
     private static NDArray part(NDArray heads, long from, long to) {
