@@ -21,6 +21,7 @@ import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.fusedops.llama.schema.ChatTemplate;
 import org.djlx.fusedops.llama.schema.TextApi;
+import org.djlx.nativeops.CudaDevice;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -63,7 +64,7 @@ import org.slf4j.LoggerFactory;
  * <ul>
  *   <li>{@code tensor_parallel_degree}: the number of ranks. Unless given, one for each process, if
  *       there are several, or for each GPU that the model is loaded on, or one on the CPU. With one
- *       GPU and a larger degree, those that follow it are taken.
+ *       GPU and a larger degree, those that follow it are taken, with {@code max} all of them.
  *   <li>{@code max_model_len}: as {@link LlamaGenerator.Builder#optMaxLength}.
  *   <li>{@code max_rolling_batch_size}: as {@link LlamaGenerator.Builder#optMaxRunning}.
  *   <li>{@code max_rolling_batch_prefill_tokens}: as {@link
@@ -135,7 +136,7 @@ public final class LlamaLoader implements ParallelModelLoader {
                 LlamaGenerator.builder()
                         .setDirectory(directory)
                         .optProgress(new LoadingProgress(LOG::info));
-        Integer degree = number(options, "tensor_parallel_degree");
+        Integer degree = degree(options, device.getDevices());
         boolean gpu = device.getDevices().get(0).isGpu();
         boolean processes = areProcesses(degree);
         if (gpu && !processes) {
@@ -205,6 +206,25 @@ public final class LlamaLoader implements ParallelModelLoader {
             throw new IllegalArgumentException("the option " + name + " is impossible: " + value);
         }
         return value == null ? null : value.intValue();
+    }
+
+    /** Returns how many ranks are asked for, or null. */
+    private static Integer degree(Map<String, ?> options, List<Device> given) {
+        String name = "tensor_parallel_degree";
+        Object value = options.get(name);
+        if (value == null || !value.toString().trim().equals("max")) {
+            return number(options, name);
+        }
+        if (!given.get(0).isGpu()) {
+            throw new IllegalArgumentException(
+                    "the option " + name + " is max, which is for GPUs; on CPUs name the ranks");
+        }
+        return areProcesses(null) ? null : most(given, CudaDevice.count());
+    }
+
+    /** Returns how many GPUs a model may be loaded on. */
+    static int most(List<Device> given, int gpus) {
+        return given.size() > 1 ? given.size() : gpus - given.get(0).getDeviceId();
     }
 
     static List<Device> gpus(List<Device> given, Integer degree) {

@@ -385,6 +385,7 @@ class LlamaLoaderTest {
         refuse("tensor_parallel_degree", "tensor_parallel_degree", "two");
         refuse("tensor_parallel_degree", "tensor_parallel_degree", "0");
         refuse("3 ranks", "tensor_parallel_degree", "3");
+        refuse("max, which is for GPUs", "tensor_parallel_degree", "max");
         refuse("max_model_len", "max_model_len", "99999999999");
         refuse("cache", "kv_cache_bytes", "1");
         try (TestLog log = new TestLog(LlamaLoader.class)) {
@@ -450,5 +451,7 @@ class LlamaLoaderTest {
         assertEquals(two, LlamaLoader.gpus(two, null));
         assertEquals(two, LlamaLoader.gpus(two, 2));
         assertThrows(IllegalArgumentException.class, () -> LlamaLoader.gpus(two, 1));
+        assertEquals(6, LlamaLoader.most(one, 8));
+        assertEquals(2, LlamaLoader.most(two, 8));
     }
 }
