@@ -103,12 +103,12 @@ final class JsonOptions {
 
     String text(String name, String otherwise) {
         JsonElement value = get(name);
-        return value == null ? otherwise : text(name, value);
+        return value == null ? otherwise : text(name, value, "a string");
     }
 
-    private String text(String name, JsonElement value) {
+    private String text(String name, JsonElement value, String must) {
         if (!(value instanceof JsonPrimitive primitive) || !primitive.isString()) {
-            throw wrong(name, "a string");
+            throw wrong(name, must);
         }
         String text = primitive.getAsString();
         if (!StandardCharsets.UTF_8.newEncoder().canEncode(text)) {
@@ -180,15 +180,16 @@ final class JsonOptions {
         if (value == null) {
             return List.of();
         }
+        String must = "a string or an array of strings";
         if (!value.isJsonArray()) {
-            return List.of(text(name, value));
+            return List.of(text(name, value, must));
         }
         List<String> texts = new ArrayList<>();
         for (JsonElement element : value.getAsJsonArray()) {
             if (texts.size() == MOST_STRINGS) {
                 throw wrong(name, "at most " + MOST_STRINGS + " strings");
             }
-            texts.add(text(name, element));
+            texts.add(text(name, element, must));
         }
         return texts;
     }
@@ -196,6 +197,13 @@ final class JsonOptions {
     boolean isArray(String name) {
         JsonElement value = get(name);
         return value != null && value.isJsonArray();
+    }
+
+    /** Takes an array of one string, or of one other array, for what it holds. */
+    void unwrap(String name) {
+        if (isArray(name) && isArrayOfTexts(name) && get(name).getAsJsonArray().size() == 1) {
+            json.add(name, get(name).getAsJsonArray().get(0));
+        }
     }
 
     /** Tells whether an array begins with a string or another array. */

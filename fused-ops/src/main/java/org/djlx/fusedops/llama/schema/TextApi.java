@@ -167,6 +167,7 @@ public final class TextApi {
 
     /** Sets the prompt, and returns what is to be echoed of it. */
     private String prompt(JsonOptions json, GenerationRequest.Builder builder, boolean echoes) {
+        json.unwrap("prompt"); // Of a batch of one.
         if (!json.isArray("prompt")) {
             String text = json.text("prompt", "");
             builder.setPrompt(notEmpty(json, "prompt", text));

@@ -181,6 +181,9 @@ class TextApiTest {
         assertEquals("Once", text.prompt().orElseThrow());
         assertEquals(5, text.maxNewTokens());
         assertEquals(3, text.topK());
+        assertEquals("Once", read("{'prompt':['Once']}").request().prompt().orElseThrow());
+        int[] one = read("{'prompt':[[79]]}").request().promptTokens().orElseThrow();
+        assertArrayEquals(new int[] {79}, one);
         GenerationRequest tokens = read("{'prompt':[79,110],'temperature':0}").request();
         assertArrayEquals(new int[] {79, 110}, tokens.promptTokens().orElseThrow());
         assertEquals(16, tokens.maxNewTokens());
@@ -244,7 +247,8 @@ class TextApiTest {
                 new Bad("{'prompt':'x','max_tokens':1e1000000000}", 400, "'max_tokens' must"),
                 new Bad("{'prompt':'x','seed':9223372036854775808}", 400, "'seed' must be"),
                 new Bad("{'prompt':'x','stop':['']}", 400, "'stop' must be"),
-                new Bad("{'prompt':'x','stop':[1]}", 400, "'stop' must be a string"),
+                new Bad("{'prompt':'x','stop':[1]}", 400, "'stop' must be a string or an array of"),
+                new Bad("{'prompt':'x','stop':1}", 400, "'stop' must be a string or an array of"),
                 new Bad("{'prompt':'x','stop':['a'" + ",'a'".repeat(16) + "]}", 400, "at most 16"),
                 new Bad("{'prompt':'x','stream':'yes'}", 400, "'stream' must be true or false"),
                 new Bad("{'prompt':'x','stream':true,'stream_options':1}", 400, "an object"),
