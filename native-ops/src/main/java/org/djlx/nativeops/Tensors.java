@@ -87,6 +87,38 @@ final class Tensors {
         }
     }
 
+    /** Refuses what {@link Torch#attentionOfLast} does not take besides. */
+    static void requireAttentionOfLast(long[] query, long[] key) {
+        boolean empty = query[0] == 0 || query[1] == 0 || query[2] == 0;
+        if (empty || query[2] > key[2] || query[3] == 0 || query[3] % 8 != 0 || query[3] > 256) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "attentionOfLast takes a query or more, as many keys or more, and"
+                                    + " sizes that are multiples of 8 up to 256, not a query of"
+                                    + " shape %s and keys of shape %s",
+                            Arrays.toString(query), Arrays.toString(key)));
+        }
+    }
+
+    /** Refuses a tensor of 16-bit elements whose rows cannot be read by 16 bytes at a time. */
+    static void requireAligned(String name, long tensor) {
+        TensorInfo info = info(tensor);
+        long[] sizes = info.sizes();
+        long[] strides = info.strides();
+        int last = sizes.length - 1;
+        boolean aligned = strides[last] == 1 && info.address() % 16 == 0;
+        for (int i = 0; i < last; i++) {
+            aligned &= sizes[i] == 1 || strides[i] % 8 == 0;
+        }
+        if (!aligned) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the rows of %s must be contiguous and begin at multiples of 16 bytes,"
+                                    + " which Torch.cast makes of it: shape %s, strides %s",
+                            name, Arrays.toString(sizes), Arrays.toString(strides)));
+        }
+    }
+
     /** Checks that a query, keys and values are (batch, heads, places, size) of one type. */
     static void requireAttention(long query, long key, long value) {
         long[] q = sizes(query);

@@ -582,8 +582,10 @@ public final class Torch {
      * href="https://arxiv.org/abs/2307.08691">arXiv:2307.08691</a>), with which the scores of all
      * pairs are never in memory at once. Has no gradient.
      *
+     * <p>Rows of all three are contiguous and begin at multiples of 16 bytes.
+     *
      * @param query of shape (batch, heads, queries, size) on a GPU of compute capability 8.0 or
-     *     more; float16 or bfloat16, and the size a multiple of 8 up to 256
+     *     more, and none of these 0; float16 or bfloat16, and the size a multiple of 8 up to 256
      * @param key of shape (batch, heads of keys, keys, size), with as many keys as queries or more.
      *     Where there are fewer heads than the query has, by a whole factor, so many heads of
      *     queries share each, one after the other
@@ -606,21 +608,16 @@ public final class Torch {
                                 + " requires; use Torch.attention, or NoGradient");
             }
         }
-        long[] sizes = Tensors.sizes(queries);
-        if (sizes[2] > Tensors.sizes(keys)[2] || sizes[3] % 8 != 0 || sizes[3] > 256) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "attentionOfLast takes as many keys as queries or more, of a size that"
-                                    + " is a multiple of 8 up to 256, not a query of shape %s and"
-                                    + " keys of shape %s",
-                            query.getShape(), key.getShape()));
-        }
+        Tensors.requireAttentionOfLast(Tensors.sizes(queries), Tensors.sizes(keys));
         if (!sharesHeads(queries)) {
             throw new IllegalArgumentException(
                     String.format(
                             "attentionOfLast takes float16 and bfloat16 on a GPU, not %s on %s",
                             Tensors.scalarType(queries), query.getDevice()));
         }
+        Tensors.requireAligned("the query", queries);
+        Tensors.requireAligned("the key", keys);
+        Tensors.requireAligned("the value", values);
         try (NDArray q = query.transpose(0, 2, 1, 3);
                 NDArray k = key.transpose(0, 2, 1, 3);
                 NDArray v = value.transpose(0, 2, 1, 3)) {

@@ -222,11 +222,37 @@ class TorchRecordedTest {
         NDArray query = random(new Shape(1, 2, 3, 8), ScalarType.FLOAT32);
         NDArray fewer = random(new Shape(1, 2, 2, 8), ScalarType.FLOAT32);
         NDArray narrow = random(new Shape(1, 2, 3, 4), ScalarType.FLOAT32);
-        assertRefusedOfLast("as many keys as queries or more", query, fewer);
-        assertRefusedOfLast("a multiple of 8", narrow, narrow);
+        NDArray wide = random(new Shape(1, 2, 3, 264), ScalarType.FLOAT32);
+        NDArray headless = random(new Shape(1, 0, 3, 8), ScalarType.FLOAT32);
+        NDArray none = random(new Shape(1, 2, 0, 8), ScalarType.FLOAT32);
+        assertRefusedOfLast("as many keys or more", query, fewer);
+        assertRefusedOfLast("multiples of 8 up to 256", narrow, narrow);
+        assertRefusedOfLast("multiples of 8 up to 256", wide, wide);
+        assertRefusedOfLast("shape [1, 0, 3, 8]", headless, headless);
+        assertRefusedOfLast("shape [1, 2, 0, 8]", none, query);
         assertRefusedOfLast("not FLOAT32 on cpu()", query, query);
         fewer.setRequiresGradient(true);
         assertRefusedOfLast("has no gradient", query, fewer);
+    }
+
+    @Test
+    void refusesRowsThatAreNotAligned() {
+        NDArray x = random(new Shape(2, 4, 16), ScalarType.FLOAT16);
+        requireAligned(x);
+        requireAligned(x.get(":, :, 8:"));
+        requireAligned(x.get("1:, :, 8:").transpose(1, 0, 2));
+        requireAligned(Torch.cast(x.transpose(2, 1, 0), ScalarType.FLOAT16).get(":, :1"));
+        for (NDArray wrong :
+                List.of(x.get(":, :, 4:"), x.transpose(0, 2, 1), x.reshape(2, 16, 4))) {
+            String message =
+                    assertThrows(IllegalArgumentException.class, () -> requireAligned(wrong))
+                            .getMessage();
+            assertTrue(message.contains("the key must be contiguous"), message);
+        }
+    }
+
+    private static void requireAligned(NDArray array) {
+        Tensors.requireAligned("the key", TorchChecks.tensor(array, "the key"));
     }
 
     private static void assertRefusedOfLast(String what, NDArray query, NDArray key) {
