@@ -21,7 +21,7 @@ import org.djlx.fusedops.internal.Schedule;
 final class GroupPlans implements AutoCloseable {
 
     /** How many plans are kept; a layer of a model needs a few for each number of rows. */
-    static final int MAX_PLANS = 256;
+    static final int MAX_PLANS = 512;
 
     private final Device device;
     private final int worldSize;

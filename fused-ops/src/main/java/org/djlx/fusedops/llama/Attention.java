@@ -19,8 +19,9 @@ import org.djlx.nativeops.Torch;
 /**
  * Attention of one rank's heads to the cached keys and values, by libtorch's operators: of the
  * beginning of a sequence to itself, by {@link Torch#attention}, and of what follows to all before
- * and itself, by matmuls and softmax. Several heads of queries share a head of keys and values,
- * which is not repeated for them.
+ * and itself, by {@link Torch#attentionOfLast} where there are kernels, otherwise by matmuls and
+ * softmax. Several heads of queries share a head of keys and values, which is not repeated for
+ * them.
  */
 final class Attention {
 

@@ -171,7 +171,7 @@ final class LlamaGpu implements AutoCloseable {
     /**
      * What the kernels are told of tokens of a sequence that follow each other.
      *
-     * @param inputs ints: the tokens, filled up by -1, and behind them where in the cache they go
+     * @param inputs ints: the tokens, filled up, and behind them where in the cache they go
      * @param rows how many of each there are
      * @param tokens how many tokens
      * @param start where in its sequence the first token is
@@ -184,14 +184,16 @@ final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Copies what is to be told.
+     * Copies what is to be told. The last token fills it up: what is computed of rows that count
+     * for nothing is as finite as what is computed of tokens, which attend to them with shares of
+     * zero.
      *
      * @param rows how many rows are computed on, of which those behind the tokens count for nothing
      */
     static Prompt prompt(NDManager manager, LlamaBatch.Chunk chunk, int rows) {
         int tokens = chunk.tokens().length;
         int[] inputs = Arrays.copyOf(chunk.tokens(), 2 * rows);
-        Arrays.fill(inputs, tokens, rows, -1);
+        Arrays.fill(inputs, tokens, rows, inputs[tokens - 1]);
         System.arraycopy(chunk.rows(), chunk.start(), inputs, rows, tokens);
         return new Prompt(manager.create(inputs), rows, tokens, chunk.start());
     }

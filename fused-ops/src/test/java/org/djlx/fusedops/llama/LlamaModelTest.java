@@ -4,6 +4,7 @@
  */
 package org.djlx.fusedops.llama;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -74,6 +75,19 @@ class LlamaModelTest {
             done += count;
             return new LlamaBatch.Chunk(
                     Arrays.copyOfRange(tokens, start, done), start, rows, wanted);
+        }
+    }
+
+    @Test
+    void theLastTokenFillsAPromptUp() {
+        int[] rows = {9, 8, 7, 6, 5, 4};
+        LlamaBatch.Chunk chunk = new LlamaBatch.Chunk(new int[] {3, 1, 2}, 2, rows, true);
+        try (NDManager manager = NDManager.newBaseManager()) {
+            LlamaGpu.Prompt prompt = LlamaGpu.prompt(manager, chunk, 5);
+            assertArrayEquals(
+                    new int[] {3, 1, 2, 2, 2, 7, 6, 5, 0, 0}, prompt.inputs().toIntArray());
+            assertEquals(3, prompt.tokens());
+            assertEquals(2, prompt.start());
         }
     }
 
