@@ -64,7 +64,8 @@ import org.slf4j.LoggerFactory;
  * <ul>
  *   <li>{@code tensor_parallel_degree}: the number of ranks. Unless given, one for each process, if
  *       there are several, or for each GPU that the model is loaded on, or one on the CPU. With one
- *       GPU and a larger degree, those that follow it are taken, with {@code max} all of them.
+ *       GPU and a larger degree, those that follow it are taken, with {@code max} all of them. DJL
+ *       Serving loads a model once on each GPU that {@code load_on_devices} does not rule out.
  *   <li>{@code max_model_len}: as {@link LlamaGenerator.Builder#optMaxLength}.
  *   <li>{@code max_rolling_batch_size}: as {@link LlamaGenerator.Builder#optMaxRunning}.
  *   <li>{@code max_rolling_batch_prefill_tokens}: as {@link
@@ -222,9 +223,16 @@ public final class LlamaLoader implements ParallelModelLoader {
         return areProcesses(null) ? null : most(given, CudaDevice.count());
     }
 
-    /** Returns how many GPUs a model may be loaded on. */
+    /** Returns how many GPUs a model may be loaded on, out of so many that there are. */
     static int most(List<Device> given, int gpus) {
-        return given.size() > 1 ? given.size() : gpus - given.get(0).getDeviceId();
+        int first = given.get(0).getDeviceId();
+        if (first >= gpus) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "tensor_parallel_degree is max from %s on, but there are %d GPUs",
+                            given.get(0), gpus));
+        }
+        return given.size() > 1 ? given.size() : gpus - first;
     }
 
     static List<Device> gpus(List<Device> given, Integer degree) {

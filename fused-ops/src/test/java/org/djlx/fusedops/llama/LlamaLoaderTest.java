@@ -453,5 +453,6 @@ class LlamaLoaderTest {
         assertThrows(IllegalArgumentException.class, () -> LlamaLoader.gpus(two, 1));
         assertEquals(6, LlamaLoader.most(one, 8));
         assertEquals(2, LlamaLoader.most(two, 8));
+        assertThrows(IllegalArgumentException.class, () -> LlamaLoader.most(one, 2));
     }
 }
