@@ -7,6 +7,7 @@ package org.djlx.fusedops.torch;
 import ai.djl.Device;
 import ai.djl.MalformedModelException;
 import ai.djl.Model;
+import ai.djl.engine.EngineException;
 import ai.djl.inference.Predictor;
 import ai.djl.modality.Input;
 import ai.djl.modality.Output;
@@ -17,10 +18,8 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.AbstractBlock;
 import ai.djl.training.ParameterStore;
-import ai.djl.translate.NoopServingTranslatorFactory;
 import ai.djl.translate.NoopTranslator;
 import ai.djl.translate.TranslateException;
-import ai.djl.translate.Translator;
 import ai.djl.util.PairList;
 import java.io.IOException;
 import java.nio.file.Path;
@@ -29,6 +28,7 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
+import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankPool;
@@ -44,8 +44,8 @@ final class TorchScriptService implements ParallelModel {
     private final RankPool<Request, Answer> pool;
     // What requests hold as long as ranks may use it: with the pool's failure, until it is closed.
     private final NDManager requests;
-    private final Model front; // what DJL's translator for bytes takes for the model
-    private final Translator<Input, Output> translator;
+    private final Model front; // what the translator for bytes takes for the model
+    private final RequestTranslator translator;
 
     /** Loads the model of each rank; the groups are the service's from now on. */
     TorchScriptService(String name, List<ProcessGroup> groups, Path directory) {
@@ -55,9 +55,7 @@ final class TorchScriptService implements ParallelModel {
             requests = NDManager.newBaseManager(Device.cpu(), ENGINE);
             front = Model.newInstance(name, Device.cpu(), ENGINE);
             front.setBlock(new Front());
-            translator =
-                    new NoopServingTranslatorFactory()
-                            .newInstance(Input.class, Output.class, front, Map.of());
+            translator = new RequestTranslator(front);
             done = true;
         } finally {
             if (!done) {
@@ -168,9 +166,16 @@ final class TorchScriptService implements ParallelModel {
     }
 
     private static Output output(int code, Exception failure) {
-        Output output = new Output(code, failure.getMessage());
+        String message = String.valueOf(failure.getMessage());
+        // DJL Serving makes it the reason of HTTP's status line, of which there is one.
+        String line =
+                message.lines()
+                        .map(String::strip)
+                        .filter(each -> !each.isEmpty())
+                        .collect(Collectors.joining(" "));
+        Output output = new Output(code, line);
         output.addProperty("Content-Type", "text/plain");
-        output.add(String.valueOf(failure.getMessage()));
+        output.add(message);
         return output;
     }
 
@@ -210,8 +215,7 @@ final class TorchScriptService implements ParallelModel {
         try {
             Answer first = answers.get();
             if (first.failure != null) {
-                boolean wrong = first.failure instanceof IllegalArgumentException;
-                throw new Refusal(wrong ? 400 : 500, first.failure);
+                throw new Refusal(isOfRequest(first.failure) ? 400 : 500, first.failure);
             }
             first.outputs.attach(owner);
             return first.outputs;
@@ -223,6 +227,13 @@ final class TorchScriptService implements ParallelModel {
         } finally {
             answers.thenRun(request::close); // at once, or when the ranks have ended
         }
+    }
+
+    /** Tells whether it is for its arrays that all ranks have refused a request. */
+    private static boolean isOfRequest(Exception failure) {
+        return failure instanceof IllegalArgumentException
+                || (failure instanceof EngineException
+                        && !String.valueOf(failure.getMessage()).contains("out of memory"));
     }
 
     /**

@@ -137,6 +137,64 @@ class TorchScriptLoaderTest {
         }
     }
 
+    @Test
+    void refusesWrongJson() throws Exception {
+        copy(2, directory);
+        Files.writeString(directory.resolve("serving.properties"), "engine=PyTorch-P2P\n");
+        Criteria<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(directory)
+                        .build();
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor();
+                NDManager manager = NDManager.newBaseManager()) {
+            for (String[] wrong :
+                    new String[][] {
+                        {"[[1,2],[3]]", "different sizes, 2 and 1, in dimension 1 of (2, 2)"},
+                        {"[[1],[2,3]]", "different sizes, 1 and 2"},
+                        {"[[[1,2]],[[1,2],[1,2]]]", "different sizes, 1 and 2, in dimension 1"},
+                        {"[1,[2]]", "a number where this is: [2]"},
+                        {"[[1],2]", "another array where this is: 2"},
+                        {"[1,\"2\"]", "a number where this is: \"2\""},
+                        {"[null]", "a number where this is: null"},
+                        {"[1,1e39]", "1e39 is too large for float32"},
+                        {"[]", "is empty"},
+                        {"[[1],[]]", "different sizes"},
+                        {"{\"data\":[1]}", "'inputs' or 'instances'"},
+                        {"{\"inputs\":{\"x\":[1]}}", "'inputs' or 'instances'"},
+                        {"3", "'inputs' or 'instances'"},
+                        {"null", "'inputs' or 'instances'"},
+                        {"", "not JSON that can be read"},
+                        {"[1", "not JSON that can be read"},
+                        {"[NaN]", "not JSON that can be read"},
+                        {"[1] [2]", "not JSON that can be read"},
+                        {"[[[[[[[[[[1]]]]]]]]]]", "not JSON that can be read"},
+                    }) {
+                byte[] body = wrong[0].getBytes(StandardCharsets.UTF_8);
+                refused(predictor.predict(request("application/json", body)), wrong[1]);
+            }
+            // It is a right request, but the model multiplies matrices.
+            byte[] cube = Arrays.deepToString(new float[2][4][8]).getBytes(StandardCharsets.UTF_8);
+            refused(predictor.predict(request("application/json", cube)), "must be a matrix");
+            byte[] none = new NDList().encode(NDList.Encoding.NPZ);
+            refused(predictor.predict(request("tensor/npz", none)), "no arrays");
+            byte[] two =
+                    new NDList(ScriptedMlp.input(manager), ScriptedMlp.input(manager)).encode();
+            refused(predictor.predict(request(NDLIST, two)), "argument");
+            byte[] right = Arrays.deepToString(rows()).getBytes(StandardCharsets.UTF_8);
+            Output output = predictor.predict(request("application/json; charset=utf-8", right));
+            assertEquals(200, output.getCode(), output.getMessage());
+        }
+    }
+
+    private static void refused(Output output, String why) {
+        assertEquals(400, output.getCode());
+        String message = output.getData().getAsString();
+        assertTrue(message.contains(why), why + ": " + message);
+        assertEquals(1, output.getMessage().lines().count(), output.getMessage());
+    }
+
     private static Input request(String contentType, byte[] body) {
         Input input = new Input();
         input.addProperty("Content-Type", contentType);

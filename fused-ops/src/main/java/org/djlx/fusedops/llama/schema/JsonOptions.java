@@ -9,13 +9,7 @@ import com.google.gson.GsonBuilder;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
-import com.google.gson.JsonParseException;
 import com.google.gson.JsonPrimitive;
-import com.google.gson.Strictness;
-import com.google.gson.stream.JsonReader;
-import com.google.gson.stream.JsonToken;
-import java.io.IOException;
-import java.io.StringReader;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
@@ -23,6 +17,7 @@ import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
+import org.djlx.fusedops.internal.StrictJson;
 
 /**
  * A JSON object of a request. What is asked for is checked for its type and range; what nobody has
@@ -61,24 +56,10 @@ final class JsonOptions {
                     null, "the request is empty; send JSON, as Content-Type: application/json");
         }
         JsonElement json;
-        try (JsonReader reader = new JsonReader(new StringReader(text))) {
-            reader.setStrictness(Strictness.STRICT);
-            reader.setNestingLimit(DEEPEST);
-            reader.peek();
-            json = GSON.getAdapter(JsonElement.class).read(reader);
-            if (reader.peek() != JsonToken.END_DOCUMENT) {
-                throw ApiException.badRequest(null, "something follows the JSON object");
-            }
-        } catch (IOException | JsonParseException | IllegalStateException e) {
-            throw ApiException.badRequest(
-                    null,
-                    "the request is not JSON that can be read: "
-                            + String.valueOf(e.getMessage())
-                                    .lines()
-                                    .findFirst()
-                                    .orElse("")
-                                    .replaceFirst(
-                                            "^Use JsonReader.* to accept malformed JSON ", ""));
+        try {
+            json = StrictJson.parse(text, DEEPEST);
+        } catch (IllegalArgumentException e) {
+            throw ApiException.badRequest(null, e.getMessage());
         }
         if (!json.isJsonObject()) {
             throw ApiException.badRequest(null, "the request is no JSON object");
