@@ -223,7 +223,7 @@ public final class Launcher {
         private int maxRestarts;
         private Map<String, String> environment = Map.of();
         private List<String> jvmArgs = List.of();
-        private Duration gracePeriod = Duration.ofSeconds(10);
+        private Duration gracePeriod = Duration.ofSeconds(15);
         private PrintStream out = System.out;
         private PrintStream err = System.err;
 
@@ -338,7 +338,7 @@ public final class Launcher {
         }
 
         /**
-         * Sets how long a rank has between SIGTERM and SIGKILL; 10 seconds by default.
+         * Sets how long a rank has between SIGTERM and SIGKILL; 15 seconds by default.
          *
          * @param gracePeriod the time
          * @return this builder

@@ -147,7 +147,16 @@ final class RankProcesses implements AutoCloseable {
             for (Process process : ranks) {
                 process.waitFor(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
             }
-            ranks.forEach(process -> process.toHandle().destroyForcibly());
+            for (int i = 0; i < ranks.size(); i++) {
+                if (ranks.get(i).isAlive()) {
+                    say(
+                            err,
+                            String.format(
+                                    "rank %d still runs %d s after SIGTERM; it is killed",
+                                    firstRank + i, gracePeriod.toSeconds()));
+                    ranks.get(i).toHandle().destroyForcibly();
+                }
+            }
             for (Process process : ranks) {
                 process.waitFor();
             }
