@@ -40,6 +40,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     /** An event: answers must come to their end. */
     static final Object TIME_IS_UP = new Object();
 
+    /** The route of requests that go to none, for metrics. */
+    static final String OTHER = "other";
+
     private static final Logger logger = LoggerFactory.getLogger(ConnectionHandler.class);
 
     /** Reads a request of one kind. */
@@ -54,7 +57,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private boolean timeIsUp; // the server is closing, and has waited
     private boolean chunked;
     private boolean keepAlive;
-    private String route = "other";
+    private String route = OTHER;
     private Answer answer;
 
     ConnectionHandler(GenerationServer server) {
@@ -137,7 +140,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private void awaitRequest(ChannelHandlerContext context) {
         busy = false;
         keepAlive = false;
-        route = "other";
+        route = OTHER;
         setClock(context, server.options().requestTimeout(), context::close);
     }
 

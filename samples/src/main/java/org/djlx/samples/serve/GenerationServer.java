@@ -136,15 +136,18 @@ public final class GenerationServer implements AutoCloseable {
         connections.add(channel);
         channel.pipeline()
                 .addLast(new HttpServerCodec())
-                .addLast(new Aggregator(options.maxBodyBytes()))
+                .addLast(new Aggregator(options.maxBodyBytes(), metrics))
                 .addLast(new ConnectionHandler(this));
     }
 
     /** Puts requests together, and tells who sends too large ones so in the API's words. */
     private static final class Aggregator extends HttpObjectAggregator {
 
-        private Aggregator(int maxBytes) {
+        private final ServerMetrics metrics;
+
+        private Aggregator(int maxBytes, ServerMetrics metrics) {
             super(maxBytes);
+            this.metrics = metrics;
         }
 
         @Override
@@ -180,6 +183,7 @@ public final class GenerationServer implements AutoCloseable {
                                     null,
                                     "a request may have " + maxContentLength() + " bytes at most"));
             HttpUtil.setKeepAlive(reply, false);
+            metrics.replied(ConnectionHandler.OTHER, reply.status().code());
             return reply;
         }
     }

@@ -538,6 +538,7 @@ class GenerationServerTest {
     void metricsAreInPrometheusFormat() throws Exception {
         send(post("/v1/completions", "{'prompt':'x'}"));
         send(post("/v1/completions", "{"));
+        send(post("/v1/completions", " ".repeat(MAX_BODY + 1)));
         String metrics = send(request("/metrics").build()).body();
         String sample = "[a-z_]+(\\{[a-z]+=\"[^\"]*\"(,[a-z]+=\"[^\"]*\")*})? [0-9.]+";
         metrics.lines()
@@ -547,6 +548,7 @@ class GenerationServerTest {
                 List.of(
                         "djlx_http_requests_total{path=\"/v1/completions\",code=\"200\"} 1",
                         "djlx_http_requests_total{path=\"/v1/completions\",code=\"400\"} 1",
+                        "djlx_http_requests_total{path=\"other\",code=\"413\"} 1",
                         "djlx_first_token_seconds_bucket{le=\"+Inf\"} 1",
                         "djlx_answer_seconds_count 1",
                         "# TYPE djlx_cache_blocks gauge",
