@@ -198,13 +198,25 @@ public final class ModelOptions {
     /**
      * Checks what can be checked without a model.
      *
-     * @throws ParameterException if the number of ranks is impossible
+     * @throws ParameterException if an option is impossible
      * @throws IllegalStateException if they need GPUs, and there are not as many
      */
     public void check() {
         Ranks.check(spec, "--ranks", ranks, false);
+        positive("--max-length", maxLength);
+        positive("--max-running", maxRunning);
+        positive("--max-queued", maxQueued);
+        positive("--cache-bytes", cacheBytes);
+        positive("--rank-timeout", rankTimeout);
         if (isGpu()) {
             Gpus.require(ranks().here().size(), NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        }
+    }
+
+    private void positive(String name, Number value) {
+        if (value != null && value.longValue() < 1) {
+            throw new ParameterException(
+                    spec.commandLine(), name + " must be 1 or more, not " + value);
         }
     }
 

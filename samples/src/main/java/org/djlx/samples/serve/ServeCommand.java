@@ -109,6 +109,7 @@ public final class ServeCommand implements Callable<Integer> {
             throw new ParameterException(spec.commandLine(), "--name must not be empty");
         }
         ServerOptions options = options();
+        model.check();
         model.requireTokenizer(directory);
         ChatTemplate template = ChatTemplate.of(directory);
         if (model.ranks().here().contains(0)) {

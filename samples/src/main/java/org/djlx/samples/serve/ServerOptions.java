@@ -50,9 +50,13 @@ public record ServerOptions(
         if (port < 0 || port > 65_535) {
             throw new IllegalArgumentException("the port must be from 0 to 65535, not " + port);
         }
-        if (maxBodyBytes < 1 || maxConnections < 1) {
+        if (maxBodyBytes < 1) {
             throw new IllegalArgumentException(
-                    "the sizes of requests and the number of connections must be 1 or more");
+                    "a request must be allowed 1 byte or more, not " + maxBodyBytes);
+        }
+        if (maxConnections < 1) {
+            throw new IllegalArgumentException(
+                    "1 connection or more must be allowed, not " + maxConnections);
         }
         for (Duration timeout : new Duration[] {requestTimeout, answerTimeout}) {
             if (timeout.isNegative() || timeout.isZero()) {

@@ -203,8 +203,12 @@ class ServeCommandTest {
     @Test
     void wrongArgumentsAreNamed() {
         assertTrue(run(2, "serve", model + "x").contains("is no directory"));
-        assertTrue(run(2, "serve", model, "--max-body", "0").contains("must be 1 or more"));
+        assertTrue(run(2, "serve", model, "--max-body", "0").contains("1 byte or more"));
         assertTrue(run(2, "serve", model, "--ranks", "5").contains("among 5 ranks"));
+        for (String option : List.of("--ranks", "--max-length", "--cache-bytes", "--max-running")) {
+            String refused = run(2, "serve", model, option, "0");
+            assertTrue(refused.contains(option + " must be "), refused);
+        }
         assertTrue(run(2, "serve", model, "--port", "65536").contains("port"));
         assertTrue(run(2, "serve", model, "--shutdown-timeout", "-1").contains("0 s or more"));
         assertTrue(run(2, "serve", model, "--name", "").contains("--name must not be empty"));
