@@ -6,6 +6,7 @@ package org.djlx.fusedops.torch;
 
 import ai.djl.Device;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
@@ -74,7 +75,12 @@ public final class TorchScriptLoader implements ParallelModelLoader {
 
     @Override
     public boolean canLoad(Path directory) {
-        return Files.exists(directory.resolve(modelName(0) + ".pt"));
+        try (Stream<Path> files = Files.list(directory)) {
+            // Which of them are missing is told when the model is loaded.
+            return files.anyMatch(file -> FILE.matcher(file.getFileName().toString()).matches());
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
     }
 
     @Override
@@ -90,7 +96,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         if (degree != null && !degree.toString().trim().equals(Integer.toString(ranks))) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s is %s, but in %s are files for %d ranks",
+                            "%s is %s, but in %s the number of files is %d",
                             DEGREE, degree, directory, ranks));
         }
         List<Device> devices = devices(device.getDevices(), ranks);
@@ -132,7 +138,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         if (given.size() != ranks) {
             throw new IllegalArgumentException(
                     String.format(
-                            "there are files for %d ranks, but the model is loaded on %s",
+                            "the number of files is %d, but the model is loaded on %s",
                             ranks, given));
         }
         return given;

@@ -87,6 +87,10 @@ final class TorchScriptService implements ParallelModel {
                 Predictor<NDList, NDList> predictor = model.newPredictor(new NoopTranslator());
                 done = true;
                 return new RankModel(group, model, predictor);
+            } catch (EngineException e) {
+                throw new MalformedModelException(
+                        directory.resolve(name + ".pt") + " cannot be loaded: " + e.getMessage(),
+                        e);
             } finally {
                 if (!done) {
                     model.close();

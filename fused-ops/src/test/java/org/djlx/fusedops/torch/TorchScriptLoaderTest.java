@@ -384,6 +384,11 @@ class TorchScriptLoaderTest {
                                 () -> loader.load("m", directory, Device.cpu(), Map.of()))
                         .getMessage();
         assertTrue(message.contains("model_rank1.pt is missing"), message);
+        Files.delete(directory.resolve("model_rank0.pt"));
+        assertTrue(loader.canLoad(directory)); // And not DJL's PyTorch engine.
+        Files.copy(
+                ScriptedMlp.directory(4).resolve("model_rank0.pt"),
+                directory.resolve("model_rank0.pt"));
         Files.writeString(directory.resolve("model_rank1.pt"), "no model");
         message =
                 assertThrows(
