@@ -1,6 +1,6 @@
 /**
- * The schedules of the fused operators, and what computes in them. Internal: users call {@link
- * org.djlx.fusedops.FusedOps}.
+ * The schedules of the fused operators, what computes in them, and what packages of this module
+ * share. Internal: users call {@link org.djlx.fusedops.FusedOps}.
  *
  * <pre>
  *   Schedule          who sends what to whom, when, and computes meanwhile; on any backend's streams
@@ -16,6 +16,7 @@
  *   ProductSums       products of 16-bit matrices, added to matrices of float32
  *   RankOrderReducer  a kernel that sums the parts of all ranks
  *   Libtorch          products and sums by libtorch, where there is nothing better
+ *   StrictJson        the JSON of requests, by its standard
  * </pre>
  */
 package org.djlx.fusedops.internal;

@@ -10,6 +10,7 @@
  * + TorchOperators      registers the operators with libtorch, and says on which group they work
  * + TorchScriptLoader   loads a directory with a model for each rank, for DJL and DJL Serving
  *   TorchScriptService  serves requests by them
+ *   RequestTranslator   arrays out of requests and into answers
  * </pre>
  */
 package org.djlx.fusedops.torch;
