@@ -133,9 +133,15 @@ public final class ServeCommand implements Callable<Integer> {
     }
 
     /** Returns what ends both in order when the process is told to end. */
-    private static Thread ending(GenerationServer server, TextGenerator generator) {
+    private Thread ending(GenerationServer server, TextGenerator generator) {
         return new Thread(
                 () -> {
+                    int running = generator.statistics().running();
+                    if (running > 0) {
+                        PrintWriter err = spec.commandLine().getErr();
+                        err.printf("Ending: %d answers have %d s%n", running, shutdownTimeout);
+                        err.flush();
+                    }
                     server.close();
                     generator.close();
                 },
