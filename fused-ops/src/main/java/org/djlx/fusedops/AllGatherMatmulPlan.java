@@ -142,7 +142,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
         Set<Path> possible = EnumSet.of(Path.SCHEDULED);
         boolean whole =
                 group.device().isGpu()
-                        ? compute.exchange(buffers, work.type(), work.partBytes()).isPresent()
+                        ? compute.canExchange(buffers, work.type(), work.partBytes())
                         : Schedule.isWhole(work.partBytes());
         if (whole) {
             possible.add(Path.WHOLE);
@@ -210,8 +210,8 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private void prepareSchedule(long shardAddress, long rows, long inner, MatrixLayout[] layouts) {
         long rowsAtOnce = rows;
         if (choice.path() == Path.WHOLE) {
-            P2pBuffers buffers = slots.buffers();
-            exchange = compute.exchange(buffers, type, shardBytes).orElse(null);
+            boolean byKernels = compute.canExchange(slots.buffers(), type, shardBytes);
+            exchange = byKernels ? compute.exchange() : null;
             direct &= exchange == null || Exchange.isUsable(shardAddress);
             rowsAtOnce = worldSize * rows;
         }

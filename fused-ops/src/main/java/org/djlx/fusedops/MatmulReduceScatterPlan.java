@@ -130,7 +130,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         Set<Path> possible = EnumSet.of(Path.SCHEDULED);
         boolean whole =
                 group.device().isGpu()
-                        ? compute.exchange(buffers, work.type(), work.partBytes()).isPresent()
+                        ? compute.canExchange(buffers, work.type(), work.partBytes())
                         : Schedule.isWhole(work.partBytes());
         if (!columns && whole) {
             possible.add(Path.WHOLE);
@@ -188,7 +188,8 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         }
         long rowsAtOnce = partRows;
         if (choice.path() == Path.WHOLE) {
-            exchange = compute.exchange(slots.buffers(), type, partBytes).orElse(null);
+            boolean byKernels = compute.canExchange(slots.buffers(), type, partBytes);
+            exchange = byKernels ? compute.exchange() : null;
             rowsAtOnce = rows;
         }
         stagingShape = new Shape(rowsAtOnce * partColumns);

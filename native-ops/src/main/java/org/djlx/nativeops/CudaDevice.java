@@ -135,6 +135,16 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
+     * Tells whether the GPU has instructions for bfloat16, which it has from compute capability 8.0
+     * on; without, kernels for it are left out of what is compiled, as {@code element.cuh} says.
+     *
+     * @return whether it has
+     */
+    public boolean hasBfloat16() {
+        return attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 8;
+    }
+
+    /**
      * Returns the priority of the streams that the GPU serves first.
      *
      * @return the priority; the lower the number, the sooner, and 0 is the default

@@ -55,8 +55,8 @@ public final class Compute implements AutoCloseable {
         private final CudaDevice cuda;
         private final CurrentStreams streams;
         private final CublasLt cublas; // null if it is not here
-        private final RankOrderReducer reducer;
         private final PersistentMatmul persistent; // null if this GPU has none
+        private RankOrderReducer reducer; // once it is needed
         private RmsNormKernels rmsNorm; // once it is needed
         private Exchange exchange; // once it is needed
         private CudaStream stream; // the current one, of the operation under way
@@ -64,7 +64,6 @@ public final class Compute implements AutoCloseable {
         Gpu(Device device) {
             cuda = CudaDevice.open(device);
             streams = new CurrentStreams(cuda);
-            reducer = new RankOrderReducer(cuda, new KernelCompiler(KernelCache.user()));
             Throwable cause = NativeLibrary.CUBLASLT.unavailabilityCause();
             if (cause != null) {
                 logger.warn("fused operators multiply by libtorch, which takes longer", cause);
@@ -88,7 +87,9 @@ public final class Compute implements AutoCloseable {
             if (exchange != null) {
                 exchange.close();
             }
-            reducer.close();
+            if (reducer != null) {
+                reducer.close();
+            }
             streams.close();
             cuda.close();
         }
@@ -129,23 +130,28 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns what gathers and scatters by kernels.
+     * Tells whether kernels can gather and scatter; they are not compiled for that.
      *
      * @param buffers the group's
      * @param type the element type
      * @param byteSize the size of a shard or a part
-     * @return the kernels; empty, on all ranks alike, on the CPU and where they cannot
+     * @return whether they can; the same on all ranks
      */
-    public synchronized Optional<Exchange> exchange(
-            P2pBuffers buffers, ScalarType type, long byteSize) {
-        if (gpu == null || buffers.oneShotSlots().isEmpty()) {
-            return Optional.empty();
-        }
+    public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
+        return gpu != null && Exchange.isPossible(gpu.cuda, buffers, type, byteSize);
+    }
+
+    /**
+     * Returns what gathers and scatters by kernels, which it {@link #canExchange}.
+     *
+     * @return the kernels
+     */
+    public synchronized Exchange exchange() {
         if (gpu.exchange == null) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
             gpu.exchange = new Exchange(gpu.cuda, gpu.streams, compiler, worldSize);
         }
-        return Optional.of(gpu.exchange).filter(all -> all.isPossible(buffers, type, byteSize));
+        return gpu.exchange;
     }
 
     /**
@@ -191,8 +197,13 @@ public final class Compute implements AutoCloseable {
      * @param average whether the sum is divided by their number
      * @return the reduction
      */
-    public Reduction reduction(ScalarType type, long count, int parts, boolean average) {
-        if (gpu != null && gpu.reducer.isSupported(type)) {
+    public synchronized Reduction reduction(
+            ScalarType type, long count, int parts, boolean average) {
+        if (gpu != null && RankOrderReducer.isSupported(gpu.cuda, type)) {
+            if (gpu.reducer == null) {
+                gpu.reducer =
+                        new RankOrderReducer(gpu.cuda, new KernelCompiler(KernelCache.user()));
+            }
             return (out, first, distance) ->
                     gpu.reducer.reduce(
                             gpu.stream, type, out, first, distance, count, parts, average);

@@ -59,13 +59,18 @@ public final class Exchange implements AutoCloseable {
                                 NativeLibrary.class, "scatter_gather/scatter_gather.cu"),
                         "-DRANKS=" + worldSize);
         gather = module.kernel("gather");
-        // A GPU from before bfloat16 has no kernel for that.
         TYPES.forEach(
-                (type, name) ->
-                        module.findKernel("scatter_" + name)
-                                .ifPresent(kernel -> scatters.put(type, kernel)));
+                (type, name) -> {
+                    if (isSupported(device, type)) {
+                        scatters.put(type, module.kernel("scatter_" + name));
+                    }
+                });
         processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         perProcessor = Math.min(blocks(gather), blocks(scatters.values()));
+    }
+
+    private static boolean isSupported(CudaDevice device, ScalarType type) {
+        return TYPES.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
     }
 
     private static int blocks(Collection<CudaKernel> kernels) {
@@ -80,14 +85,17 @@ public final class Exchange implements AutoCloseable {
      * Tells whether elements of a type can be exchanged; a word of all ones, which is a NaN in each
      * of these types, arrives as another NaN.
      *
+     * @param device this rank's GPU; those that have slots are of one architecture
      * @param buffers the group's
      * @param type the type
      * @param byteSize the size of a shard or a part
      * @return whether they can; the same on all ranks
      */
-    public boolean isPossible(P2pBuffers buffers, ScalarType type, long byteSize) {
+    static boolean isPossible(
+            CudaDevice device, P2pBuffers buffers, ScalarType type, long byteSize) {
         long slot = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
-        return scatters.containsKey(type)
+        return slot > 0
+                && isSupported(device, type)
                 && byteSize % PACK == 0
                 && byteSize <= MAX_LAUNCHES * slot;
     }
@@ -108,7 +116,7 @@ public final class Exchange implements AutoCloseable {
      * @param operation the operation under way
      * @param buffers the group's
      * @param shard the address of this rank's shard, {@link #isUsable}
-     * @param byteSize its size, for which {@link #isPossible}
+     * @param byteSize its size, for which it {@link #isPossible}
      * @param whole where the shards go, one behind the other in rank order
      * @param used all arrays, kept for replays
      */
@@ -139,7 +147,7 @@ public final class Exchange implements AutoCloseable {
      * @param buffers the group's
      * @param type the element type
      * @param parts the address of the parts, one for each rank, one behind the other
-     * @param byteSize the size of a part, for which {@link #isPossible}
+     * @param byteSize the size of a part, for which it {@link #isPossible}
      * @param sum where the sum of this rank's part goes
      * @param average whether it is divided by the number of ranks
      * @param used all arrays, kept for replays

@@ -39,21 +39,24 @@ final class RankOrderReducer implements AutoCloseable {
         module =
                 compiler.load(
                         device, KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu"));
-        // A GPU from before bfloat16 has no kernel for that.
         KERNELS.forEach(
-                (type, name) ->
-                        module.findKernel(name).ifPresent(kernel -> kernels.put(type, kernel)));
+                (type, name) -> {
+                    if (isSupported(device, type)) {
+                        kernels.put(type, module.kernel(name));
+                    }
+                });
     }
 
-    boolean isSupported(ScalarType type) {
-        return kernels.containsKey(type);
+    /** Tells whether a GPU has a kernel for a type. None is compiled for that. */
+    static boolean isSupported(CudaDevice device, ScalarType type) {
+        return KERNELS.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
     }
 
     /**
      * Enqueues a reduction.
      *
      * @param stream where
-     * @param type the element type, which {@link #isSupported}
+     * @param type the element type, which {@link #isSupported} there
      * @param out the address where the result goes
      * @param first the address of the first part
      * @param distance from one part to the next, in bytes
