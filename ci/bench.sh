@@ -61,7 +61,7 @@ bench_cpu() {
 
 # Without setup: all that is needed is Java where it has been built before.
 bench_gpu() {
-  local json=$root/ci/results/gpu-bench.json ranks='' commit status=0 cold file
+  local json='' ranks='' commit status=0 cold file
   local -a args=()
   # NVSwitch's multicast can take a host out of service.
   export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
@@ -83,6 +83,8 @@ bench_gpu() {
   done
   ranks=${ranks:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)}
   ((ranks > 0)) || die "there is no GPU here: nvidia-smi shows none"
+  # Each number of ranks has figures of its own; charts and pages call those of two ranks just gpu-bench.
+  [[ -n $json ]] || json=$root/ci/results/gpu-bench$( ((ranks == 2)) || printf -- -%s "$ranks").json
   args+=(--commit "$commit")
   cold=$(mktemp -d)
   DJLX_KERNELS_CACHE=$cold "$root/samples/run.sh" bench-gpu --ranks "$ranks" --json "${json%.json}-first.json" --commit "$commit" \
