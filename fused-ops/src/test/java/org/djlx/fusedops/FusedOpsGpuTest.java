@@ -477,6 +477,11 @@ class FusedOpsGpuTest {
                             int rows = odd ? fits ? 400 : 3_000_000 : 2;
                             NDArray a = manager.ones(new Shape(rows, 3));
                             NDArray b = manager.ones(new Shape(3, 3));
+                            // What a rank alone loads waits for the others where they share a GPU.
+                            for (int each : new int[] {2, 400}) {
+                                NDArray same = manager.ones(new Shape(each, 3));
+                                FusedOps.allGatherMatmul(same, List.of(b), 0, group);
+                            }
                             String message =
                                     assertThrows(
                                                     CollectiveException.class,
