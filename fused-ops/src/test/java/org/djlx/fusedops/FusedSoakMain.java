@@ -19,7 +19,7 @@ public final class FusedSoakMain {
     public static void main(String[] args) {
         Random random = new Random(Long.parseLong(args[0]));
         try (ProcessGroup group = ProcessGroups.init("shm", FusedSoakTest.options(random))) {
-            new RandomOperators(group, random.nextLong()).run(TIMES);
+            RandomOperators.ofAll(group, random.nextLong()).run(TIMES);
         }
     }
 }

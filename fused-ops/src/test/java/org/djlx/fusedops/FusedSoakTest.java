@@ -50,7 +50,7 @@ class FusedSoakTest {
                                         ProcessGroups.run(
                                                 groups,
                                                 group ->
-                                                        new RandomOperators(group, seed)
+                                                        RandomOperators.ofAll(group, seed)
                                                                 .run(TIMES));
                                 counts.forEach(one -> one.forEach(soak::add));
                             } finally {

@@ -4,11 +4,15 @@
  */
 package org.djlx.fusedops;
 
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
+
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.EnumSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
@@ -39,6 +43,7 @@ class GpuSoakTest {
 
     private static final int TIMES = 10;
     private static final int TIMES_FORCED = 3; // of each operator, by each path
+    private static final int TIMES_LAUNCHES = 100; // of each operator that is one launch
     private static final List<Path> FORCED = List.of(Path.SCHEDULED, Path.WHOLE, Path.ONE_LAUNCH);
 
     private int worldSize;
@@ -82,7 +87,7 @@ class GpuSoakTest {
                     groups,
                     group -> {
                         possible.addAll(paths(group));
-                        RandomProgram.ofCollectives(group, programs).run(TIMES).forEach(soak::add);
+                        count(soak, group, RandomProgram.ofCollectives(group, programs).run(TIMES));
                     });
             List<Path> forced = new ArrayList<>(FORCED);
             forced.add(null);
@@ -101,6 +106,13 @@ class GpuSoakTest {
     private static void forced(Path path, Runnable body) {
         try (FusedOps.Scope scope = path == null ? () -> {} : FusedOps.force(path)) {
             body.run();
+        }
+    }
+
+    /** Adds up what ranks have called alike, once. */
+    private static void count(Soak soak, ProcessGroup group, Map<String, Long> calls) {
+        if (group.rank() == 0) {
+            calls.forEach(soak::add);
         }
     }
 
@@ -146,7 +158,40 @@ class GpuSoakTest {
         Shape all = new Shape(16L * group.worldSize(), 64);
         new FusedCase(type, all, List.of(64), 0, false, seed)
                 .checkMatmulReduceScatter(group, ReduceOp.SUM, 1);
-        new RandomOperators(group, seed).run(TIMES_FORCED).forEach(soak::add);
+        count(soak, group, RandomOperators.ofAll(group, seed).run(TIMES_FORCED));
+    }
+
+    /** Also where ranks share a GPU. */
+    @Test
+    @SuppressWarnings("try") // the scope is not named in the body
+    void oneLaunch() throws InterruptedException {
+        assumeTrue(FusedOpsGpuTest.isHopper(), "the GPU is not a Hopper");
+        Soak.run(
+                "one launch on GPUs",
+                soak -> {
+                    List<ProcessGroup> groups =
+                            ProcessGroups.local(
+                                    "cuda_p2p",
+                                    worldSize,
+                                    P2pRanks.options().optBufferSize(64 << 20).build());
+                    try (FusedOps.Scope scope = FusedOps.force(Path.ONE_LAUNCH);
+                            UsageCounter usage = FusedOps.countUsage()) {
+                        while (soak.nextRound()) {
+                            long seed = soak.roundSeed();
+                            run(groups, group -> launches(soak, group, seed));
+                        }
+                        usage.choices()
+                                .keySet()
+                                .forEach(each -> assertEquals(Path.ONE_LAUNCH, each.path()));
+                        soak.add("calls of all ranks", usage.calls(Path.ONE_LAUNCH));
+                    } finally {
+                        groups.forEach(ProcessGroup::destroy);
+                    }
+                });
+    }
+
+    private static void launches(Soak soak, ProcessGroup group, long seed) {
+        count(soak, group, RandomOperators.ofOneLaunch(group, seed).run(TIMES_LAUNCHES));
     }
 
     @Test

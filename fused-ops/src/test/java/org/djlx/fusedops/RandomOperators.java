@@ -37,15 +37,29 @@ final class RandomOperators {
     private final Random random;
     private final Map<String, Runnable> kinds = new LinkedHashMap<>();
     private final Map<String, Long> counts = new TreeMap<>();
+    private boolean oneLaunch; // whether it is all that is wanted
 
-    RandomOperators(ProcessGroup group, long seed) {
+    private RandomOperators(ProcessGroup group, long seed) {
         this.group = group;
         this.random = new Random(seed);
         kinds.put("allGatherMatmul", this::allGatherMatmul);
         kinds.put("matmulReduceScatter", this::matmulReduceScatter);
-        kinds.put("allReduceRmsNorm", this::allReduceRmsNorm);
-        kinds.put("lowContentionAllGather", () -> lowContention(true));
-        kinds.put("lowContentionReduceScatter", () -> lowContention(false));
+    }
+
+    /** All of them. */
+    static RandomOperators ofAll(ProcessGroup group, long seed) {
+        RandomOperators all = new RandomOperators(group, seed);
+        all.kinds.put("allReduceRmsNorm", all::allReduceRmsNorm);
+        all.kinds.put("lowContentionAllGather", () -> all.lowContention(true));
+        all.kinds.put("lowContentionReduceScatter", () -> all.lowContention(false));
+        return all;
+    }
+
+    /** Fused matmuls that can be one launch, which needs neither NCCL nor cuBLAS. */
+    static RandomOperators ofOneLaunch(ProcessGroup group, long seed) {
+        RandomOperators launches = new RandomOperators(group, seed);
+        launches.oneLaunch = true;
+        return launches;
     }
 
     /** Calls each kind some times; returns how many calls of each this rank has issued. */
@@ -62,7 +76,7 @@ final class RandomOperators {
 
     /** Mostly of 16 bits, which have kernels of their own. */
     private ScalarType type() {
-        List<ScalarType> types = random.nextBoolean() ? HALVES : TYPES;
+        List<ScalarType> types = oneLaunch || random.nextBoolean() ? HALVES : TYPES;
         return types.get(random.nextInt(types.size()));
     }
 
@@ -97,24 +111,30 @@ final class RandomOperators {
         return new Shape(sizes);
     }
 
+    /** Any dimension, but for one launch the last. */
+    private int dim(int dimensions) {
+        int dim = random.nextInt(2 * dimensions) - dimensions;
+        return oneLaunch && Math.floorMod(dim, dimensions) == dimensions - 1 ? dim - 1 : dim;
+    }
+
     private void allGatherMatmul() {
         int dimensions = 2 + random.nextInt(3);
-        boolean whole = random.nextBoolean();
+        boolean whole = oneLaunch || random.nextBoolean();
         Shape shape = whole ? wholeShape(dimensions) : shape(dimensions);
         List<Integer> columns = new ArrayList<>();
         for (int i = random.nextInt(3); i >= 0; i--) {
             columns.add(whole ? wholeSize() : size());
         }
-        int dim = random.nextInt(2 * dimensions) - dimensions;
+        int dim = dim(dimensions);
         call(shape, columns, dim).checkAllGatherMatmul(group, 1 + random.nextInt(3));
     }
 
     private void matmulReduceScatter() {
         int dimensions = 2 + random.nextInt(3);
-        boolean whole = random.nextBoolean();
+        boolean whole = oneLaunch || random.nextBoolean();
         Shape shape = whole ? wholeShape(dimensions) : shape(dimensions);
         int columns = whole ? wholeSize() : size();
-        int dim = random.nextInt(2 * dimensions) - dimensions;
+        int dim = dim(dimensions);
         int axis = dim < 0 ? dim + dimensions : dim;
         if (axis == dimensions - 1) {
             columns *= group.worldSize();
@@ -123,7 +143,9 @@ final class RandomOperators {
             sizes[axis] *= group.worldSize();
             shape = new Shape(sizes);
         }
-        ReduceOp op = random.nextBoolean() ? ReduceOp.SUM : ReduceOp.AVG;
+        // One launch divides by powers of two alone, which rounds nothing.
+        boolean sum = oneLaunch && Integer.bitCount(group.worldSize()) > 1;
+        ReduceOp op = sum || random.nextBoolean() ? ReduceOp.SUM : ReduceOp.AVG;
         call(shape, List.of(columns), dim)
                 .checkMatmulReduceScatter(group, op, 1 + random.nextInt(3));
     }

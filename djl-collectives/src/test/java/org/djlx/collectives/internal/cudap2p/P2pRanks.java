@@ -35,9 +35,14 @@ public final class P2pRanks {
                 : Math.min(RegionLayout.MAX_RANKS, CudaDevice.count());
     }
 
-    /** Skips the test, with the cause, where ranks share a GPU. */
+    /** Skips the test where ranks share a GPU, as it takes the way of NCCL. */
     public static void requireNccl() {
-        Assumptions.assumeTrue(!isShared(), "NCCL needs a GPU for each rank");
+        requireOwnGpus("NCCL needs a GPU for each rank");
+    }
+
+    /** Skips the test, with the cause, where ranks share a GPU. */
+    public static void requireOwnGpus(String cause) {
+        Assumptions.assumeFalse(isShared(), cause);
     }
 
     /** Whether ranks share a GPU, and so have no NCCL. */
