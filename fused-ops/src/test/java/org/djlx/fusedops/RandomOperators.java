@@ -80,9 +80,10 @@ final class RandomOperators {
         return types.get(random.nextInt(types.size()));
     }
 
-    /** Of whole units, up to several tiles where a GPU computes. */
+    /** Of whole units, up to several tiles where a GPU computes, but mostly one. */
     private int wholeSize() {
-        return UNIT * (1 + random.nextInt(group.device().isGpu() ? 75 : 12));
+        boolean large = group.device().isGpu() && random.nextInt(3) == 0;
+        return UNIT * (1 + random.nextInt(large ? 75 : 12));
     }
 
     /** A matrix, or a few, whose rows are whole units. */

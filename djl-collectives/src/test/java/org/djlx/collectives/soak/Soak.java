@@ -43,6 +43,7 @@ public final class Soak {
                     "process reaper",
                     "ForkJoinPool",
                     "Common-Cleaner",
+                    "CompletableFutureDelayScheduler",
                     "JNA Cleaner",
                     "junit",
                     "Attach Listener",
