@@ -81,7 +81,7 @@ final class DataParallelTrainer extends Trainer {
     }
 
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
-        super(model, isFirst(settings) ? config : quiet(config));
+        super(model, isFirst(model, settings) ? config : quiet(config));
         this.settings = settings;
         optimizer = config.getOptimizer();
         processes = settings.group() != null || isOneOfSeveral();
@@ -94,13 +94,18 @@ final class DataParallelTrainer extends Trainer {
         return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
     }
 
-    private static boolean isFirst(DataParallelConfig settings) {
+    /** Tells whether this is the first rank of all, also of those that share the model. */
+    private static boolean isFirst(Model model, DataParallelConfig settings) {
+        ProcessGroup parts = P2pModel.parts(model.getBlock());
+        if (parts != null && parts.rank() > 0) {
+            return false;
+        }
         return settings.group() != null
                 ? settings.group().rank() == 0
                 : !isOneOfSeveral() || System.getenv("RANK").trim().equals("0");
     }
 
-    /** Leaves out what writes logs, to files too, which the first process does for all. */
+    /** Leaves out what writes logs, to files too, which the first rank does for all. */
     private static TrainingConfig quiet(TrainingConfig config) {
         DefaultTrainingConfig quiet =
                 new DefaultTrainingConfig(config.getLossFunction())

@@ -20,23 +20,28 @@ import ai.djl.training.initializer.Initializer;
 import ai.djl.translate.Translator;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
+import java.io.DataOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
+import java.io.OutputStream;
 import java.net.URL;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Properties;
 import java.util.ServiceLoader;
 import java.util.function.Function;
 import java.util.function.Predicate;
 import java.util.regex.Pattern;
+import org.djlx.collectives.ProcessGroup;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
  * A model of the PyTorch engine, but for its trainer, and for models that are divided among ranks,
- * which {@link ParallelModelLoader}s load. Of several processes, the first saves it.
+ * which {@link ParallelModelLoader}s load. Of several processes, the first saves it; with {@link
+ * DividedBlock}s, the first of those that share its parameters, which collect them.
  */
 final class P2pModel implements Model {
 
@@ -81,7 +86,46 @@ final class P2pModel implements Model {
             LOG.info("Process {} leaves it to the first to save {}.", process, newModelName);
             return;
         }
-        model.save(modelPath, newModelName);
+        ProcessGroup parts = parts(getBlock());
+        boolean first = parts == null || parts.rank() == 0;
+        // What fails most often fails on all ranks before any waits for another's part.
+        Agreement.run(
+                parts,
+                "save",
+                () -> {
+                    if (first) {
+                        Files.createDirectories(modelPath);
+                    }
+                    return null;
+                });
+        if (!first) {
+            // If the first fails meanwhile, this does too, as the first does not send its parts.
+            getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));
+        }
+        Agreement.run(
+                parts,
+                "save",
+                () -> {
+                    if (first) {
+                        model.save(modelPath, newModelName);
+                    }
+                    return null;
+                });
+    }
+
+    /** Returns the ranks that share a block's parameters; null if each has all of them. */
+    static ProcessGroup parts(Block block) {
+        if (block == null) {
+            return null;
+        }
+        if (block instanceof DividedBlock divided) {
+            return divided.group();
+        }
+        return block.getChildren().values().stream()
+                .map(P2pModel::parts)
+                .filter(Objects::nonNull)
+                .findFirst()
+                .orElse(null);
     }
 
     @Override

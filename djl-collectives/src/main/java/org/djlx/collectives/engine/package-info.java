@@ -15,6 +15,7 @@
  * + DistributedSampler    divides a dataset among processes
  * + CheckpointManager     saves a job's state, and has it go on from there
  * + TrainingProgress      how far a job has come
+ * + DividedBlock          a block whose parameters are divided among ranks; for blocks of your own
  * + ParallelModelLoader   loads models that are divided among ranks; for loaders of your own
  * + ParallelModel         what it loads
  *   ParallelPredictor     hands requests to that

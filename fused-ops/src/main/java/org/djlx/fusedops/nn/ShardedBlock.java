@@ -26,6 +26,7 @@ import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.FusedOps;
@@ -61,9 +62,10 @@ import org.djlx.nativeops.Torch;
  * <p>A full parameter has the shape of the same block without division. Initialisers make full
  * ones, on rank 0 of the group alone, so that a seed gives the same for any number of ranks; each
  * rank keeps its part. Saving collects them and loading divides them, so a checkpoint does not
- * depend on the number of ranks; all ranks save, each the same, and all ranks load.
+ * depend on the number of ranks; all ranks save, each the same, and all ranks load. {@code
+ * Model.save} of the engine {@code PyTorch-P2P}, which all ranks call too, writes one file.
  */
-public abstract class ShardedBlock extends AbstractBlock {
+public abstract class ShardedBlock extends AbstractBlock implements DividedBlock {
 
     private static final byte VERSION = 1;
 
@@ -247,7 +249,8 @@ public abstract class ShardedBlock extends AbstractBlock {
         }
     }
 
-    final ProcessGroup group() {
+    @Override
+    public final ProcessGroup group() {
         return group;
     }
 
