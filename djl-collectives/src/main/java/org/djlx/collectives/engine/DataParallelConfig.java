@@ -22,8 +22,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
 
     private Integer ranks = ranksProperty();
-    private GradientReduction reduction =
+    private final GradientReduction usualReduction =
             property("gradientReduction", GradientReduction.class, GradientReduction.SUM);
+    private GradientReduction reduction; // null if it is not set here
     private GradientCompression compression =
             property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
     private long bucketBytes = Long.getLong(PREFIX + "bucketBytes", BUCKET_BYTES);
@@ -75,7 +76,11 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets how the gradients of processes become one. The same on all of them.
+     * Sets how the gradients of processes, or of trainers with a group, become one. The same on all
+     * of them. Several ranks in this JVM have one loss, of the whole batch, and so gradients as one
+     * device has them: {@code newTrainer} then refuses {@link GradientReduction#MEAN} from here,
+     * which would make them smaller, while the system property {@code org.djlx.gradientReduction},
+     * which may be that of all programs, is for processes alone.
      *
      * @param reduction {@link GradientReduction#SUM}, which is the default, or {@link
      *     GradientReduction#MEAN}
@@ -153,7 +158,21 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     GradientReduction reduction() {
-        return reduction;
+        return reduction == null ? usualReduction : reduction;
+    }
+
+    /** Checks that nothing was asked for that several ranks of a JVM do not do. */
+    void checkRanksOfOneJvm(int ranks) {
+        if (reduction == GradientReduction.MEAN) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: optGradientReduction(MEAN) is for processes, each of which"
+                                + " has a loss of its own; the %d ranks of this JVM have one loss,"
+                                + " of the whole batch, and so gradients as one device has them."
+                                + " Leave it out, or give it to processes alone, by"
+                                + " -D%sgradientReduction=MEAN",
+                            ranks, PREFIX));
+        }
     }
 
     GradientCompression compression() {

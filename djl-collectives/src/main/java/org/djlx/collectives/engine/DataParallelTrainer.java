@@ -163,6 +163,7 @@ final class DataParallelTrainer extends Trainer {
         Device[] each = new Device[ranks];
         Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
         if (ranks > 1) {
+            settings.checkRanksOfOneJvm(ranks);
             String backend = settings.backend(devices[0].isGpu());
             ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
         }

@@ -6,7 +6,10 @@ package org.djlx.collectives.engine;
 
 import org.djlx.collectives.ReduceOp;
 
-/** How the gradients of processes, each of which has a loss of its own, become one. */
+/**
+ * How the gradients of processes, each of which has a loss of its own, become one. Ranks of one JVM
+ * have one loss, and its gradient.
+ */
 public enum GradientReduction {
     /** They are added up: the gradient of the sum of the losses. */
     SUM(ReduceOp.SUM),

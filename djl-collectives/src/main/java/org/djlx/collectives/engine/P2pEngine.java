@@ -75,13 +75,13 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
  * them. {@link GradientReduction} says how their gradients become one: added up, unless {@code
- * MEAN} is asked for. All call {@code Model.save}, and only rank 0 writes the file; only there
- * DJL's listeners hear of the job that write logs: {@code LoggingTrainingListener}, {@code
- * TimeMeasureTrainingListener} and {@code MemoryTrainingListener}. Where the parameters themselves
- * are divided among ranks, by {@link DividedBlock}s, that is one rank of all: the first of those
- * that share a model, and of those that share batches. The ranks that share the model with it send
- * it their parts in {@code Model.save}, and return when the file is written, or fail when it cannot
- * be.
+ * MEAN} is asked for, which several ranks of one JVM refuse. All call {@code Model.save}, and only
+ * rank 0 writes the file; only there DJL's listeners hear of the job that write logs: {@code
+ * LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code MemoryTrainingListener}.
+ * Where the parameters themselves are divided among ranks, by {@link DividedBlock}s, that is one
+ * rank of all: the first of those that share a model, and of those that share batches. The ranks
+ * that share the model with it send it their parts in {@code Model.save}, and return when the file
+ * is written, or fail when it cannot be.
  *
  * <p>Parameters are sent from rank 0 to all others when the trainer is initialised, or, if the
  * model is, before the first forward pass, and compared then, and when the trainer is closed.

@@ -398,6 +398,43 @@ class DataParallelTest {
         }
     }
 
+    /** They have one loss, of which there is no mean to take. */
+    @Test
+    void ranksOfOneJvmRefuseMean() throws Exception {
+        try (Model model = Model.newInstance("mean", P2pEngine.NAME)) {
+            model.setBlock(Training.block());
+            DataParallelConfig config =
+                    config("sgd").optGradientReduction(GradientReduction.MEAN).optRanks(2);
+            String message =
+                    assertThrows(IllegalArgumentException.class, () -> model.newTrainer(config))
+                            .getMessage();
+            assertTrue(message.contains("the 2 ranks of this JVM have one loss"), message);
+            assertTrue(message.contains("-Dorg.djlx.gradientReduction=MEAN"), message);
+            model.newTrainer(config.optRanks(1)).close(); // Its own gradient is the mean.
+        }
+    }
+
+    /** The property is for processes, and may be there for all programs. */
+    @Test
+    void ranksOfOneJvmTrainAsOneDeviceBesideAPropertyForProcesses() throws Exception {
+        System.setProperty("org.djlx.gradientReduction", "MEAN");
+        try {
+            Outcome outcome =
+                    Training.fit(
+                            P2pEngine.NAME,
+                            config("sgd").optRanks(2),
+                            Training.block(),
+                            ITEMS,
+                            inOrder(BATCH),
+                            3,
+                            5,
+                            trainer -> {});
+            assertSame(reference("sgd", inOrder(BATCH)), outcome);
+        } finally {
+            System.clearProperty("org.djlx.gradientReduction");
+        }
+    }
+
     /** A parameter that drifts away on one rank is found when the trainer is closed. */
     @Test
     void parametersThatDifferAtTheEndAreFound() {
