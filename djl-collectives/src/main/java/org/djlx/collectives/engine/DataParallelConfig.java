@@ -8,6 +8,7 @@ import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.loss.Loss;
 import java.util.Arrays;
 import java.util.Locale;
+import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
 
 /**
@@ -21,13 +22,13 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     private static final String PREFIX = "org.djlx.";
     private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
 
-    private Integer ranks = ranksProperty();
+    private Integer ranks = property("ranks", Integer::valueOf, null);
     private final GradientReduction usualReduction =
             property("gradientReduction", GradientReduction.class, GradientReduction.SUM);
     private GradientReduction reduction; // null if it is not set here
     private GradientCompression compression =
             property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
-    private long bucketBytes = Long.getLong(PREFIX + "bucketBytes", BUCKET_BYTES);
+    private long bucketBytes = property("bucketBytes", Long::valueOf, BUCKET_BYTES);
     private String backend = System.getProperty(PREFIX + "backend");
     private ProcessGroup group;
 
@@ -35,18 +36,22 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Creates a configuration.
      *
      * @param loss the loss
+     * @throws IllegalArgumentException if one of the system properties has a value that it cannot
+     *     have
      */
     public DataParallelConfig(Loss loss) {
         super(loss);
     }
 
-    private static Integer ranksProperty() {
-        String value = System.getProperty(PREFIX + "ranks");
+    private static <N> N property(String name, Function<String, N> parser, N otherwise) {
+        String value = System.getProperty(PREFIX + name);
         try {
-            return value == null ? null : Integer.valueOf(value.trim());
+            return value == null ? otherwise : parser.apply(value.trim());
         } catch (NumberFormatException e) {
             throw new IllegalArgumentException(
-                    "the system property " + PREFIX + "ranks is not a number: " + value, e);
+                    String.format(
+                            "the system property %s%s is not a number: %s", PREFIX, name, value),
+                    e);
         }
     }
 

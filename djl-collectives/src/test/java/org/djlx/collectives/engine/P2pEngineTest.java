@@ -26,6 +26,8 @@ import java.nio.file.Path;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 class P2pEngineTest {
 
@@ -115,15 +117,26 @@ class P2pEngineTest {
                             () -> model.newTrainer(config.optRanks(0)));
             assertTrue(ranks.getMessage().contains("1 or more: 0"), ranks.getMessage());
         }
-        System.setProperty("org.djlx.gradientReduction", "max");
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "ranks, two, is not a number: two",
+        "bucketBytes, 25MB, is not a number: 25MB",
+        "gradientReduction, max, 'must be one of [SUM, MEAN], not max'",
+        "gradientCompression, float16, 'must be one of [NONE, BFLOAT16], not float16'"
+    })
+    void wrongPropertiesAreNamed(String name, String value, String cause) {
+        System.setProperty("org.djlx." + name, value);
         try {
-            IllegalArgumentException reduction =
+            String message =
                     assertThrows(
-                            IllegalArgumentException.class,
-                            () -> new DataParallelConfig(Training.loss()));
-            assertTrue(reduction.getMessage().contains("[SUM, MEAN], not max"));
+                                    IllegalArgumentException.class,
+                                    () -> new DataParallelConfig(Training.loss()))
+                            .getMessage();
+            assertEquals("the system property org.djlx." + name + " " + cause, message);
         } finally {
-            System.clearProperty("org.djlx.gradientReduction");
+            System.clearProperty("org.djlx." + name);
         }
     }
 }
