@@ -52,14 +52,14 @@ import org.djlx.nativeops.NativeLibrary;
  * as if there were one device, and gets the same values. The backward pass goes back to the ranks,
  * and {@code trainer.step} adds their gradients up in buckets by a process group and updates each
  * rank's parameters. Where the block is a {@code SequentialBlock}, also of such, buckets of later
- * blocks are reduced while the backward pass of earlier ones still runs. So the number of ranks
- * does not change the gradients: unlike with DJL's own engines, where each device has a loss of its
- * own and what it adds up is larger by the number of devices where that is a mean. On GPUs DJL's
- * {@code Sgd}, {@code Adam} and {@code AdamW} update a parameter of float32 by one kernel, with the
- * same results; other optimizers, and other types, as they do without this engine. A float32
- * parameter has no gradient behind a step, unless an array from {@code getGradient()} is still
- * open, which then has zeros; asked for it, DJL makes zeros each time, to be closed as all that it
- * returns.
+ * blocks are reduced while the backward pass of earlier ones still runs; the gradients of any other
+ * block are all reduced in the step. So the number of ranks does not change the gradients: unlike
+ * with DJL's own engines, where each device has a loss of its own and what it adds up is larger by
+ * the number of devices where that is a mean. On GPUs DJL's {@code Sgd}, {@code Adam} and {@code
+ * AdamW} update a parameter of float32 by one kernel, with the same results; other optimizers, and
+ * other types, as they do without this engine. A float32 parameter has no gradient behind a step,
+ * unless an array from {@code getGradient()} is still open, which then has zeros; asked for it, DJL
+ * makes zeros each time, to be closed as all that it returns.
  *
  * <p>Between the backward pass and the step, and with several ranks in this JVM, {@code
  * getGradient()} shows what rank 0 has: its part, or for gradients that have been reduced already

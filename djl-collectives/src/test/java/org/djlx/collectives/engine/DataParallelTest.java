@@ -36,13 +36,18 @@ import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.Training.Outcome;
+import org.djlx.collectives.gradient.GradientRule;
+import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.NoGradient;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
@@ -784,7 +789,7 @@ class DataParallelTest {
         }
     }
 
-    /** Gradients of the last layers are on their way before the step. */
+    /** Gradients of later layers are on their way before those of earlier ones are computed. */
     @Test
     void bucketsAreReducedDuringTheBackwardPass() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
@@ -805,16 +810,63 @@ class DataParallelTest {
         assertReducedDuringBackward(config("sgd").optRanks(2));
     }
 
+    /** Tells when the way back passes it, and on which rank. */
+    private static final class Watch extends AbstractBlock {
+
+        private final Consumer<ParameterStore> passed;
+
+        Watch(Consumer<ParameterStore> passed) {
+            this.passed = passed;
+        }
+
+        @Override
+        protected NDList forwardInternal(
+                ParameterStore store,
+                NDList inputs,
+                boolean training,
+                PairList<String, Object> params) {
+            NDArray x = inputs.singletonOrThrow();
+            NDArray same = x.stopGradient();
+            GradientRule rule =
+                    (ins, kept, gradients) -> {
+                        passed.accept(store);
+                        return gradients;
+                    };
+            GradientScope scope = GradientScope.current().orElseThrow();
+            scope.record("a watch", List.of(x), List.of(), List.of(same), rule);
+            return new NDList(same);
+        }
+
+        @Override
+        public Shape[] getOutputShapes(Shape[] inputShapes) {
+            return inputShapes;
+        }
+    }
+
     private static void assertReducedDuringBackward(DataParallelConfig config) {
+        Trainer[] training = new Trainer[1];
+        Map<ProcessGroup, List<Integer>> counts = new ConcurrentHashMap<>();
+        Consumer<ParameterStore> note =
+                store -> {
+                    ProcessGroup group = group(training[0], store);
+                    counts.get(group).addAll(count(List.of(group), "allReduce"));
+                };
         SequentialBlock block =
                 new SequentialBlock()
                         .add(Linear.builder().setUnits(4).build())
-                        .add(Training.block());
+                        .add(new Watch(note))
+                        .add(
+                                new SequentialBlock()
+                                        .add(Linear.builder().setUnits(8).build())
+                                        .add(new Watch(note)))
+                        .add(Linear.builder().setUnits(3).build());
         try (Model model = Model.newInstance("overlap", P2pEngine.NAME)) {
             model.setBlock(block);
             try (Trainer trainer = model.newTrainer(config.optBucketBytes(1))) {
+                training[0] = trainer;
                 trainer.initialize(new Shape(1, 3));
                 List<ProcessGroup> groups = groups(trainer);
+                groups.forEach(group -> counts.put(group, new ArrayList<>()));
                 List<Integer> before = count(groups, "allReduce");
                 try (GradientCollector collector = trainer.newGradientCollector()) {
                     NDArray x = trainer.getManager().ones(new Shape(5, 3));
@@ -822,7 +874,12 @@ class DataParallelTest {
                     assertEquals(before, count(groups, "allReduce"));
                     collector.backward(y.square().sum());
                 }
-                // Of 3 layers with 2 parameters each, all but the first.
+                // Of 3 layers with 2 parameters each, those behind the place that is passed.
+                for (int i = 0; i < groups.size(); i++) {
+                    int none = before.get(i);
+                    assertEquals(List.of(none + 2, none + 4), counts.get(groups.get(i)));
+                }
+                // All but the first.
                 assertEquals(plus(before, 4), count(groups, "allReduce"));
                 trainer.step();
                 assertEquals(plus(before, 6), count(groups, "allReduce"));
@@ -860,6 +917,16 @@ class DataParallelTest {
     /** Returns the groups of the ranks that a trainer has here. */
     private static List<ProcessGroup> groups(Trainer trainer) {
         return ((DataParallelTrainer) trainer).replicas().stream().map(Replica::group).toList();
+    }
+
+    /** Returns the group of the rank whose arrays a store has. */
+    private static ProcessGroup group(Trainer trainer, ParameterStore store) {
+        return ((DataParallelTrainer) trainer)
+                .replicas().stream()
+                        .filter(replica -> replica.store() == store)
+                        .map(Replica::group)
+                        .findFirst()
+                        .orElseThrow();
     }
 
     private static List<Integer> plus(List<Integer> counts, int more) {
