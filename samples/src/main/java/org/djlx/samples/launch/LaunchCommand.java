@@ -77,7 +77,9 @@ public final class LaunchCommand implements Callable<Integer> {
             names = "--max-restarts",
             paramLabel = "N",
             description =
-                    "How often all ranks are started again when one has failed; 0 if not given.")
+                    "How often all ranks are started again when one has failed; 0 if not given."
+                            + " Refused with several nodes, whose launchers do not start their"
+                            + " ranks again together: start the whole job again there.")
     private int maxRestarts;
 
     @Option(

@@ -303,8 +303,9 @@ public final class Launcher {
         }
 
         /**
-         * Sets how often all ranks are started again when one has failed; 0 by default, and with
-         * several nodes.
+         * Sets how often all ranks are started again when one has failed; 0 by default. With
+         * several nodes {@link #build} refuses another number, as the launchers do not start their
+         * ranks again together.
          *
          * @param maxRestarts the number of restarts, not negative
          * @return this builder
