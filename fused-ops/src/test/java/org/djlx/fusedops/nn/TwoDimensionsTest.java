@@ -14,17 +14,25 @@ import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
 import ai.djl.training.listener.TrainingListenerAdapter;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.engine.DataParallelConfig;
 import org.djlx.collectives.engine.DistributedSampler;
 import org.djlx.collectives.engine.GradientReduction;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.engine.Training;
 import org.djlx.collectives.engine.Training.Outcome;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -35,13 +43,43 @@ import org.junit.jupiter.params.provider.CsvSource;
 class TwoDimensionsTest {
 
     private static final float TOLERANCE = 2e-5f;
+    private static final int RANKS = 4;
     private static final int BATCH = 8;
     private static final int ITEMS = 32;
 
     @ParameterizedTest
     @CsvSource({"sgd, 2", "adam, 2", "adam, 1", "adam, 4"})
     @Timeout(120)
-    void trainAsOneDevice(String optimizer, int tensorParallel) throws Exception {
+    void trainAsOneDevice(String optimizer, int tensorParallel, @TempDir Path directory)
+            throws Exception {
+        List<ProcessGroup> groups = ProcessGroups.local(RANKS);
+        try {
+            List<Outcome> outcomes =
+                    ProcessGroups.run(
+                            groups, group -> run(group, optimizer, tensorParallel, directory));
+            assertAsOneDevice(optimizer, outcomes, directory);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    @Timeout(200)
+    void processesTrainAsOneDevice(@TempDir Path directory) throws Exception {
+        List<Outcome> outcomes = new ArrayList<>();
+        try (RankProcesses processes =
+                new RankProcesses(
+                        RANKS, TwoDimensionsMain.class, "adam", "2", directory.toString())) {
+            processes.awaitSuccess();
+            for (int rank = 0; rank < RANKS; rank++) {
+                outcomes.add(TwoDimensionsMain.parse(processes.output(rank)));
+            }
+        }
+        assertAsOneDevice("adam", outcomes, directory);
+    }
+
+    private static void assertAsOneDevice(String optimizer, List<Outcome> outcomes, Path directory)
+            throws Exception {
         TrainingConfig config =
                 new DefaultTrainingConfig(Training.loss())
                         .optOptimizer(Training.optimizer(optimizer));
@@ -53,34 +91,46 @@ class TwoDimensionsTest {
                         .add(Linear.builder().setUnits(Training.CLASSES).build());
         Outcome expected =
                 Training.fit("PyTorch", config, undivided, ITEMS, whole, 3, 5, trainer -> {});
-        int dataParallel = 4 / tensorParallel;
-        List<ProcessGroup> groups = ProcessGroups.local(4);
-        try {
-            List<List<float[]>> parameters =
-                    ProcessGroups.run(
-                            groups,
-                            group -> {
-                                ProcessGroup tensor =
-                                        group.split(group.rank() / tensorParallel, group.rank());
-                                ProcessGroup data =
-                                        group.split(group.rank() % tensorParallel, group.rank());
-                                return run(optimizer, tensor, data, BATCH / dataParallel);
-                            });
-            for (List<float[]> own : parameters) {
-                assertEquals(expected.parameters().size(), own.size());
-                for (int i = 0; i < own.size(); i++) {
-                    assertArrayEquals(
-                            expected.parameters().get(i), own.get(i), TOLERANCE, "parameter " + i);
-                }
+        for (int step = 0; step < expected.losses().size(); step++) {
+            double mean = 0;
+            for (Outcome own : outcomes) {
+                mean += own.losses().get(step) / RANKS;
             }
-        } finally {
-            groups.forEach(ProcessGroup::destroy);
+            assertEquals(expected.losses().get(step), mean, TOLERANCE, "batch " + step);
+        }
+        for (Outcome own : outcomes) {
+            assertEquals(expected.losses().size(), own.losses().size());
+            assertEquals(expected.parameters().size(), own.parameters().size());
+            for (int i = 0; i < own.parameters().size(); i++) {
+                assertArrayEquals(
+                        expected.parameters().get(i),
+                        own.parameters().get(i),
+                        TOLERANCE,
+                        "parameter " + i);
+            }
+        }
+        try (Stream<Path> files = Files.list(directory)) {
+            assertEquals(
+                    List.of(directory.resolve("classifier-0000.params")),
+                    files.toList(),
+                    "one rank saves");
         }
     }
 
-    /** Trains on one rank, and returns the full parameters. */
-    private static List<float[]> run(
-            String optimizer, ProcessGroup tensor, ProcessGroup data, int batch) throws Exception {
+    /** Trains on one rank, saves, and returns its losses and the full parameters. */
+    static Outcome run(ProcessGroup group, String optimizer, int tensorParallel, Path directory)
+            throws Exception {
+        int rank = group.rank();
+        try (ProcessGroup tensor = group.split(rank / tensorParallel, rank);
+                ProcessGroup data = group.split(rank % tensorParallel, rank)) {
+            return run(optimizer, tensor, data, directory);
+        }
+    }
+
+    private static Outcome run(
+            String optimizer, ProcessGroup tensor, ProcessGroup data, Path directory)
+            throws Exception {
+        int batch = BATCH / data.worldSize();
         DataParallelConfig config =
                 new DataParallelConfig(Training.loss())
                         .optProcessGroup(data)
@@ -105,9 +155,15 @@ class TwoDimensionsTest {
                             full.add(part.full("weight", trainer.getManager()).toFloatArray());
                             full.add(part.full("bias", trainer.getManager()).toFloatArray());
                         }
+                        try {
+                            trainer.getModel().save(directory, "classifier");
+                        } catch (IOException e) {
+                            throw new UncheckedIOException(e);
+                        }
                     }
                 });
-        Training.fit(P2pEngine.NAME, config, block, ITEMS, sampler, 3, seed, trainer -> {});
-        return full;
+        Outcome own =
+                Training.fit(P2pEngine.NAME, config, block, ITEMS, sampler, 3, seed, trainer -> {});
+        return new Outcome(own.losses(), full);
     }
 }
