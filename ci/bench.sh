@@ -10,9 +10,10 @@
 #     JVMs compile early and by C1 alone, as README.md advises for ranks that are threads; the files name their options.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
 #   ci/bench.sh train [arguments of `samples/run.sh bench-train`]
-#     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, where python3 has it, PyTorch
+#     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, where python3 has it, PyTorch;
+#     then a block, as `ci/bench.sh block` with the same --ranks and --commit. Of --json FILE, its figures go into FILE-block.json
 #   ci/bench.sh block [arguments of `samples/run.sh bench-block`]
-#     a tensor-parallel transformer block, forward and backward, beside its matmuls alone
+#     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `samples/run.sh bench-decode`]
 #     text from a Llama: loading, steps of a batch, the first token of a long prompt, clients of the HTTP server. On GPUs, all
 #     there are, one of 8B's sizes, beside PyTorch where python3 has it; where there are none a tiny one on 2 CPU ranks
@@ -24,6 +25,9 @@ source "$root/ci/setup.sh"
 
 peer_jars=$root/djl-collectives/target/peer
 work=$root/ci/target
+
+# NVSwitch's multicast can take a host out of service.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 
 # commit: prints the state of the code, with "-dirty" if it is not as it was committed; nothing where git does not know.
 commit() {
@@ -59,16 +63,9 @@ bench_cpu() {
   "$root/samples/run.sh" bench-coalesced --json "$root/ci/results/cpu-coalesced.json" --commit "$(commit)"
 }
 
-# Without setup: all that is needed is Java where it has been built before.
-bench_gpu() {
-  local json='' ranks='' commit status=0 cold file
-  local -a args=()
-  # NVSwitch's multicast can take a host out of service.
-  export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
-  # Code that counts branches for C2 makes calls by two threads at once take half as long again, for thousands of calls.
-  export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
-  [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
-  commit=$(commit)
+# common_options ARG...: of a benchmark's arguments, puts --json, --ranks and --commit into the caller's variables of these
+# names, and the others behind its args.
+common_options() {
   while (($#)); do
     case $1 in
       --json=* | --ranks=* | --commit=*) printf -v "$(sed 's/^--//; s/=.*//' <<<"$1")" %s "${1#*=}" ;;
@@ -81,7 +78,23 @@ bench_gpu() {
     esac
     shift
   done
-  ranks=${ranks:-$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)}
+}
+
+# gpus: prints how many GPUs this host has.
+gpus() {
+  nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
+}
+
+# Without setup: all that is needed is Java where it has been built before.
+bench_gpu() {
+  local json='' ranks='' commit status=0 cold file
+  local -a args=()
+  # Code that counts branches for C2 makes calls by two threads at once take half as long again, for thousands of calls.
+  export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
+  [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
+  commit=$(commit)
+  common_options "$@"
+  ranks=${ranks:-$(gpus)}
   ((ranks > 0)) || die "there is no GPU here: nvidia-smi shows none"
   # Each number of ranks has figures of its own; charts and pages call those of two ranks just gpu-bench.
   [[ -n $json ]] || json=$root/ci/results/gpu-bench$( ((ranks == 2)) || printf -- -%s "$ranks").json
@@ -99,13 +112,21 @@ bench_gpu() {
 }
 
 bench_train() {
-  local -a args=()
-  # NVSwitch's multicast can take a host out of service.
-  export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+  local json='' ranks='' commit block status=0
+  local -a args=() both
   [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
-  [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/train.json")
-  [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
-  "$root/samples/run.sh" bench-train "${args[@]}" "$@"
+  commit=$(commit)
+  common_options "$@"
+  both=(--commit "$commit")
+  [[ -z $ranks ]] || both+=(--ranks "$ranks")
+  block=${json:+${json%.json}-block.json}
+  "$root/samples/run.sh" bench-train --json "${json:-$root/ci/results/train.json}" "${both[@]}" "${args[@]}" || status=$?
+  if (($(gpus) > 0)); then
+    bench_block --json "${block:-$root/ci/results/block.json}" "${both[@]}" || status=$?
+  else
+    say "There is no GPU here: the block, whose sizes are those of GPUs, is left out"
+  fi
+  return "$status"
 }
 
 bench_block() {
@@ -118,9 +139,7 @@ bench_block() {
 bench_decode() {
   local -a args=() defaults
   local file=decode.json option gpus
-  # NVSwitch's multicast can take a host out of service.
-  export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
-  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+  gpus=$(gpus)
   if ((gpus > 0)) && [[ " $*" != *" --device cpu"* && " $*" != *" --device=cpu"* ]]; then
     defaults=(--device=gpu "--ranks=$gpus" --model=8b --torch=python3)
   else

@@ -143,7 +143,7 @@ public final class BlockBenchCommand implements Callable<Integer> {
                 .printf(
                         "%s, %d tokens, %s: block %.2f ms (%.2f from idle), its matmuls alone"
                                 + " %.2f ms, its attention alone %.2f ms, one behind the other"
-                                + " %.2f ms; block / that %.3f%n",
+                                + " %.2f ms; block / matmuls %.3f, block / both %.3f%n",
                         ranks.text(),
                         tokens,
                         type,
@@ -152,6 +152,7 @@ public final class BlockBenchCommand implements Callable<Integer> {
                         matmuls,
                         attention,
                         both,
+                        block / matmuls,
                         block / both);
         spec.commandLine().getOut().flush();
         if (reports.json() != null) {

@@ -36,7 +36,13 @@ class BlockBenchTest {
         for (String part : new String[] {"block", "blockFromIdle", "matmuls", "attention"}) {
             assertTrue(report.get(part + "Milliseconds").getAsDouble() > 0, report::toString);
         }
-        assertTrue(out.toString().contains("its matmuls alone"), out::toString);
+        double block = report.get("blockMilliseconds").getAsDouble();
+        String ratios =
+                String.format(
+                        "block / matmuls %.3f, block / both %.3f",
+                        block / report.get("matmulsMilliseconds").getAsDouble(),
+                        block / report.get("matmulsAndAttentionMilliseconds").getAsDouble());
+        assertTrue(out.toString().contains(ratios), out::toString);
         assertEquals(2, Main.commandLine().execute("bench-block", "--tokens", "3"));
         assertEquals(2, Main.commandLine().execute("bench-block", "--warm-up", "-1"));
         assertEquals(2, Main.commandLine().execute("bench-block", "--turns", "0"));
