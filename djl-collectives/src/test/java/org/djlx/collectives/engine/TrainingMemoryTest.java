@@ -54,10 +54,9 @@ class TrainingMemoryTest {
                 steps(trainer, steps);
                 long grown = CHeap.bytesInUse() - before;
                 assertEquals(arrays, arrays(trainer.getManager()));
-                // If each step kept one activation of a rank, it would be four times as much.
-                assertTrue(
-                        grown < (long) steps * (ROWS / ranks) * FEATURES * Float.BYTES / 4,
-                        () -> grown + " bytes more are allocated");
+                // An activation of a rank has 32 KB, so that to keep one a step is 128 MB or more.
+                // The JVM's compilers were seen to return 7 to 16 MB meanwhile.
+                assertTrue(grown < 10 << 20, () -> grown + " bytes more are allocated");
             }
         }
     }
