@@ -39,9 +39,10 @@ final class LlamaService implements ParallelModel {
 
     @Override
     public Output predict(Input input) {
+        TextCall call = null;
         try {
             BytesSupplier data = input.getData();
-            TextCall call = api.read(data == null ? new byte[0] : data.getAsBytes());
+            call = api.read(data == null ? new byte[0] : data.getAsBytes());
             Generation generation = generator.submit(call.request());
             Answer answer = new Answer(input, call.format(), generation);
             generation.onProgress(answer::goOn);
@@ -49,12 +50,18 @@ final class LlamaService implements ParallelModel {
         } catch (ApiException e) {
             return refusal(e);
         } catch (IllegalArgumentException e) {
-            return refusal(new ApiException(400, "invalid_request_error", null, e.getMessage()));
+            return refusal(call, 400, "invalid_request_error", e);
         } catch (RejectedExecutionException e) {
-            return refusal(new ApiException(429, "rate_limit_error", null, e.getMessage()));
+            return refusal(call, 429, "rate_limit_error", e);
         } catch (IllegalStateException e) {
-            return refusal(new ApiException(503, "server_error", null, e.getMessage()));
+            return refusal(call, 503, "server_error", e);
         }
+    }
+
+    /** Refuses a request; one that could not be read, whose call is null, is a chat. */
+    private static Output refusal(TextCall call, int status, String type, RuntimeException e) {
+        ApiException failure = new ApiException(status, type, null, e.getMessage());
+        return refusal(call == null ? failure : call.format().refusal(failure));
     }
 
     private static Output refusal(ApiException e) {
@@ -140,7 +147,7 @@ final class LlamaService implements ParallelModel {
                 output.setCode(code);
                 output.setMessage(message);
                 output.addProperty("Content-Type", "application/json");
-                end(failure.toJson());
+                end(format.refusal(failure).toJson());
             }
         }
 

@@ -166,11 +166,15 @@ class LlamaLoaderTest {
                 Predictor<Input, Output> predictor = model.newPredictor()) {
             refuse(predictor, "not json");
             refuse(predictor, "");
-            refuse(predictor, "{}");
             refuse(predictor, "{\"inputs\": \"\"}");
             refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokens\": 128}}");
             refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokns\": 1}}");
             assertEquals(400, predictor.predict(new Input()).getCode());
+            for (String json : List.of("{}", "{\"prompt\": \"a\", \"max_tokens\": 128}")) {
+                Output output = predictor.predict(input(json));
+                JsonObject error = json(output.getData().getAsString()).getAsJsonObject("error");
+                assertEquals(output.getMessage(), error.get("message").getAsString());
+            }
             Output output = predictor.predict(input(invocation(2, false)));
             assertEquals(200, output.getCode());
             assertTrue(json(output.getData().getAsString()).has("generated_text"));
@@ -181,8 +185,9 @@ class LlamaLoaderTest {
             throws TranslateException {
         Output output = predictor.predict(input(json));
         assertEquals(400, output.getCode(), json);
-        JsonObject error = json(output.getData().getAsString()).getAsJsonObject("error");
-        assertEquals(output.getMessage(), error.get("message").getAsString());
+        JsonObject error = json(output.getData().getAsString());
+        assertEquals(output.getMessage(), error.get("error").getAsString());
+        assertEquals(400, error.get("code").getAsInt());
     }
 
     @Test
@@ -264,7 +269,7 @@ class LlamaLoaderTest {
             held.countDown();
             String answer = whole.getData().getAsString();
             closing.join();
-            assertTrue(json(answer).getAsJsonObject("error").toString().contains("cancelled"));
+            assertEquals("{\"error\":\"the generation was cancelled\",\"code\":503}", answer);
         }
         assertEquals(503, whole.getCode());
     }

@@ -221,7 +221,7 @@ final class Answer {
         if (begun) {
             end(new DefaultLastHttpContent(buffer(format.failure(failure))), 200, false);
         } else {
-            end(Replies.error(failure));
+            end(Replies.error(format.refusal(failure)));
         }
     }
 

@@ -43,6 +43,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     /** The route of requests that go to none, for metrics. */
     static final String OTHER = "other";
 
+    private static final String INVOCATIONS = "/invocations";
+
     private static final Logger logger = LoggerFactory.getLogger(ConnectionHandler.class);
 
     /** Reads a request of one kind. */
@@ -73,11 +75,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
         if (connections > server.options().maxConnections()) {
             busy = true;
-            reply(
+            refuse(
                     context,
-                    Replies.error(
-                            new ApiException(
-                                    503, "server_error", null, "too many clients are connected")));
+                    new ApiException(503, "server_error", null, "too many clients are connected"));
             return;
         }
         awaitRequest(context);
@@ -166,7 +166,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         try {
             serve(context, request);
         } catch (ApiException e) {
-            reply(context, Replies.error(e));
+            refuse(context, e);
         }
     }
 
@@ -215,7 +215,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             case "/v1/models" -> getForToken(context, request, path, this::models);
             case "/v1/chat/completions" -> generate(context, request, path, TextApi::chat);
             case "/v1/completions" -> generate(context, request, path, TextApi::completion);
-            case "/invocations" -> generate(context, request, path, TextApi::invocation);
+            case INVOCATIONS -> generate(context, request, path, TextApi::invocation);
             default -> {
                 if (!path.startsWith("/v1/models/")) {
                     throw new ApiException(
@@ -370,8 +370,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             logger.warn("A request could not be submitted", e);
             failure = new ApiException(500, "server_error", null, "the request has failed: " + e);
         }
-        FullHttpResponse error = Replies.error(failure);
-        onLoop(context, () -> reply(context, error));
+        onLoop(context, () -> refuse(context, failure));
     }
 
     /**
@@ -409,6 +408,11 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                         });
         answer.start();
         endAnswer(); // It may have been submitted when the others were told.
+    }
+
+    /** Replies with an error, in the form of the schema of the path. */
+    private void refuse(ChannelHandlerContext context, ApiException e) {
+        reply(context, Replies.error(route.equals(INVOCATIONS) ? e.forInvocation() : e));
     }
 
     private void reply(ChannelHandlerContext context, FullHttpResponse reply) {

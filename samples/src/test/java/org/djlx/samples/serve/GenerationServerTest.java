@@ -6,6 +6,7 @@ package org.djlx.samples.serve;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -120,7 +121,14 @@ class GenerationServerTest {
     }
 
     private static String error(HttpResponse<String> response) {
-        JsonObject error = json(response.body()).getAsJsonObject("error");
+        JsonObject json = json(response.body());
+        if (json.has("code")) { // DJL Serving's form.
+            assertEquals("/invocations", response.uri().getPath());
+            assertEquals(response.statusCode(), json.get("code").getAsInt());
+            return json.get("error").getAsString();
+        }
+        assertNotEquals("/invocations", response.uri().getPath());
+        JsonObject error = json.getAsJsonObject("error");
         assertEquals(response.statusCode(), error.get("code").getAsInt());
         return error.get("message").getAsString();
     }
@@ -299,6 +307,12 @@ class GenerationServerTest {
         HttpResponse<String> whole = send(post("/v1/completions", "{'prompt':'FAIL'}"));
         assertEquals(500, whole.statusCode());
         assertEquals("rank 1 has failed", error(whole));
+        HttpResponse<String> invocation = send(post("/invocations", "{'inputs':'FAIL'}"));
+        assertEquals(500, invocation.statusCode());
+        assertEquals("rank 1 has failed", error(invocation));
+        HttpResponse<String> huge = send(post("/invocations", "{'inputs':'HUGE'}"));
+        assertEquals(500, huge.statusCode());
+        assertTrue(error(huge).contains("made up"), huge::body);
         HttpResponse<String> streamed =
                 send(post("/v1/completions", "{'prompt':'FAIL','stream':true}"));
         assertEquals(200, streamed.statusCode());

@@ -61,6 +61,14 @@ public interface AnswerFormat {
     String failure(ApiException failure);
 
     /**
+     * Returns the refusal of an answer of which nothing has been sent.
+     *
+     * @param failure what happened
+     * @return the same, in the form of the request's schema
+     */
+    ApiException refusal(ApiException failure);
+
+    /**
      * Words an answer that is not streamed.
      *
      * @param pieces all pieces

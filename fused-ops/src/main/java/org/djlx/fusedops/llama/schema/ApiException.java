@@ -20,8 +20,11 @@ public final class ApiException extends RuntimeException {
     /** The entry of the request that is wrong, or null. */
     private final String option;
 
+    /** Whether the request is in DJL Serving's schema, and the error so, too. */
+    private final boolean ofInvocation;
+
     /**
-     * Creates the exception.
+     * Creates the exception, in OpenAI's form.
      *
      * @param status the HTTP status
      * @param type OpenAI's name for this kind of error, for example {@code invalid_request_error}
@@ -29,10 +32,30 @@ public final class ApiException extends RuntimeException {
      * @param message what is wrong
      */
     public ApiException(int status, String type, String option, String message) {
-        super(message);
+        this(status, type, option, message, false, null);
+    }
+
+    private ApiException(
+            int status,
+            String type,
+            String option,
+            String message,
+            boolean ofInvocation,
+            Throwable cause) {
+        super(message, cause);
         this.status = status;
         this.type = type;
         this.option = option;
+        this.ofInvocation = ofInvocation;
+    }
+
+    /**
+     * Returns this error in the form of DJL Serving's schema.
+     *
+     * @return the same error, caused by this
+     */
+    public ApiException forInvocation() {
+        return new ApiException(status, type, option, getMessage(), true, this);
     }
 
     /** Returns that an entry of the request is wrong. */
@@ -50,17 +73,23 @@ public final class ApiException extends RuntimeException {
     }
 
     /**
-     * Returns the error in OpenAI's form.
+     * Returns the error as the client is told.
      *
-     * @return a JSON object on one line
+     * @return a JSON object on one line: OpenAI's, or {@code {"error": message, "code": status}} if
+     *     it is {@linkplain #forInvocation for an invocation}
      */
     public String toJson() {
+        JsonObject json = new JsonObject();
+        if (ofInvocation) {
+            json.addProperty("error", getMessage());
+            json.addProperty("code", status);
+            return JsonOptions.GSON.toJson(json);
+        }
         JsonObject error = new JsonObject();
         error.addProperty("message", getMessage());
         error.addProperty("type", type);
         error.addProperty("param", option);
         error.addProperty("code", status);
-        JsonObject json = new JsonObject();
         json.add("error", error);
         return JsonOptions.GSON.toJson(json);
     }

@@ -82,6 +82,11 @@ final class InvocationAnswer implements AnswerFormat {
         return line(last);
     }
 
+    @Override
+    public ApiException refusal(ApiException failure) {
+        return failure.forInvocation();
+    }
+
     private static String line(JsonObject json) {
         return JsonOptions.GSON.toJson(json) + '\n';
     }

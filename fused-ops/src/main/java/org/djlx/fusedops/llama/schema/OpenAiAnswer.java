@@ -88,6 +88,11 @@ final class OpenAiAnswer implements AnswerFormat {
         return "data: " + failure.toJson() + "\n\n";
     }
 
+    @Override
+    public ApiException refusal(ApiException failure) {
+        return failure;
+    }
+
     private static String event(JsonObject json) {
         return "data: " + JsonOptions.GSON.toJson(json) + "\n\n";
     }

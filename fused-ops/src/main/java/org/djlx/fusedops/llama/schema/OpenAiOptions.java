@@ -17,10 +17,7 @@ final class OpenAiOptions {
      * as clients send them.
      */
     static GenerationRequest.Builder read(JsonOptions json) {
-        neutral(json, "n", 1);
-        neutral(json, "best_of", 1);
-        neutral(json, "presence_penalty", 0);
-        neutral(json, "frequency_penalty", 0);
+        requireNeutral(json);
         json.text("user", "");
         json.object("logit_bias").requireNoOthers();
         JsonOptions format = json.object("response_format");
@@ -32,7 +29,7 @@ final class OpenAiOptions {
                 GenerationRequest.builder()
                         .optTemperature(json.number("temperature", 0, 100, 1))
                         .optTopP(json.number("top_p", Double.MIN_NORMAL, 1, 1))
-                        .optTopK((int) json.integer("top_k", 0, Integer.MAX_VALUE, 0))
+                        .optTopK(topK(json))
                         .optRepetitionPenalty(
                                 json.number("repetition_penalty", Double.MIN_NORMAL, 100, 1))
                         .optIgnoreEndOfText(json.flag("ignore_eos", false))
@@ -49,6 +46,20 @@ final class OpenAiOptions {
             throw json.wrong(name, "strings that are not empty");
         }
         return stops;
+    }
+
+    /** Refuses what the options of both schemas ask for that nothing here can do. */
+    static void requireNeutral(JsonOptions json) {
+        neutral(json, "n", 1);
+        neutral(json, "best_of", 1);
+        neutral(json, "presence_penalty", 0);
+        neutral(json, "frequency_penalty", 0);
+        neutral(json, "min_p", 0);
+    }
+
+    /** Returns among how many tokens is drawn; 0, or -1 as vLLM has it, is among all. */
+    static int topK(JsonOptions json) {
+        return (int) Math.max(0, json.integer("top_k", -1, Integer.MAX_VALUE, 0));
     }
 
     private static void neutral(JsonOptions json, String name, long value) {

@@ -66,10 +66,11 @@ public final class TextApi {
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if it cannot be served
+     * @throws ApiException if it cannot be served; in the form of its schema, or in that of DJL
+     *     Serving's if it is no JSON object
      */
     public TextCall read(byte[] json) {
-        JsonOptions options = JsonOptions.parse(json);
+        JsonOptions options = parseInvocation(json);
         if (options.has("messages")) {
             return chat(options);
         }
@@ -215,13 +216,29 @@ public final class TextApi {
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if it cannot be served
+     * @throws ApiException if it cannot be served, in the form of this schema
      */
     public TextCall invocation(byte[] json) {
-        return invocation(JsonOptions.parse(json));
+        return invocation(parseInvocation(json));
     }
 
-    private TextCall invocation(JsonOptions json) {
+    private static JsonOptions parseInvocation(byte[] json) {
+        try {
+            return JsonOptions.parse(json);
+        } catch (ApiException e) {
+            throw e.forInvocation();
+        }
+    }
+
+    private static TextCall invocation(JsonOptions json) {
+        try {
+            return readInvocation(json);
+        } catch (ApiException e) {
+            throw e.forInvocation();
+        }
+    }
+
+    private static TextCall readInvocation(JsonOptions json) {
         String prompt = notEmpty(json, "inputs", json.text("inputs", ""));
         boolean streamed = json.flag("stream", false);
         JsonOptions options = json.object("parameters");
@@ -234,7 +251,7 @@ public final class TextApi {
                 GenerationRequest.builder()
                         .setPrompt(prompt)
                         .optTemperature(samples ? temperature : 0)
-                        .optTopK((int) options.integer("top_k", 0, Integer.MAX_VALUE, 0))
+                        .optTopK(OpenAiOptions.topK(options))
                         .optTopP(options.number("top_p", Double.MIN_NORMAL, 1, 1))
                         .optRepetitionPenalty(
                                 options.number("repetition_penalty", Double.MIN_NORMAL, 100, 1))
@@ -251,6 +268,11 @@ public final class TextApi {
         }
         String stops = options.has("stop") ? "stop" : "stop_sequences";
         builder.optStopStrings(OpenAiOptions.stops(options, stops));
+        if (options.flag("decoder_input_details", false)) {
+            throw options.wrong(
+                    "decoder_input_details", "false, as no scores of the prompt's tokens are kept");
+        }
+        OpenAiOptions.requireNeutral(options);
         boolean details = options.flag("details", false);
         boolean echoes = options.flag("return_full_text", false);
         options.requireNoOthers();
