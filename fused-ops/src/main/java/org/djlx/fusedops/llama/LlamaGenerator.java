@@ -127,13 +127,8 @@ public final class LlamaGenerator implements TextGenerator {
         checkAvailable(); // Before the tokenizer is used, which is closed with the generator.
         int[] prompt = request.promptTokens().orElseGet(() -> encode(request));
         check(prompt.length > 0, "the prompt has no tokens");
-        for (int token : prompt) {
-            check(
-                    token >= 0 && token < config.vocabularySize(),
-                    "the token %d of the prompt is none of the model's %d",
-                    token,
-                    config.vocabularySize());
-        }
+        checkTokens("of the prompt", prompt);
+        checkTokens("that ends it", request.stopTokens());
         check(
                 prompt.length <= maxLength() - request.maxNewTokens(),
                 "%d tokens of the prompt and %d new ones are more than the %d that this model is"
@@ -158,6 +153,17 @@ public final class LlamaGenerator implements TextGenerator {
             notifyAll();
         }
         return queue;
+    }
+
+    private void checkTokens(String what, int[] tokens) {
+        for (int token : tokens) {
+            check(
+                    token >= 0 && token < config.vocabularySize(),
+                    "the token %d %s is none of the model's %d",
+                    token,
+                    what,
+                    config.vocabularySize());
+        }
     }
 
     private void checkAvailable() {

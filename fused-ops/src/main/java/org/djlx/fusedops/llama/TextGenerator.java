@@ -26,7 +26,8 @@ public interface TextGenerator extends AutoCloseable {
      * @param request the request
      * @return the generation, whose pieces come from now on
      * @throws IllegalArgumentException if the model cannot do it: the prompt is empty or, with what
-     *     is to be generated, too long, or has a token that the model does not know
+     *     is to be generated, too long, or has a token that the model does not know, as a stop
+     *     token may be
      * @throws java.util.concurrent.RejectedExecutionException if too many requests wait already
      * @throws IllegalStateException if the generator is closed, or its model is lost: {@link
      *     #unavailabilityCause()} says why

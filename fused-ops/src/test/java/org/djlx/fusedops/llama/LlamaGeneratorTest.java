@@ -329,6 +329,11 @@ class LlamaGeneratorTest {
             refuse(generator, "more than the 64", request(1).optMaxNewTokens(Integer.MAX_VALUE));
             refuse(generator, "token 258", request(1, 258).optMaxNewTokens(5));
             refuse(generator, "token -1", request(-1).optMaxNewTokens(5));
+            refuse(
+                    generator,
+                    "the token 258 that ends it is none of the model's 258",
+                    request(1).optStopTokens(7, 258).optMaxNewTokens(5));
+            refuse(generator, "token -1 that", request(1).optStopTokens(-1).optMaxNewTokens(5));
             String none =
                     assertThrows(IllegalArgumentException.class, () -> generator.submit(null))
                             .getMessage();

@@ -195,8 +195,14 @@ final class JsonOptions {
                         || array.get(0) instanceof JsonPrimitive first && first.isString());
     }
 
-    /** Returns the whole numbers of an array, from 0 on. */
+    /** Returns the whole numbers of an array, from 0 on; none if there is no array. */
     int[] integers(String name) {
+        if (!has(name)) {
+            return new int[0];
+        }
+        if (!isArray(name)) {
+            throw wrong(name, "an array of whole numbers");
+        }
         JsonArray array = get(name).getAsJsonArray();
         int[] numbers = new int[array.size()];
         for (int i = 0; i < numbers.length; i++) {

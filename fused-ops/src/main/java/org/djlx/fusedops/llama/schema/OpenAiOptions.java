@@ -10,6 +10,9 @@ import org.djlx.fusedops.llama.GenerationRequest;
 /** The options by which OpenAI's clients say how tokens are chosen, in chats and in completions. */
 final class OpenAiOptions {
 
+    /** The tokens that end a generation, which OpenAI has not: as vLLM and DJL Serving name it. */
+    static final String STOP_TOKENS = "stop_token_ids";
+
     private OpenAiOptions() {}
 
     /**
@@ -33,6 +36,7 @@ final class OpenAiOptions {
                         .optRepetitionPenalty(
                                 json.number("repetition_penalty", Double.MIN_NORMAL, 100, 1))
                         .optIgnoreEndOfText(json.flag("ignore_eos", false))
+                        .optStopTokens(json.integers(STOP_TOKENS))
                         .optStopStrings(stops(json, "stop"));
         if (json.has("seed")) {
             builder.optSeed(json.integer("seed", Long.MIN_VALUE, Long.MAX_VALUE, 0));

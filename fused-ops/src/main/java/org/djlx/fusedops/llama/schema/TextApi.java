@@ -268,6 +268,7 @@ public final class TextApi {
         }
         String stops = options.has("stop") ? "stop" : "stop_sequences";
         builder.optStopStrings(OpenAiOptions.stops(options, stops));
+        builder.optStopTokens(options.integers(OpenAiOptions.STOP_TOKENS));
         if (options.flag("decoder_input_details", false)) {
             throw options.wrong(
                     "decoder_input_details", "false, as no scores of the prompt's tokens are kept");

@@ -214,6 +214,19 @@ class TextApiTest {
         assertTrue(all.ignoresEndOfText());
     }
 
+    @Test
+    void stopTokensAreTakenInBothSchemas() {
+        int[] expected = {7, 0};
+        for (String json :
+                List.of(
+                        "{'prompt':'x','stop_token_ids':[7,0]}",
+                        "{'messages':[{'role':'user','content':'x'}],'stop_token_ids':[7,0]}",
+                        "{'inputs':'x','parameters':{'stop_token_ids':[7,0]}}")) {
+            assertArrayEquals(expected, read(json).request().stopTokens(), json);
+        }
+        assertEquals(0, read("{'prompt':'x','stop_token_ids':null}").request().stopTokens().length);
+    }
+
     private record Bad(String json, int status, String message) {}
 
     static Stream<Bad> badRequests() {
@@ -284,6 +297,11 @@ class TextApiTest {
                         "{'inputs':'a','parameters':{'presence_penalty':0.5}}",
                         400,
                         "'parameters.presence_penalty' must be 0"),
+                new Bad("{'prompt':'x','stop_token_ids':7}", 400, "must be an array of whole"),
+                new Bad(
+                        "{'inputs':'x','parameters':{'stop_token_ids':[7,-1]}}",
+                        400,
+                        "'parameters.stop_token_ids[1]' must be a whole number from 0"),
                 new Bad("{'prompt':'x','min_p':0.1}", 400, "'min_p' must be 0"),
                 new Bad("{'prompt':'x','top_k':-2}", 400, "'top_k' must be"));
     }
