@@ -122,9 +122,25 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     @Override
-    public Generation submit(GenerationRequest request) {
-        check(request != null, "it is null");
+    public List<Generation> submitAll(List<GenerationRequest> requests) {
+        check(requests != null && !requests.isEmpty(), "there is none");
+        check(
+                requests.size() <= settings.maxQueued(),
+                "%d prompts are more than the %d that may wait",
+                requests.size(),
+                settings.maxQueued());
         checkAvailable(); // Before the tokenizer is used, which is closed with the generator.
+        List<Sequence> sequences = requests.stream().map(this::sequence).toList();
+        synchronized (this) {
+            checkAvailable();
+            scheduler.addAll(sequences);
+            notifyAll();
+        }
+        return sequences.stream().<Generation>map(sequence -> sequence.queue).toList();
+    }
+
+    private Sequence sequence(GenerationRequest request) {
+        check(request != null, "it is null");
         int[] prompt = request.promptTokens().orElseGet(() -> encode(request));
         check(prompt.length > 0, "the prompt has no tokens");
         checkTokens("of the prompt", prompt);
@@ -146,13 +162,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
         Arrays.stream(request.stopTokens()).forEach(stops::add);
         PieceQueue queue = new PieceQueue(prompt.length, this::wake);
-        Sequence sequence = new Sequence(request, prompt, tokenizer, stops, queue);
-        synchronized (this) {
-            checkAvailable();
-            scheduler.add(sequence);
-            notifyAll();
-        }
-        return queue;
+        return new Sequence(request, prompt, tokenizer, stops, queue);
     }
 
     private void checkTokens(String what, int[] tokens) {

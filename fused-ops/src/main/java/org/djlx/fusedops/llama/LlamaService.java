@@ -9,15 +9,14 @@ import ai.djl.modality.Input;
 import ai.djl.modality.Output;
 import ai.djl.ndarray.BytesSupplier;
 import java.nio.charset.StandardCharsets;
-import java.time.Duration;
-import java.util.ArrayList;
-import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.fusedops.llama.schema.AnswerFormat;
 import org.djlx.fusedops.llama.schema.ApiException;
+import org.djlx.fusedops.llama.schema.TextAnswer;
 import org.djlx.fusedops.llama.schema.TextApi;
 import org.djlx.fusedops.llama.schema.TextCall;
 import org.slf4j.Logger;
@@ -43,9 +42,9 @@ final class LlamaService implements ParallelModel {
         try {
             BytesSupplier data = input.getData();
             call = api.read(data == null ? new byte[0] : data.getAsBytes());
-            Generation generation = generator.submit(call.request());
-            Answer answer = new Answer(input, call.format(), generation);
-            generation.onProgress(answer::goOn);
+            TextAnswer text = call.submit(generator);
+            Answer answer = new Answer(input, call.format(), text);
+            text.onProgress(answer::goOn);
             return answer.output;
         } catch (ApiException e) {
             return refusal(e);
@@ -77,7 +76,7 @@ final class LlamaService implements ParallelModel {
     }
 
     /**
-     * An answer, whose data comes as its generation goes on. If that fails before there is data, it
+     * An answer, whose data comes as its generations go on. If one fails before there is data, it
      * becomes a refusal: DJL Serving looks at the code when the first data is there.
      */
     private static final class Answer {
@@ -86,56 +85,40 @@ final class LlamaService implements ParallelModel {
         private final ChunkedBytesSupplier content = new ChunkedBytesSupplier();
         private final Input input;
         private final AnswerFormat format;
-        private final Generation generation;
-        private final List<GeneratedPiece> pieces = new ArrayList<>(); // if it is not streamed
+        private final TextAnswer text;
         private boolean begun; // there is data
         private boolean ended;
 
-        Answer(Input input, AnswerFormat format, Generation generation) {
+        Answer(Input input, AnswerFormat format, TextAnswer text) {
             this.input = input;
             this.format = format;
-            this.generation = generation;
+            this.text = text;
             output = output(200, "OK", format.contentType(), content);
-            if (format.isStreamed()) {
-                send(format.begin());
-            }
         }
 
         /** Takes what has come; by the generator's thread, and at first by the caller's. */
         synchronized void goOn() {
-            if (input.isCancelled()) {
-                generation.cancel(); // DJL Serving's client has gone. This calls here again.
-            }
             if (ended) {
                 return;
             }
+            if (input.isCancelled()) {
+                fail(503, "the client of DJL Serving has gone"); // It reads this no more.
+                return;
+            }
             try {
-                GeneratedPiece piece;
-                while ((piece = generation.next(Duration.ZERO)) != null) {
-                    if (format.isStreamed()) {
-                        send(format.piece(piece));
-                    } else {
-                        pieces.add(piece);
-                    }
+                for (String next = text.next(); next != null; next = text.next()) {
+                    send(next);
                 }
-                boolean cancelled =
-                        generation.finishReason().orElseThrow() == FinishReason.CANCELLED;
-                if (cancelled && !input.isCancelled()) {
-                    fail(503, "the generation was cancelled");
-                    return;
-                }
-                end(
-                        format.isStreamed()
-                                ? format.end(generation)
-                                : format.whole(pieces, generation));
+                end("");
             } catch (TimeoutException e) {
                 LOG.trace("more will come");
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
+            } catch (CancellationException e) {
+                fail(503, e.getMessage());
             } catch (RuntimeException e) {
                 LOG.warn("a request has failed", e);
                 fail(500, String.valueOf(e.getMessage()));
-                generation.cancel();
             }
         }
 
@@ -149,6 +132,7 @@ final class LlamaService implements ParallelModel {
                 output.addProperty("Content-Type", "application/json");
                 end(format.refusal(failure).toJson());
             }
+            text.cancel(); // This calls goOn again.
         }
 
         private void send(String text) {

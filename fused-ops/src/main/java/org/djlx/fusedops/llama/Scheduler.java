@@ -38,18 +38,28 @@ final class Scheduler {
      * @throws RejectedExecutionException if too many wait
      */
     void add(Sequence sequence) {
-        if (queued.size() >= settings.maxQueued()) {
+        addAll(List.of(sequence));
+    }
+
+    /**
+     * Has requests wait for their turn.
+     *
+     * @throws RejectedExecutionException if too many wait; none of these does then
+     */
+    void addAll(List<Sequence> sequences) {
+        int room = settings.maxQueued() - sequences.size();
+        if (queued.size() > room) {
             // What the next step would do, which may be a while away.
             remove(queued);
             admit();
         }
-        if (queued.size() >= settings.maxQueued()) {
+        if (queued.size() > room) {
             throw new RejectedExecutionException(
                     String.format(
                             "%d requests wait already; try again when some are done",
                             queued.size()));
         }
-        queued.add(sequence);
+        queued.addAll(sequences);
     }
 
     /** Lets those in for which there is room, in the order in which they came; are there any? */

@@ -4,6 +4,8 @@
  */
 package org.djlx.fusedops.llama;
 
+import java.util.Collections;
+import java.util.List;
 import java.util.Optional;
 
 /**
@@ -25,14 +27,28 @@ public interface TextGenerator extends AutoCloseable {
      *
      * @param request the request
      * @return the generation, whose pieces come from now on
-     * @throws IllegalArgumentException if the model cannot do it: the prompt is empty or, with what
-     *     is to be generated, too long, or has a token that the model does not know, as a stop
-     *     token may be
+     * @throws IllegalArgumentException if the model cannot do it; this and the following as {@link
+     *     #submitAll} says
+     * @throws java.util.concurrent.RejectedExecutionException if too many requests wait already
+     * @throws IllegalStateException if the generator is closed, or its model is lost
+     */
+    default Generation submit(GenerationRequest request) {
+        return submitAll(Collections.singletonList(request)).get(0);
+    }
+
+    /**
+     * Accepts requests, which wait for their turn together; all of them or none. Returns at once.
+     *
+     * @param requests the requests, one or more
+     * @return a generation for each, whose pieces come from now on
+     * @throws IllegalArgumentException if the model cannot do one of them: the prompt is empty or,
+     *     with what is to be generated, too long, or a token of it or one that is to end it is none
+     *     of the model's; or if they are more than may wait
      * @throws java.util.concurrent.RejectedExecutionException if too many requests wait already
      * @throws IllegalStateException if the generator is closed, or its model is lost: {@link
      *     #unavailabilityCause()} says why
      */
-    Generation submit(GenerationRequest request);
+    List<Generation> submitAll(List<GenerationRequest> requests);
 
     /**
      * Returns how many tokens a prompt and what is generated after it may have together.

@@ -339,12 +339,22 @@ class LlamaGeneratorTest {
                             .getMessage();
             assertTrue(none.contains("is null"), none);
             GenerationRequest good = request(prompt(59, 1)).optMaxNewTokens(5).build();
+            for (List<GenerationRequest> wrong :
+                    List.of(List.of(good, request(258).build()), List.of(good, good, good))) {
+                assertThrows(IllegalArgumentException.class, () -> generator.submitAll(wrong));
+            }
+            assertEquals(0, generator.statistics().queued() + generator.statistics().running());
+            assertThrows(IllegalArgumentException.class, () -> generator.submitAll(List.of()));
+            assertThrows(IllegalArgumentException.class, () -> generator.submitAll(null));
+            for (Generation both : generator.submitAll(List.of(good, good))) {
+                assertEquals(5, both.await(LONG).size());
+            }
             assertEquals(5, generator.submit(good).await(LONG).size());
             GenerationRequest longOne = request(1).optMaxNewTokens(63).build();
             List<Generation> accepted = new ArrayList<>();
             CountDownLatch held = hold(generator);
             accepted.add(generator.submit(longOne));
-            awaitStep(generator, 59); // It waits no longer.
+            awaitStep(generator, 3 * 59); // It waits no longer.
             accepted.add(generator.submit(longOne));
             accepted.add(generator.submit(longOne));
             RejectedExecutionException full =

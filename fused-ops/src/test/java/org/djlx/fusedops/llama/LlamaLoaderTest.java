@@ -19,6 +19,7 @@ import ai.djl.ndarray.BytesSupplier;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
 import ai.djl.translate.TranslateException;
+import ai.djl.util.JsonUtils;
 import ai.djl.util.Progress;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
@@ -233,6 +234,11 @@ class LlamaLoaderTest {
                 answers.add(output.getData().getAsString());
             }
             assertEquals(expected, answers);
+            String one = invocation(6, false);
+            String all = one.replace('"' + PROMPT + '"', JsonUtils.GSON.toJson(prompts));
+            assertEquals(
+                    '[' + String.join(",", expected) + ']',
+                    predictor.predict(input(all)).getData().getAsString());
         }
     }
 

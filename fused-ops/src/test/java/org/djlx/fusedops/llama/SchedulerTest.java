@@ -102,6 +102,17 @@ class SchedulerTest {
     }
 
     @Test
+    void requestsThatComeTogetherWaitTogetherOrNotAtAll() {
+        Scheduler scheduler = scheduler(1, 3, 4);
+        scheduler.addAll(List.of(sequence(1, 1), sequence(1, 1), sequence(1, 1)));
+        scheduler.admit();
+        List<Sequence> two = List.of(sequence(1, 1), sequence(1, 1));
+        assertThrows(RejectedExecutionException.class, () -> scheduler.addAll(two));
+        assertEquals(3, scheduler.all().size());
+        scheduler.add(two.get(0));
+    }
+
+    @Test
     void cancelledRequestsLeaveRoomForOthersThatWait() {
         Scheduler scheduler = scheduler(1, 1, 4);
         Sequence cancelled = sequence(1, 1);

@@ -19,24 +19,21 @@ import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.List;
+import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.fusedops.llama.FinishReason;
-import org.djlx.fusedops.llama.GeneratedPiece;
-import org.djlx.fusedops.llama.Generation;
 import org.djlx.fusedops.llama.schema.AnswerFormat;
 import org.djlx.fusedops.llama.schema.ApiException;
+import org.djlx.fusedops.llama.schema.TextAnswer;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A generation on its way to a client. The connection's event loop takes the pieces that are there
+ * An answer on its way to a client. The connection's event loop takes the pieces that are there
  * whenever the generator says so, and no more than the client reads: what it does not take waits in
- * the generation. All methods are called by the event loop.
+ * the generations. All methods are called by the event loop.
  */
 final class Answer {
 
@@ -55,16 +52,16 @@ final class Answer {
 
     private final ChannelHandlerContext context;
     private final AnswerFormat format;
-    private final Generation generation;
+    private final TextAnswer text;
     private final boolean chunked;
     private final boolean keepAlive;
     private final long start;
     private final ServerMetrics metrics;
     private final Ending ending;
-    private final List<GeneratedPiece> pieces = new ArrayList<>(); // of an answer that is whole
     private final AtomicBoolean awake = new AtomicBoolean();
     private boolean begun;
     private boolean hasPieces;
+    private String whole; // an answer that is not streamed, at its end
     private boolean over;
 
     /**
@@ -72,7 +69,7 @@ final class Answer {
      *
      * @param context the connection
      * @param format how it is worded
-     * @param generation what to send
+     * @param text what to send
      * @param chunked whether the client's HTTP knows chunks; if not, the end of the connection is
      *     that of a streamed answer
      * @param keepAlive whether the connection stays open
@@ -83,7 +80,7 @@ final class Answer {
     Answer(
             ChannelHandlerContext context,
             AnswerFormat format,
-            Generation generation,
+            TextAnswer text,
             boolean chunked,
             boolean keepAlive,
             long start,
@@ -91,7 +88,7 @@ final class Answer {
             Ending ending) {
         this.context = context;
         this.format = format;
-        this.generation = generation;
+        this.text = text;
         this.chunked = chunked;
         this.keepAlive = keepAlive;
         this.start = start;
@@ -101,7 +98,7 @@ final class Answer {
 
     /** Begins to send. */
     void start() {
-        generation.onProgress(this::wake);
+        text.onProgress(this::wake);
     }
 
     /** Called by the generator's thread. */
@@ -110,7 +107,7 @@ final class Answer {
             try {
                 context.executor().execute(this::pump);
             } catch (RejectedExecutionException e) {
-                generation.cancel(); // The server is closed.
+                text.cancel(); // The server is closed.
             }
         }
     }
@@ -123,15 +120,19 @@ final class Answer {
         }
         try {
             while (!format.isStreamed() || context.channel().isWritable()) {
-                GeneratedPiece piece = generation.next(Duration.ZERO);
-                if (piece == null) {
+                String next = text.next();
+                if (next == null) {
                     finish();
                     return;
                 }
-                take(piece);
+                take(next);
             }
         } catch (TimeoutException e) {
             // No more is there yet.
+        } catch (CancellationException e) {
+            // Not by this client, who would not be here.
+            fail(new ApiException(503, "server_error", null, e.getMessage()));
+            return;
         } catch (EngineException e) {
             log(e);
             fail(new ApiException(500, "server_error", null, reason(e)));
@@ -157,17 +158,19 @@ final class Answer {
         return String.valueOf(e.getMessage()).lines().findFirst().orElse("");
     }
 
-    private void take(GeneratedPiece piece) {
+    private void take(String next) {
         if (!hasPieces) {
             hasPieces = true;
             metrics.firstToken(Duration.ofNanos(System.nanoTime() - start));
         }
         if (!format.isStreamed()) {
-            pieces.add(piece);
+            whole = next; // The last one is all of it.
             return;
         }
         begin();
-        send(format.piece(piece));
+        if (!next.isEmpty()) {
+            context.write(new DefaultHttpContent(buffer(next)));
+        }
     }
 
     private void begin() {
@@ -180,13 +183,6 @@ final class Answer {
         HttpUtil.setTransferEncodingChunked(head, chunked);
         HttpUtil.setKeepAlive(head, keepAlive);
         context.write(head);
-        send(format.begin());
-    }
-
-    private void send(String text) {
-        if (!text.isEmpty()) {
-            context.write(new DefaultHttpContent(buffer(text)));
-        }
     }
 
     private static ByteBuf buffer(String text) {
@@ -194,17 +190,10 @@ final class Answer {
     }
 
     private void finish() {
-        if (generation.finishReason().orElseThrow() == FinishReason.CANCELLED) {
-            // Not by this client, who would not be here.
-            fail(new ApiException(503, "server_error", null, "the generation was cancelled"));
-            return;
-        }
         if (format.isStreamed()) {
-            begin();
-            end(new DefaultLastHttpContent(buffer(format.end(generation))), 200, true);
+            end(new DefaultLastHttpContent(Unpooled.EMPTY_BUFFER), 200, true);
         } else {
-            String text = format.whole(pieces, generation);
-            end(Replies.text(200, format.contentType(), text));
+            end(Replies.text(200, format.contentType(), whole));
         }
     }
 
@@ -217,7 +206,7 @@ final class Answer {
         if (over) {
             return;
         }
-        generation.cancel();
+        text.cancel();
         if (begun) {
             end(new DefaultLastHttpContent(buffer(format.failure(failure))), 200, false);
         } else {
@@ -229,7 +218,7 @@ final class Answer {
     void abandon() {
         if (!over) {
             over = true;
-            generation.cancel();
+            text.cancel();
             metrics.disconnected();
         }
     }

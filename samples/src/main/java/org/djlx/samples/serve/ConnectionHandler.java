@@ -24,8 +24,8 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
-import org.djlx.fusedops.llama.Generation;
 import org.djlx.fusedops.llama.schema.ApiException;
+import org.djlx.fusedops.llama.schema.TextAnswer;
 import org.djlx.fusedops.llama.schema.TextApi;
 import org.djlx.fusedops.llama.schema.TextCall;
 import org.slf4j.Logger;
@@ -353,9 +353,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         ApiException failure;
         try {
             TextCall call = reader.read(server.api(), json);
-            Generation generation = server.generator().submit(call.request());
-            if (!onLoop(context, () -> begin(context, call, generation, start))) {
-                generation.cancel();
+            TextAnswer text = call.submit(server.generator());
+            if (!onLoop(context, () -> begin(context, call, text, start))) {
+                text.cancel();
             }
             return;
         } catch (ApiException e) {
@@ -385,10 +385,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
-    private void begin(
-            ChannelHandlerContext context, TextCall call, Generation generation, long start) {
+    private void begin(ChannelHandlerContext context, TextCall call, TextAnswer text, long start) {
         if (!context.channel().isActive()) {
-            generation.cancel();
+            text.cancel();
             server.metrics().disconnected();
             return;
         }
@@ -396,7 +395,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                 new Answer(
                         context,
                         call.format(),
-                        generation,
+                        text,
                         chunked,
                         keepAlive,
                         start,

@@ -237,7 +237,17 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
     }
 
     @Override
-    public synchronized Generation submit(GenerationRequest request) {
+    public synchronized List<Generation> submitAll(List<GenerationRequest> requests) {
+        List<FakeGeneration> all = requests.stream().map(this::generation).toList();
+        if (running.size() + all.size() > MAX_RUNNING) {
+            throw new RejectedExecutionException("too many requests");
+        }
+        running.addAll(all);
+        notifyAll();
+        return List.copyOf(all);
+    }
+
+    private FakeGeneration generation(GenerationRequest request) {
         String prompt = request.prompt().orElseGet(() -> decode(request.promptTokens().get()));
         if (prompt.contains("HUGE")) {
             throw new OutOfMemoryError("made up");
@@ -245,13 +255,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
         if (prompt.length() + request.maxNewTokens() > maxLength()) {
             throw new IllegalArgumentException("the prompt and the answer are too long");
         }
-        if (running.size() == MAX_RUNNING) {
-            throw new RejectedExecutionException("too many requests");
-        }
-        FakeGeneration generation = new FakeGeneration(prompt, request.maxNewTokens());
-        running.add(generation);
-        notifyAll();
-        return generation;
+        return new FakeGeneration(prompt, request.maxNewTokens());
     }
 
     @Override

@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
@@ -186,6 +187,59 @@ class GenerationServerTest {
                                 "{'inputs':'ab','parameters':{'max_new_tokens':3},'stream':true}"));
         assertEquals(3, invocation.body().lines().count());
         assertTrue(invocation.body().contains("\"generated_text\":\"aba\""), invocation::body);
+    }
+
+    @Test
+    void answersSeveralPrompts() throws Exception {
+        HttpResponse<String> whole =
+                send(post("/v1/completions", "{'prompt':['ab','cd'],'max_tokens':3}"));
+        List<String> texts = new ArrayList<>();
+        for (JsonElement choice : json(whole.body()).getAsJsonArray("choices")) {
+            texts.add(choice.getAsJsonObject().get("text").getAsString());
+        }
+        assertEquals(List.of("aba", "cdc"), texts);
+        HttpResponse<String> invocation =
+                send(
+                        post(
+                                "/invocations",
+                                "{'inputs':['ab','cd'],'parameters':{'max_new_tokens':3}}"));
+        assertEquals(
+                "[{\"generated_text\":\"aba\"},{\"generated_text\":\"cdc\"}]", invocation.body());
+        HttpResponse<String> streamed =
+                send(
+                        post(
+                                "/v1/completions",
+                                "{'prompt':['ab','cd'],'max_tokens':3,'stream':true,"
+                                        + "'stream_options':{'include_usage':true}}"));
+        List<String> events = streamed.body().lines().filter(line -> !line.isEmpty()).toList();
+        assertEquals("data: [DONE]", events.get(events.size() - 1));
+        assertTrue(events.get(events.size() - 2).contains("\"total_tokens\":10"), streamed::body);
+        StringBuilder[] streams = {new StringBuilder(), new StringBuilder()};
+        for (String event : events.subList(0, events.size() - 2)) {
+            JsonObject choice =
+                    json(event.substring("data: ".length()))
+                            .getAsJsonArray("choices")
+                            .get(0)
+                            .getAsJsonObject();
+            StringBuilder stream = streams[choice.get("index").getAsInt()];
+            stream.append(choice.get("text").getAsString());
+            if (!choice.get("finish_reason").isJsonNull()) {
+                stream.append('.');
+            }
+        }
+        assertEquals(List.of("aba.", "cdc."), Stream.of(streams).map(String::valueOf).toList());
+    }
+
+    @Test
+    void oneOfSeveralThatFailsEndsAll() throws Exception {
+        HttpResponse<String> failed =
+                send(post("/v1/completions", "{'prompt':['HANG','FAIL'],'max_tokens':9}"));
+        assertEquals(500, failed.statusCode(), failed::body);
+        generator.awaitCancelled(1);
+        HttpResponse<String> wrong =
+                send(post("/v1/completions", "{'prompt':['HANG',''],'max_tokens':9}"));
+        assertEquals(400, wrong.statusCode(), wrong::body);
+        assertEquals(0, generator.statistics().running());
     }
 
     @Test

@@ -9,9 +9,9 @@ import org.djlx.fusedops.llama.GeneratedPiece;
 import org.djlx.fusedops.llama.Generation;
 
 /**
- * Words the answer to one request. An answer is either whole, and then {@link #whole} is all of it,
- * or streamed: {@link #begin}, {@link #piece} for each, {@link #end} or {@link #failure}. For one
- * thread at a time.
+ * Words the answer to one request, which has a choice for each of its prompts. An answer is either
+ * whole, and then {@link #whole} is all of it, or streamed: {@link #begin}, {@link #piece} for each
+ * and an end for each choice, the end of all or {@link #failure}. For one thread at a time.
  */
 public interface AnswerFormat {
 
@@ -39,18 +39,28 @@ public interface AnswerFormat {
     /**
      * Words a piece of a streamed answer.
      *
+     * @param choice the place of its prompt among those of the request, from 0 on
      * @param piece the piece
      * @return what to send
      */
-    String piece(GeneratedPiece piece);
+    String piece(int choice, GeneratedPiece piece);
 
     /**
-     * Ends a streamed answer.
+     * Ends a choice of a streamed answer.
      *
+     * @param choice the place of its prompt
      * @param generation the generation, which has ended
      * @return what to send
      */
-    String end(Generation generation);
+    String end(int choice, Generation generation);
+
+    /**
+     * Ends a streamed answer, all of whose choices have ended.
+     *
+     * @param generations the generation of each choice
+     * @return what to send
+     */
+    String end(List<Generation> generations);
 
     /**
      * Ends a streamed answer that failed on its way.
@@ -71,9 +81,9 @@ public interface AnswerFormat {
     /**
      * Words an answer that is not streamed.
      *
-     * @param pieces all pieces
-     * @param generation the generation, which has ended
+     * @param pieces all pieces of each choice
+     * @param generations the generation of each choice, which has ended
      * @return the answer
      */
-    String whole(List<GeneratedPiece> pieces, Generation generation);
+    String whole(List<List<GeneratedPiece>> pieces, List<Generation> generations);
 }

@@ -9,7 +9,6 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.util.List;
-import java.util.stream.Collectors;
 import org.djlx.fusedops.llama.GeneratedPiece;
 import org.djlx.fusedops.llama.Generation;
 
@@ -19,7 +18,8 @@ final class InvocationAnswer implements AnswerFormat {
     private final boolean streamed;
     private final boolean details;
     private final boolean echoes;
-    private final String prompt;
+    private final List<String> prompts;
+    private final boolean array;
     private final StringBuilder text = new StringBuilder();
     private GeneratedPiece held; // until it is known whether it is the last
 
@@ -29,13 +29,20 @@ final class InvocationAnswer implements AnswerFormat {
      * @param streamed whether it comes as lines
      * @param details whether a whole answer has details
      * @param echoes whether the prompt comes before the generated text
-     * @param prompt the prompt
+     * @param prompts the prompts; one, if it comes as lines
+     * @param array whether a whole answer is an array, as the prompts were
      */
-    InvocationAnswer(boolean streamed, boolean details, boolean echoes, String prompt) {
+    InvocationAnswer(
+            boolean streamed,
+            boolean details,
+            boolean echoes,
+            List<String> prompts,
+            boolean array) {
         this.streamed = streamed;
         this.details = details;
         this.echoes = echoes;
-        this.prompt = prompt;
+        this.prompts = prompts;
+        this.array = array;
     }
 
     @Override
@@ -54,7 +61,7 @@ final class InvocationAnswer implements AnswerFormat {
     }
 
     @Override
-    public String piece(GeneratedPiece piece) {
+    public String piece(int choice, GeneratedPiece piece) {
         String line = held == null ? "" : line(withToken(token(held)));
         held = piece;
         text.append(piece.text());
@@ -62,11 +69,20 @@ final class InvocationAnswer implements AnswerFormat {
     }
 
     @Override
-    public String end(Generation generation) {
+    public String end(int choice, Generation generation) {
         JsonObject last = withToken(held == null ? JsonNull.INSTANCE : token(held));
-        last.addProperty("generated_text", (echoes ? prompt : "") + text);
-        last.add("details", details(generation));
+        last.addProperty("generated_text", echo(choice) + text);
+        last.add("details", details(choice, generation));
         return line(last);
+    }
+
+    @Override
+    public String end(List<Generation> generations) {
+        return "";
+    }
+
+    private String echo(int choice) {
+        return echoes ? prompts.get(choice) : "";
     }
 
     @Override
@@ -109,11 +125,11 @@ final class InvocationAnswer implements AnswerFormat {
         return json;
     }
 
-    private JsonObject details(Generation generation) {
+    private JsonObject details(int choice, Generation generation) {
         JsonObject json = new JsonObject();
         json.addProperty("finish_reason", reason(generation));
         json.addProperty("generated_tokens", generation.generatedTokens());
-        json.addProperty("inputs", prompt);
+        json.addProperty("inputs", prompts.get(choice));
         return json;
     }
 
@@ -126,19 +142,24 @@ final class InvocationAnswer implements AnswerFormat {
     }
 
     @Override
-    public String whole(List<GeneratedPiece> pieces, Generation generation) {
+    public String whole(List<List<GeneratedPiece>> pieces, List<Generation> generations) {
+        JsonArray answers = new JsonArray();
+        for (int i = 0; i < generations.size(); i++) {
+            answers.add(whole(i, pieces.get(i), generations.get(i)));
+        }
+        return JsonOptions.GSON.toJson(array ? answers : answers.get(0));
+    }
+
+    private JsonObject whole(int choice, List<GeneratedPiece> pieces, Generation generation) {
         JsonObject json = new JsonObject();
-        json.addProperty(
-                "generated_text",
-                (echoes ? prompt : "")
-                        + pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining()));
+        json.addProperty("generated_text", echo(choice) + OpenAiAnswer.text(pieces));
         if (details) {
             JsonArray tokens = new JsonArray();
             pieces.forEach(piece -> tokens.add(token(piece)));
-            JsonObject object = details(generation);
+            JsonObject object = details(choice, generation);
             object.add("tokens", tokens);
             json.add("details", object);
         }
-        return JsonOptions.GSON.toJson(json);
+        return json;
     }
 }

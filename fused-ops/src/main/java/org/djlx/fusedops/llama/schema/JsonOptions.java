@@ -180,19 +180,35 @@ final class JsonOptions {
         return value != null && value.isJsonArray();
     }
 
-    /** Takes an array of one string, or of one other array, for what it holds. */
-    void unwrap(String name) {
-        if (isArray(name) && isArrayOfTexts(name) && get(name).getAsJsonArray().size() == 1) {
-            json.add(name, get(name).getAsJsonArray().get(0));
+    /**
+     * Returns the elements of an array that begins with a string or another array, by their places;
+     * what is no such array alone, by its name.
+     */
+    JsonOptions elements(String name) {
+        JsonObject elements = new JsonObject();
+        if (isArrayOfTexts(name)) {
+            JsonArray array = get(name).getAsJsonArray();
+            for (int i = 0; i < array.size(); i++) {
+                elements.add(name + "[" + i + "]", array.get(i));
+            }
+        } else {
+            elements.add(name, get(name));
         }
+        return new JsonOptions(elements, path);
     }
 
-    /** Tells whether an array begins with a string or another array. */
+    /** Tells whether it is an array that begins with a string or another array. */
     boolean isArrayOfTexts(String name) {
-        JsonArray array = get(name).getAsJsonArray();
-        return !array.isEmpty()
-                && (array.get(0).isJsonArray()
-                        || array.get(0) instanceof JsonPrimitive first && first.isString());
+        return isArray(name)
+                && !get(name).getAsJsonArray().isEmpty()
+                && (get(name).getAsJsonArray().get(0).isJsonArray()
+                        || get(name).getAsJsonArray().get(0) instanceof JsonPrimitive first
+                                && first.isString());
+    }
+
+    /** Returns the names of all options. */
+    Set<String> names() {
+        return json.keySet();
     }
 
     /** Returns the whole numbers of an array, from 0 on; none if there is no array. */

@@ -21,7 +21,7 @@ final class OpenAiAnswer implements AnswerFormat {
     private final boolean chat;
     private final boolean streamed;
     private final boolean tellsUsage;
-    private final String echo;
+    private final List<String> echoes;
     private final String model;
     private final String id;
     private final long created = Instant.now().getEpochSecond();
@@ -32,14 +32,15 @@ final class OpenAiAnswer implements AnswerFormat {
      * @param chat whether it is a chat's
      * @param streamed whether it comes as events
      * @param tellsUsage whether the last event but one says how many tokens there were
-     * @param echo what comes before the generated text
+     * @param echoes what comes before the generated text of each choice
      * @param model the model's name
      */
-    OpenAiAnswer(boolean chat, boolean streamed, boolean tellsUsage, String echo, String model) {
+    OpenAiAnswer(
+            boolean chat, boolean streamed, boolean tellsUsage, List<String> echoes, String model) {
         this.chat = chat;
         this.streamed = streamed;
         this.tellsUsage = tellsUsage;
-        this.echo = echo;
+        this.echoes = echoes;
         this.model = model;
         id = (chat ? "chatcmpl-" : "cmpl-") + UUID.randomUUID();
     }
@@ -60,27 +61,39 @@ final class OpenAiAnswer implements AnswerFormat {
             JsonObject delta = new JsonObject();
             delta.addProperty("role", "assistant");
             delta.addProperty("content", "");
-            return event(chunk(delta, null));
+            return event(chunk(0, delta, null));
         }
-        return echo.isEmpty() ? "" : event(chunk(text(echo), null));
+        StringBuilder events = new StringBuilder();
+        for (int choice = 0; choice < echoes.size(); choice++) {
+            events.append(textEvent(choice, echoes.get(choice)));
+        }
+        return events.toString();
     }
 
     @Override
-    public String piece(GeneratedPiece piece) {
-        return piece.text().isEmpty() ? "" : event(chunk(text(piece.text()), null));
+    public String piece(int choice, GeneratedPiece piece) {
+        return textEvent(choice, piece.text());
+    }
+
+    private String textEvent(int choice, String text) {
+        return text.isEmpty() ? "" : event(chunk(choice, text(text), null));
     }
 
     @Override
-    public String end(Generation generation) {
-        JsonObject last = chunk(chat ? new JsonObject() : text(""), reason(generation));
+    public String end(int choice, Generation generation) {
+        return event(chunk(choice, chat ? new JsonObject() : text(""), reason(generation)));
+    }
+
+    @Override
+    public String end(List<Generation> generations) {
         String usage = "";
         if (tellsUsage) {
             JsonObject json = header();
             json.add("choices", new JsonArray());
-            json.add("usage", usage(generation));
+            json.add("usage", usage(generations));
             usage = event(json);
         }
-        return event(last) + usage + "data: [DONE]\n\n";
+        return usage + "data: [DONE]\n\n";
     }
 
     @Override
@@ -114,54 +127,65 @@ final class OpenAiAnswer implements AnswerFormat {
         return json;
     }
 
-    private JsonObject chunk(JsonObject content, String reason) {
+    private JsonObject chunk(int index, JsonObject content, String reason) {
         JsonObject choice = new JsonObject();
         if (chat) {
             choice.add("delta", content);
         } else {
             choice.add("text", content.get("text"));
         }
-        return withChoice(choice, reason);
-    }
-
-    private JsonObject withChoice(JsonObject choice, String reason) {
-        choice.addProperty("index", 0);
-        choice.add("logprobs", JsonNull.INSTANCE);
-        choice.addProperty("finish_reason", reason);
         JsonArray choices = new JsonArray();
-        choices.add(choice);
+        choices.add(choice(choice, index, reason));
         JsonObject json = header();
         json.add("choices", choices);
         return json;
     }
 
+    private static JsonObject choice(JsonObject choice, int index, String reason) {
+        choice.addProperty("index", index);
+        choice.add("logprobs", JsonNull.INSTANCE);
+        choice.addProperty("finish_reason", reason);
+        return choice;
+    }
+
     @Override
-    public String whole(List<GeneratedPiece> pieces, Generation generation) {
-        String text =
-                echo + pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
-        JsonObject choice = new JsonObject();
-        if (chat) {
-            JsonObject message = new JsonObject();
-            message.addProperty("role", "assistant");
-            message.addProperty("content", text);
-            choice.add("message", message);
-        } else {
-            choice.addProperty("text", text);
+    public String whole(List<List<GeneratedPiece>> pieces, List<Generation> generations) {
+        JsonArray choices = new JsonArray();
+        for (int i = 0; i < generations.size(); i++) {
+            String text = echoes.get(i) + text(pieces.get(i));
+            JsonObject choice = new JsonObject();
+            if (chat) {
+                JsonObject message = new JsonObject();
+                message.addProperty("role", "assistant");
+                message.addProperty("content", text);
+                choice.add("message", message);
+            } else {
+                choice.addProperty("text", text);
+            }
+            choices.add(choice(choice, i, reason(generations.get(i))));
         }
-        JsonObject json = withChoice(choice, reason(generation));
-        json.add("usage", usage(generation));
+        JsonObject json = header();
+        json.add("choices", choices);
+        json.add("usage", usage(generations));
         return JsonOptions.GSON.toJson(json);
+    }
+
+    /** Returns the text of pieces. */
+    static String text(List<GeneratedPiece> pieces) {
+        return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
     }
 
     private static String reason(Generation generation) {
         return generation.finishReason().orElseThrow() == FinishReason.LENGTH ? "length" : "stop";
     }
 
-    private static JsonObject usage(Generation generation) {
+    private static JsonObject usage(List<Generation> generations) {
+        int prompts = generations.stream().mapToInt(Generation::promptTokens).sum();
+        int generated = generations.stream().mapToInt(Generation::generatedTokens).sum();
         JsonObject usage = new JsonObject();
-        usage.addProperty("prompt_tokens", generation.promptTokens());
-        usage.addProperty("completion_tokens", generation.generatedTokens());
-        usage.addProperty("total_tokens", generation.promptTokens() + generation.generatedTokens());
+        usage.addProperty("prompt_tokens", prompts);
+        usage.addProperty("completion_tokens", generated);
+        usage.addProperty("total_tokens", prompts + generated);
         return usage;
     }
 }

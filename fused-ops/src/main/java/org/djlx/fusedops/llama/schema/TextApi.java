@@ -107,7 +107,9 @@ public final class TextApi {
         builder.setPromptTokens(prompt);
         builder.optMaxNewTokens(
                 (int) (most == 0 ? Math.max(1, generator.maxLength() - prompt.length) : most));
-        return call(builder, new OpenAiAnswer(true, streamed, usage, "", model));
+        return new TextCall(
+                List.of(build(builder)),
+                new OpenAiAnswer(true, streamed, usage, List.of(""), model));
     }
 
     private static ChatTemplate.Message message(JsonOptions json) {
@@ -140,7 +142,7 @@ public final class TextApi {
     }
 
     /**
-     * Reads a request to go on with a prompt.
+     * Reads a request to go on with a prompt, or with each of several.
      *
      * @param json the request, in UTF-8
      * @return the request
@@ -161,32 +163,29 @@ public final class TextApi {
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
         builder.optMaxNewTokens(
                 (int) json.integer("max_tokens", 1, Integer.MAX_VALUE, DEFAULT_COMPLETION));
-        String echo = prompt(json, builder, echoes);
+        List<GenerationRequest> requests = new ArrayList<>();
+        List<String> echoed = new ArrayList<>();
+        JsonOptions prompts = json.elements("prompt");
+        for (String name : prompts.names()) {
+            if (prompts.isArray(name)) {
+                int[] tokens = prompts.integers(name);
+                if (tokens.length == 0) {
+                    throw prompts.wrong(name, "a text or tokens that are not empty");
+                }
+                requests.add(build(builder.setPrompt(null).setPromptTokens(tokens)));
+                echoed.add(echoes ? tokenizer.decode(tokens) : "");
+            } else {
+                String text = notEmpty(prompts, name);
+                requests.add(build(builder.setPromptTokens((int[]) null).setPrompt(text)));
+                echoed.add(echoes ? text : "");
+            }
+        }
         json.requireNoOthers();
-        return call(builder, new OpenAiAnswer(false, streamed, usage, echo, model));
+        return new TextCall(requests, new OpenAiAnswer(false, streamed, usage, echoed, model));
     }
 
-    /** Sets the prompt, and returns what is to be echoed of it. */
-    private String prompt(JsonOptions json, GenerationRequest.Builder builder, boolean echoes) {
-        json.unwrap("prompt"); // Of a batch of one.
-        if (!json.isArray("prompt")) {
-            String text = json.text("prompt", "");
-            builder.setPrompt(notEmpty(json, "prompt", text));
-            return echoes ? text : "";
-        }
-        if (json.isArrayOfTexts("prompt")) {
-            throw json.wrong(
-                    "prompt", "one text, or the tokens of one: a request has a single prompt");
-        }
-        int[] tokens = json.integers("prompt");
-        if (tokens.length == 0) {
-            throw json.wrong("prompt", "a text or tokens that are not empty");
-        }
-        builder.setPromptTokens(tokens);
-        return echoes ? tokenizer.decode(tokens) : "";
-    }
-
-    private static String notEmpty(JsonOptions json, String name, String text) {
+    private static String notEmpty(JsonOptions json, String name) {
+        String text = json.text(name, "");
         if (text.isEmpty()) {
             throw json.wrong(name, "a text that is not empty");
         }
@@ -239,8 +238,13 @@ public final class TextApi {
     }
 
     private static TextCall readInvocation(JsonOptions json) {
-        String prompt = notEmpty(json, "inputs", json.text("inputs", ""));
+        boolean array = json.isArray("inputs");
+        JsonOptions inputs = json.elements("inputs");
+        List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
         boolean streamed = json.flag("stream", false);
+        if (streamed && array) {
+            throw json.wrong("stream", "false if 'inputs' is an array: ask for each by itself");
+        }
         JsonOptions options = json.object("parameters");
         boolean samples =
                 options.flag(
@@ -249,7 +253,6 @@ public final class TextApi {
         double temperature = options.number("temperature", 0, 100, 1);
         GenerationRequest.Builder builder =
                 GenerationRequest.builder()
-                        .setPrompt(prompt)
                         .optTemperature(samples ? temperature : 0)
                         .optTopK(OpenAiOptions.topK(options))
                         .optTopP(options.number("top_p", Double.MIN_NORMAL, 1, 1))
@@ -278,12 +281,14 @@ public final class TextApi {
         boolean echoes = options.flag("return_full_text", false);
         options.requireNoOthers();
         json.requireNoOthers();
-        return call(builder, new InvocationAnswer(streamed, details, echoes, prompt));
+        return new TextCall(
+                prompts.stream().map(prompt -> build(builder.setPrompt(prompt))).toList(),
+                new InvocationAnswer(streamed, details, echoes, prompts, array));
     }
 
-    private static TextCall call(GenerationRequest.Builder builder, AnswerFormat format) {
+    private static GenerationRequest build(GenerationRequest.Builder builder) {
         try {
-            return new TextCall(builder.build(), format);
+            return builder.build();
         } catch (IllegalArgumentException e) {
             throw ApiException.badRequest(null, e.getMessage());
         }

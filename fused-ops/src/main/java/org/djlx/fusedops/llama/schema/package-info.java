@@ -9,6 +9,7 @@
  * <pre>
  * + TextApi           reads requests to one model
  * + TextCall          one of them, and how its answer is worded
+ * + TextAnswer        the answer to it, as it is generated
  * + AnswerFormat      words answers
  * + ChatTemplate      makes a prompt of a chat
  * + ApiException      a request that is refused, and why

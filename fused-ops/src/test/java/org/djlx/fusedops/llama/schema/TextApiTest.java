@@ -42,7 +42,7 @@ class TextApiTest {
     private static final class Characters implements TextGenerator, TextTokenizer {
 
         @Override
-        public Generation submit(GenerationRequest request) {
+        public List<Generation> submitAll(List<GenerationRequest> requests) {
             throw new IllegalStateException("nothing is generated here");
         }
 
@@ -156,12 +156,12 @@ class TextApiTest {
                 "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
                         + "<|start_header_id|>user<|end_header_id|>\n\nHi there<|eot_id|>"
                         + "<|start_header_id|>assistant<|end_header_id|>\n\n",
-                text(call.request()));
-        assertEquals(0.5, call.request().temperature());
-        assertEquals(0.9, call.request().topP());
-        assertEquals(Long.MIN_VALUE, call.request().seed().orElseThrow());
-        assertEquals(List.of("\n"), call.request().stopStrings());
-        assertEquals(12, call.request().maxNewTokens());
+                text(call.requests().get(0)));
+        assertEquals(0.5, call.requests().get(0).temperature());
+        assertEquals(0.9, call.requests().get(0).topP());
+        assertEquals(Long.MIN_VALUE, call.requests().get(0).seed().orElseThrow());
+        assertEquals(List.of("\n"), call.requests().get(0).stopStrings());
+        assertEquals(12, call.requests().get(0).maxNewTokens());
         assertFalse(call.format().isStreamed());
     }
 
@@ -169,7 +169,7 @@ class TextApiTest {
     void aChatWithoutALimitGoesOnToTheModelsLength() {
         TextApi plain = new TextApi("tiny", new Characters(), ChatTemplate.PLAIN);
         GenerationRequest request =
-                plain.chat(bytes("{'messages':[{'role':'user','content':'x'}]}")).request();
+                plain.chat(bytes("{'messages':[{'role':'user','content':'x'}]}")).requests().get(0);
         assertEquals("\u0000user: x\nassistant:", text(request));
         assertEquals(200 - 19, request.maxNewTokens());
         assertEquals(1, request.temperature());
@@ -177,36 +177,80 @@ class TextApiTest {
 
     @Test
     void completionsTakeTextOrTokens() {
-        GenerationRequest text = read("{'prompt':'Once','max_tokens':5,'top_k':3}").request();
+        GenerationRequest text =
+                read("{'prompt':'Once','max_tokens':5,'top_k':3}").requests().get(0);
         assertEquals("Once", text.prompt().orElseThrow());
         assertEquals(5, text.maxNewTokens());
         assertEquals(3, text.topK());
-        assertEquals("Once", read("{'prompt':['Once']}").request().prompt().orElseThrow());
-        int[] one = read("{'prompt':[[79]]}").request().promptTokens().orElseThrow();
+        assertEquals("Once", read("{'prompt':['Once']}").requests().get(0).prompt().orElseThrow());
+        int[] one = read("{'prompt':[[79]]}").requests().get(0).promptTokens().orElseThrow();
         assertArrayEquals(new int[] {79}, one);
-        GenerationRequest tokens = read("{'prompt':[79,110],'temperature':0}").request();
+        GenerationRequest tokens = read("{'prompt':[79,110],'temperature':0}").requests().get(0);
         assertArrayEquals(new int[] {79, 110}, tokens.promptTokens().orElseThrow());
         assertEquals(16, tokens.maxNewTokens());
         assertEquals(0, tokens.temperature());
     }
 
     @Test
+    void everyPromptOfSeveralIsARequest() {
+        List<GenerationRequest> texts =
+                read("{'prompt':['a','b'],'max_tokens':3,'seed':5}").requests();
+        assertEquals(List.of("a", "b"), texts.stream().map(each -> each.prompt().get()).toList());
+        for (GenerationRequest each : texts) {
+            assertEquals(3, each.maxNewTokens());
+            assertEquals(5, each.seed().orElseThrow());
+        }
+        List<GenerationRequest> mixed = read("{'prompt':[[1,2],'b',[3]]}").requests();
+        assertArrayEquals(new int[] {1, 2}, mixed.get(0).promptTokens().get());
+        assertEquals("b", mixed.get(1).prompt().get());
+        assertArrayEquals(new int[] {3}, mixed.get(2).promptTokens().get());
+        List<GenerationRequest> inputs = read("{'inputs':['a','b']}").requests();
+        assertEquals(List.of("a", "b"), inputs.stream().map(each -> each.prompt().get()).toList());
+    }
+
+    @Test
+    void answersToSeveralPromptsAreInTheirOrder() {
+        List<List<GeneratedPiece>> pieces = List.of(PIECES, PIECES.subList(0, 1));
+        List<Generation> ended =
+                List.of(new Ended(FinishReason.STOP), new Ended(FinishReason.LENGTH));
+        JsonObject whole =
+                json(read("{'prompt':['x','y'],'echo':true}").format().whole(pieces, ended));
+        assertEquals(
+                "[{\"text\":\"xhello\",\"index\":0,\"logprobs\":null,\"finish_reason\":\"stop\"},"
+                        + "{\"text\":\"yhe\",\"index\":1,\"logprobs\":null,"
+                        + "\"finish_reason\":\"length\"}]",
+                JsonOptions.GSON.toJson(whole.get("choices")));
+        JsonObject usage = whole.getAsJsonObject("usage");
+        assertEquals(6, usage.get("prompt_tokens").getAsInt());
+        assertEquals(10, usage.get("total_tokens").getAsInt());
+        assertEquals(
+                "[{\"generated_text\":\"hello\"},{\"generated_text\":\"he\"}]",
+                read("{'inputs':['x','y']}").format().whole(pieces, ended));
+        assertEquals(
+                "[{\"generated_text\":\"hello\"}]",
+                read("{'inputs':['x']}").format().whole(pieces.subList(0, 1), ended.subList(0, 1)));
+    }
+
+    @Test
     void invocationsAreGreedyUnlessTheyAskForMore() {
-        GenerationRequest greedy = read("{'inputs':'Once'}").request();
+        GenerationRequest greedy = read("{'inputs':'Once'}").requests().get(0);
         assertEquals(0, greedy.temperature());
         assertEquals(30, greedy.maxNewTokens());
-        assertEquals(1, read("{'inputs':'O','parameters':{'top_k':5}}").request().temperature());
+        assertEquals(
+                1, read("{'inputs':'O','parameters':{'top_k':5}}").requests().get(0).temperature());
         assertEquals(
                 0,
                 read("{'inputs':'O','parameters':{'top_k':5,'do_sample':false}}")
-                        .request()
+                        .requests()
+                        .get(0)
                         .temperature());
         GenerationRequest all =
                 read("{'inputs':'O','parameters':{'do_sample':true,'temperature':2,"
                                 + "'top_p':0.5,'repetition_penalty':1.5,'seed':7,"
                                 + "'max_new_tokens':9,'stop_sequences':['a','b'],"
                                 + "'ignore_eos_token':true}}")
-                        .request();
+                        .requests()
+                        .get(0);
         assertEquals(2, all.temperature());
         assertEquals(1.5, all.repetitionPenalty());
         assertEquals(7, all.seed().orElseThrow());
@@ -222,9 +266,11 @@ class TextApiTest {
                         "{'prompt':'x','stop_token_ids':[7,0]}",
                         "{'messages':[{'role':'user','content':'x'}],'stop_token_ids':[7,0]}",
                         "{'inputs':'x','parameters':{'stop_token_ids':[7,0]}}")) {
-            assertArrayEquals(expected, read(json).request().stopTokens(), json);
+            assertArrayEquals(expected, read(json).requests().get(0).stopTokens(), json);
         }
-        assertEquals(0, read("{'prompt':'x','stop_token_ids':null}").request().stopTokens().length);
+        assertEquals(
+                0,
+                read("{'prompt':'x','stop_token_ids':null}").requests().get(0).stopTokens().length);
     }
 
     private record Bad(String json, int status, String message) {}
@@ -245,8 +291,13 @@ class TextApiTest {
                 new Bad("{'prompt':[]}", 400, "'prompt' must be"),
                 new Bad("{'prompt':[1.5]}", 400, "'prompt[0]' must be a whole number"),
                 new Bad("{'prompt':[1,-1]}", 400, "'prompt[1]' must be a whole number"),
-                new Bad("{'prompt':['a','b']}", 400, "'prompt' must be one text, or the tokens"),
-                new Bad("{'prompt':[[1],[2]]}", 400, "'prompt' must be one text, or the tokens"),
+                new Bad("{'prompt':['a','']}", 400, "'prompt[1]' must be a text that is not empty"),
+                new Bad("{'prompt':['a',2]}", 400, "'prompt[1]' must be a string"),
+                new Bad("{'prompt':['a',null]}", 400, "'prompt[1]' must be a text that is not"),
+                new Bad("{'prompt':[1,'a']}", 400, "'prompt[1]' must be a whole number"),
+                new Bad("{'prompt':[[1],[]]}", 400, "'prompt[1]' must be a text or tokens"),
+                new Bad("{'prompt':[[1],[[2]]]}", 400, "'prompt[1][0]' must be a whole number"),
+                new Bad("{'prompt':['a','b'],'prompt[0]':'c'}", 400, "no option 'prompt[0]'"),
                 new Bad("{'prompt':{}}", 400, "'prompt' must be a string"),
                 new Bad("{'prompt':'a\\ud800'}", 400, "surrogate"),
                 new Bad("{'prompt':'x','tempo':1}", 400, "there is no option 'tempo'"),
@@ -283,7 +334,10 @@ class TextApiTest {
                         400,
                         "control token <|eot_id|>"),
                 new Bad("{'messages':[" + message + "],'tools':[]}", 400, "no option 'tools'"),
-                new Bad("{'inputs':['a']}", 400, "'inputs' must be a string"),
+                new Bad("{'inputs':[]}", 400, "'inputs' must be a string"),
+                new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a text that is not"),
+                new Bad("{'inputs':['a',['b']]}", 400, "'inputs[1]' must be a string"),
+                new Bad("{'inputs':['a'],'stream':true}", 400, "'stream' must be false if"),
                 new Bad("{'inputs':'a','parameters':[]}", 400, "'parameters' must be an object"),
                 new Bad(
                         "{'inputs':'a','parameters':{'num_beams':2}}",
@@ -331,7 +385,8 @@ class TextApiTest {
                 read("{'inputs':'O','parameters':{'decoder_input_details':false,'n':1,"
                                 + "'best_of':1,'presence_penalty':0.0,'frequency_penalty':0,"
                                 + "'min_p':0.0,'top_k':-1}}")
-                        .request();
+                        .requests()
+                        .get(0);
         assertEquals(0, request.topK());
     }
 
@@ -345,8 +400,13 @@ class TextApiTest {
 
     private static String streamed(AnswerFormat format, FinishReason reason) {
         StringBuilder answer = new StringBuilder(format.begin());
-        PIECES.forEach(piece -> answer.append(format.piece(piece)));
-        return answer.append(format.end(new Ended(reason))).toString();
+        PIECES.forEach(piece -> answer.append(format.piece(0, piece)));
+        Generation ended = new Ended(reason);
+        return answer.append(format.end(0, ended)).append(format.end(List.of(ended))).toString();
+    }
+
+    private static String whole(AnswerFormat format, Generation ended) {
+        return format.whole(List.of(PIECES), List.of(ended));
     }
 
     private static List<String> events(String answer) {
@@ -361,7 +421,7 @@ class TextApiTest {
         String request = "'messages':[{'role':'user','content':'x'}]";
         AnswerFormat format = read("{" + request + "}").format();
         assertEquals("application/json", format.contentType());
-        JsonObject whole = json(format.whole(PIECES, new Ended(FinishReason.STOP)));
+        JsonObject whole = json(whole(format, new Ended(FinishReason.STOP)));
         assertEquals("chat.completion", whole.get("object").getAsString());
         assertEquals("tiny", whole.get("model").getAsString());
         JsonObject choice = whole.getAsJsonArray("choices").get(0).getAsJsonObject();
@@ -396,7 +456,7 @@ class TextApiTest {
     @Test
     void completionsAnswerLikeOpenAi() {
         AnswerFormat format = read("{'prompt':'x','echo':true}").format();
-        JsonObject whole = json(format.whole(PIECES, new Ended(FinishReason.LENGTH)));
+        JsonObject whole = json(whole(format, new Ended(FinishReason.LENGTH)));
         JsonObject choice = whole.getAsJsonArray("choices").get(0).getAsJsonObject();
         assertEquals("xhello", choice.get("text").getAsString());
         assertEquals("length", choice.get("finish_reason").getAsString());
@@ -412,11 +472,11 @@ class TextApiTest {
         AnswerFormat format =
                 read("{'inputs':'x','parameters':{'details':true,'return_full_text':true}}")
                         .format();
-        JsonObject whole = json(format.whole(PIECES, new Ended(FinishReason.STOP)));
+        JsonObject whole = json(whole(format, new Ended(FinishReason.STOP)));
         assertEquals("xhello", whole.get("generated_text").getAsString());
         JsonObject details = whole.getAsJsonObject("details");
         assertEquals("eos_token", details.get("finish_reason").getAsString());
-        JsonObject stopped = json(format.whole(PIECES, new Ended(FinishReason.STOP_STRING)));
+        JsonObject stopped = json(whole(format, new Ended(FinishReason.STOP_STRING)));
         assertEquals(
                 "stop_sequence",
                 stopped.getAsJsonObject("details").get("finish_reason").getAsString());
@@ -424,7 +484,7 @@ class TextApiTest {
         assertEquals(-0.25, tokens.get(1).getAsJsonObject().get("log_prob").getAsDouble());
         assertEquals(
                 "{\"generated_text\":\"hello\"}",
-                read("{'inputs':'x'}").format().whole(PIECES, new Ended(FinishReason.STOP)));
+                whole(read("{'inputs':'x'}").format(), new Ended(FinishReason.STOP)));
 
         format = read("{'inputs':'x','stream':true}").format();
         assertEquals("application/jsonlines", format.contentType());
@@ -480,12 +540,17 @@ class TextApiTest {
         NullArguments nulls =
                 new NullArguments()
                         .sample(TextGenerator.class, Characters::new)
-                        .sample(GenerationRequest.class, () -> read("{'inputs':'x'}").request())
+                        .sample(
+                                GenerationRequest.class,
+                                () -> read("{'inputs':'x'}").requests().get(0))
                         .sample(AnswerFormat.class, () -> read("{'inputs':'x'}").format())
                         .sample(TextApi.class, () -> api)
                         .sample(Path.class, () -> Path.of("none"))
                         .sample(Object.class, Object::new)
                         .sample(TextCall.class, () -> read("{'inputs':'x'}"))
+                        .sample(TextAnswer.class, () -> new TextAnswer(null, List.of()))
+                        .sample(Runnable.class, () -> () -> {})
+                        .sample("requests", List::of)
                         .except("AnswerFormat", "what it words comes from a generation");
         assertEquals("", String.join("\n", nulls.check(TextApi.class)));
         assertTrue(nulls.calls() > 10, "" + nulls.calls());
