@@ -39,7 +39,11 @@ import org.slf4j.LoggerFactory;
  *
  * <p>The directory has {@code config.json} and safetensors as Hugging Face has them, and, if
  * prompts are to be texts, {@code tokenizer.json}. Each rank reads its part of the weights. They
- * and the cache, whose sizes the log states before, are all that takes much memory from then on.
+ * and the cache, whose sizes the log states before, are what takes most memory from then on.
+ * Besides there is what a step computes, which grows with {@link Builder#optPrefillTokens}, and,
+ * where ranks are several GPUs, a P2P buffer of each, of {@link
+ * org.djlx.collectives.CudaP2pOptions#DEFAULT_BUFFER_SIZE} unless the {@linkplain
+ * Builder#optProcessGroup group} has another.
  *
  * <p>Requests are served in the order in which they come, many at a time: one joins the running
  * batch when the cache has room for its prompt and all it may generate, and leaves it when it ends.

@@ -115,8 +115,11 @@ final class LlamaGpu implements AutoCloseable {
     /**
      * Compiles the kernels, if there are such for the model on the GPUs of all ranks, which agree.
      *
-     * @return the kernels; empty on CPUs, for float32, for heads of other sizes than multiples of
-     *     16 up to 128, and where ranks do not write into each other's memory
+     * @return the kernels; empty on CPUs, on GPUs of a compute capability below 8.0 and without
+     *     NVRTC, for float32, for heads of other sizes than multiples of 16 up to 128, for more
+     *     than 8 heads of queries on one of keys, for sizes of the hidden state, of a rank's heads
+     *     together or of its part of the MLP that are no multiples of 8, and where ranks do not
+     *     write into each other's memory
      */
     static Optional<LlamaGpu> create(LlamaConfig config, ProcessGroup group) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {

@@ -29,7 +29,7 @@ import org.djlx.nativeops.Torch;
  * out of it by inputs; those of queries, keys and values are one, and those of gate and up. The
  * embedding and the output matrix are divided by tokens, the last rank's filled up with zeros.
  * Where there are more ranks than heads of keys and values, several have the same. The
- * normalisations' weights are whole, in float32.
+ * normalisations' weights are whole. All are of the model's type.
  */
 final class LlamaWeights implements AutoCloseable {
 
