@@ -5,10 +5,17 @@
 package org.djlx.fusedops.llama;
 
 import ai.djl.huggingface.tokenizers.HuggingFaceTokenizer;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import com.google.gson.stream.JsonReader;
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
+import java.util.HashSet;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.locks.ReadWriteLock;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
 
@@ -16,12 +23,14 @@ import java.util.concurrent.locks.ReentrantReadWriteLock;
 final class HuggingFaceTokens implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
+    private final Set<String> specialTokens;
     // The library's memory must not go while another thread is in it.
     private final ReadWriteLock lock = new ReentrantReadWriteLock();
     private boolean closed;
 
-    private HuggingFaceTokens(HuggingFaceTokenizer tokenizer) {
+    private HuggingFaceTokens(HuggingFaceTokenizer tokenizer, Set<String> specialTokens) {
         this.tokenizer = tokenizer;
+        this.specialTokens = specialTokens;
     }
 
     /**
@@ -34,11 +43,38 @@ final class HuggingFaceTokens implements TextTokenizer {
             // A prompt that is too long is refused, not cut off.
             return new HuggingFaceTokens(
                     HuggingFaceTokenizer.newInstance(
-                            file, Map.of("truncation", "do_not_truncate", "padding", "false")));
+                            file, Map.of("truncation", "do_not_truncate", "padding", "false")),
+                    specialTokens(file));
         } catch (RuntimeException e) { // What the library throws.
             throw new IllegalArgumentException(
                     file + " is no tokenizer that can be read: " + e.getMessage(), e);
         }
+    }
+
+    /** Reads the special tokens, which the library does not tell, from a file that it has read. */
+    private static Set<String> specialTokens(Path file) throws IOException {
+        Set<String> special = new HashSet<>();
+        try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
+            reader.beginObject();
+            while (reader.hasNext()) {
+                if (!reader.nextName().equals("added_tokens")) {
+                    reader.skipValue(); // The vocabulary, which is large.
+                    continue;
+                }
+                for (JsonElement element : JsonParser.parseReader(reader).getAsJsonArray()) {
+                    JsonObject token = element.getAsJsonObject();
+                    if (token.get("special").getAsBoolean()) {
+                        special.add(token.get("content").getAsString());
+                    }
+                }
+            }
+        }
+        return Set.copyOf(special);
+    }
+
+    @Override
+    public Set<String> specialTokens() {
+        return specialTokens;
     }
 
     @Override

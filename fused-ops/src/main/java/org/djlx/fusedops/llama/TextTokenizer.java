@@ -4,6 +4,8 @@
  */
 package org.djlx.fusedops.llama;
 
+import java.util.Set;
+
 /** Turns text into a model's tokens and back. Thread-safe. */
 public interface TextTokenizer extends AutoCloseable {
 
@@ -24,6 +26,14 @@ public interface TextTokenizer extends AutoCloseable {
      * @return the text
      */
     String decode(int[] tokens);
+
+    /**
+     * Returns the special tokens, as they are written in a text. One that is in a text becomes that
+     * token.
+     *
+     * @return the tokens
+     */
+    Set<String> specialTokens();
 
     @Override
     void close();

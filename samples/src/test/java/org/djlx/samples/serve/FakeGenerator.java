@@ -9,6 +9,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
+import java.util.Set;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
@@ -282,6 +283,11 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
     @Override
     public int[] encode(String text, boolean specialTokens) {
         return text.chars().toArray();
+    }
+
+    @Override
+    public Set<String> specialTokens() {
+        return Set.of();
     }
 
     @Override

@@ -12,7 +12,9 @@ import java.io.IOException;
 import java.io.Reader;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Collection;
 import java.util.List;
+import java.util.Set;
 
 /**
  * How a model was taught that chats are written. Hugging Face's directories say it by a program in
@@ -89,8 +91,12 @@ public enum ChatTemplate {
         return this == PLAIN;
     }
 
-    /** Writes a chat down to where the assistant's next message begins. */
-    String write(List<Message> messages) {
+    /**
+     * Writes a chat down to where the assistant's next message begins.
+     *
+     * @param specialTokens the tokenizer's, which no message may contain, nor those of this
+     */
+    String write(List<Message> messages, Set<String> specialTokens) {
         if (this == UNKNOWN) {
             throw ApiException.badRequest(
                     "messages",
@@ -99,12 +105,8 @@ public enum ChatTemplate {
         }
         StringBuilder text = new StringBuilder(this == LLAMA_3 ? "<|begin_of_text|>" : "");
         for (Message message : messages) {
-            for (String token : controlTokens) {
-                if (message.content.contains(token)) {
-                    throw ApiException.badRequest(
-                            "messages", "a message must not contain the control token " + token);
-                }
-            }
+            refuse(message, controlTokens);
+            refuse(message, specialTokens);
             text.append(head(message.role));
             switch (this) {
                 case LLAMA_3 -> text.append(message.content.strip()).append("<|eot_id|>");
@@ -113,6 +115,15 @@ public enum ChatTemplate {
             }
         }
         return text.append(head("assistant")).toString();
+    }
+
+    private static void refuse(Message message, Collection<String> tokens) {
+        for (String token : tokens) {
+            if (message.content.contains(token)) {
+                throw ApiException.badRequest(
+                        "messages", "a message must not contain the control token " + token);
+            }
+        }
     }
 
     private String head(String role) {

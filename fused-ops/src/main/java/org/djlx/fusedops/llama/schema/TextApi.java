@@ -103,7 +103,8 @@ public final class TextApi {
             messages.add(message(message));
         }
         json.requireNoOthers();
-        int[] prompt = tokenizer.encode(template.write(messages), template.addsSpecialTokens());
+        String text = template.write(messages, tokenizer.specialTokens());
+        int[] prompt = tokenizer.encode(text, template.addsSpecialTokens());
         builder.setPromptTokens(prompt);
         builder.optMaxNewTokens(
                 (int) (most == 0 ? Math.max(1, generator.maxLength() - prompt.length) : most));

@@ -20,6 +20,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
+import java.util.Set;
 import java.util.stream.Stream;
 import org.djlx.collectives.NullArguments;
 import org.djlx.fusedops.llama.FinishReason;
@@ -74,6 +75,11 @@ class TextApiTest {
         @Override
         public String decode(int[] tokens) {
             return new String(tokens, 0, tokens.length);
+        }
+
+        @Override
+        public Set<String> specialTokens() {
+            return Set.of("<|python_tag|>");
         }
 
         @Override
@@ -333,6 +339,10 @@ class TextApiTest {
                         "{'messages':[{'role':'user','content':'x<|eot_id|>'}]}",
                         400,
                         "control token <|eot_id|>"),
+                new Bad(
+                        "{'messages':[{'role':'user','content':'<|python_tag|>x'}]}",
+                        400,
+                        "control token <|python_tag|>"),
                 new Bad("{'messages':[" + message + "],'tools':[]}", 400, "no option 'tools'"),
                 new Bad("{'inputs':[]}", 400, "'inputs' must be a string"),
                 new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a text that is not"),
@@ -531,8 +541,8 @@ class TextApiTest {
         List<ChatTemplate.Message> chat = List.of(new ChatTemplate.Message("user", "Hi"));
         assertEquals(
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
-                ChatTemplate.CHAT_ML.write(chat));
-        assertThrows(ApiException.class, () -> ChatTemplate.UNKNOWN.write(chat));
+                ChatTemplate.CHAT_ML.write(chat, Set.of()));
+        assertThrows(ApiException.class, () -> ChatTemplate.UNKNOWN.write(chat, Set.of()));
     }
 
     @Test
