@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.google.gson.JsonParser;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
@@ -135,6 +136,21 @@ class LlamaConfigTest {
         double turns = 8192 * plain[32] / (2 * Math.PI); // 1.84, between 1 and 4
         double smooth = (turns - 1) / 3;
         assertEquals((1 - smooth) * plain[32] / 8 + smooth * plain[32], scaled[32], 1e-12);
+    }
+
+    @Test
+    void turnsAsTheReferenceDoes() throws IOException {
+        for (String kind : List.of("llama3", "linear", "default")) {
+            String json =
+                    LLAMA_3_1.replace(
+                            "\"rope_type\": \"llama3\"", "\"rope_type\": \"" + kind + '"');
+            double[] expected =
+                    LlamaReference.frequencies(JsonParser.parseString(json).getAsJsonObject(), 128);
+            double[] frequencies = read(json).rope().frequencies(128);
+            for (int i = 0; i < 64; i++) {
+                assertEquals(1, frequencies[i] / expected[i], 1e-12, kind + ", pair " + i);
+            }
+        }
     }
 
     @Test

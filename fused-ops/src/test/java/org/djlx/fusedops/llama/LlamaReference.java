@@ -6,7 +6,10 @@ package org.djlx.fusedops.llama;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.HashMap;
@@ -20,10 +23,14 @@ import org.djlx.nativeops.Torch;
 final class LlamaReference {
 
     private final LlamaConfig config;
+    private final double[] frequencies;
     private final Map<String, double[]> weights = new HashMap<>();
 
     LlamaReference(Path directory) throws IOException {
         config = LlamaConfig.read(directory);
+        String json = Files.readString(directory.resolve("config.json"));
+        frequencies =
+                frequencies(JsonParser.parseString(json).getAsJsonObject(), config.headSize());
         try (Safetensors files = Safetensors.open(directory);
                 NDManager manager = NDManager.newBaseManager()) {
             for (TensorSpec spec : files.specs()) {
@@ -99,9 +106,47 @@ final class LlamaReference {
         }
     }
 
+    /**
+     * Returns the angles from one position to the next: what {@code _compute_llama3_parameters} and
+     * {@code _compute_linear_scaling_rope_parameters} of Hugging Face's transformers compute of a
+     * config.json, by wavelengths.
+     */
+    static double[] frequencies(JsonObject json, int headSize) {
+        JsonObject scaling = json.getAsJsonObject("rope_scaling");
+        double theta = json.get("rope_theta").getAsDouble();
+        String kind = scaling.get("rope_type").getAsString();
+        double[] frequencies = new double[headSize / 2];
+        for (int i = 0; i < frequencies.length; i++) {
+            double frequency = 1 / Math.pow(theta, (double) (2 * i) / headSize);
+            frequencies[i] =
+                    switch (kind) {
+                        case "default" -> frequency;
+                        case "linear" -> frequency / scaling.get("factor").getAsDouble();
+                        case "llama3" -> llama3(scaling, frequency);
+                        default -> throw new IllegalArgumentException(kind);
+                    };
+        }
+        return frequencies;
+    }
+
+    private static double llama3(JsonObject scaling, double frequency) {
+        double factor = scaling.get("factor").getAsDouble();
+        double low = scaling.get("low_freq_factor").getAsDouble();
+        double high = scaling.get("high_freq_factor").getAsDouble();
+        double length = scaling.get("original_max_position_embeddings").getAsDouble();
+        double wavelength = 2 * Math.PI / frequency;
+        if (wavelength > length / low) {
+            return frequency / factor;
+        }
+        if (wavelength < length / high) {
+            return frequency;
+        }
+        double smooth = (length / wavelength - low) / (high - low);
+        return (1 - smooth) * (frequency / factor) + smooth * frequency;
+    }
+
     private double[] turned(double[] heads, int position) {
         int size = config.headSize();
-        double[] frequencies = config.rope().frequencies(size);
         double[] turned = new double[heads.length];
         for (int head = 0; head < heads.length / size; head++) {
             for (int i = 0; i < size / 2; i++) {
