@@ -55,9 +55,10 @@ import org.slf4j.LoggerFactory;
  * next is served. If ranks fail that others wait for, the model is lost, and says why.
  *
  * <p>One option, which need not be given: {@code tensor_parallel_degree}, the number of ranks,
- * which must be that of the files. On GPUs the ranks are on those that the model is loaded on; with
- * one GPU, on those that follow it too. The backend is {@code cuda_p2p} there, {@code shm} on the
- * CPU.
+ * which must be that of the files. The ranks are threads: in a process that a launcher has started
+ * as one of several, as {@code RANK} and {@code WORLD_SIZE} tell, loading throws an {@link
+ * IllegalArgumentException}. On GPUs the ranks are on those that the model is loaded on; with one
+ * GPU, on those that follow it too. The backend is {@code cuda_p2p} there, {@code shm} on the CPU.
  */
 public final class TorchScriptLoader implements ParallelModelLoader {
 
@@ -91,6 +92,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
                 LOG.warn("{}: the option {} is not known, and does nothing", name, option);
             }
         }
+        checkIsOnlyProcess();
         int ranks = ranks(directory);
         Object degree = options.get(DEGREE);
         if (degree != null && !degree.toString().trim().equals(Integer.toString(ranks))) {
@@ -102,6 +104,20 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         List<Device> devices = devices(device.getDevices(), ranks);
         TorchOperators.register();
         return new TorchScriptService(name, groups(devices), directory);
+    }
+
+    /** Refuses to be a rank of several processes, each of which would load all ranks. */
+    private static void checkIsOnlyProcess() {
+        String worldSize = System.getenv("WORLD_SIZE");
+        if (System.getenv("RANK") != null && worldSize != null && !worldSize.trim().equals("1")) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the ranks of a model in TorchScript are threads of one process, but"
+                                    + " WORLD_SIZE is %s, as a launcher sets it: start one process"
+                                    + " without a launcher, or take RANK and WORLD_SIZE out of its"
+                                    + " environment",
+                            worldSize));
+        }
     }
 
     /** Counts the files, of which none may be missing. */

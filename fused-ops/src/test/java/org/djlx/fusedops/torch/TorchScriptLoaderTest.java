@@ -36,6 +36,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.nativeops.CHeap;
 import org.junit.jupiter.api.Test;
@@ -299,6 +300,19 @@ class TorchScriptLoaderTest {
             }
             assertTrue(Integer.parseInt(model.getProperty("failed", "0")) > 0);
             assertEquals(message, refusal(predictor, new NDList(x)));
+        }
+    }
+
+    @Test
+    void isRefusedInOneOfSeveralProcesses() throws Exception {
+        String files = ScriptedMlp.directory(2).toString();
+        try (RankProcesses ranks = new RankProcesses(2, TorchScriptLoadMain.class, files)) {
+            assertEquals(List.of(1, 1), ranks.await());
+            String output = ranks.output(1);
+            assertTrue(output.contains("but WORLD_SIZE is 2, as a launcher sets it"), output);
+        }
+        try (RankProcesses one = new RankProcesses(1, TorchScriptLoadMain.class, files)) {
+            one.awaitSuccess();
         }
     }
 
