@@ -56,7 +56,8 @@ final class DecodeBench {
      * @param requests how many requests there were, of all clients
      * @param errors what was wrong with those that failed or had fewer tokens than asked for
      * @param tokensPerSecond the tokens of all answers, by the time that all took together
-     * @param firstTokenMillis the median time until the first token of an answer was there
+     * @param firstTextMillis the median time until the first text of an answer was there; tokens
+     *     before it may have none, as special ones and parts of a character
      * @param answerMillis the median time until all of it was
      */
     record Row(
@@ -64,14 +65,14 @@ final class DecodeBench {
             int requests,
             List<String> errors,
             double tokensPerSecond,
-            double firstTokenMillis,
+            double firstTextMillis,
             double answerMillis) {}
 
     /**
      * An answer.
      *
      * @param error what is wrong with it; null if nothing is
-     * @param first when its first token was there, in milliseconds from the request on
+     * @param first when its first text was there, in milliseconds from the request on
      * @param last when all of it was
      */
     private record Answer(String error, double first, double last) {

@@ -16,8 +16,10 @@ import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeoutException;
+import java.util.stream.IntStream;
 import org.djlx.fusedops.llama.LlamaConfig;
 import org.djlx.fusedops.llama.LlamaGenerator;
+import org.djlx.fusedops.llama.TextTokenizer;
 import org.djlx.fusedops.llama.schema.ChatTemplate;
 import org.djlx.fusedops.llama.schema.TextApi;
 import org.djlx.nativeops.NativeVersions;
@@ -379,18 +381,19 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             }
         }
         report.put("servedTokens", tokens);
+        report.put("tokensWithoutText", tokensWithoutText(generator));
         report.put("served", rows);
         store();
         TextTable table =
                 new TextTable(
-                        "clients", "requests", "errors", "tokens/s", "first token ms", "answer ms");
+                        "clients", "requests", "errors", "tokens/s", "first text ms", "answer ms");
         for (DecodeBench.Row row : rows) {
             table.add(
                     row.clients(),
                     row.requests(),
                     row.errors().size(),
                     text(row.tokensPerSecond()),
-                    text(row.firstTokenMillis()),
+                    text(row.firstTextMillis()),
                     text(row.answerMillis()));
         }
         print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
@@ -399,6 +402,19 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                 .distinct()
                 .forEach(spec.commandLine().getErr()::println);
         return rows;
+    }
+
+    /**
+     * Counts the tokens that clients see nothing of, as the first text of an answer comes after
+     * them: those that the tokenizer has no whole character for. A model that is written has but
+     * the special ones and parts of characters.
+     */
+    private static long tokensWithoutText(LlamaGenerator generator) {
+        TextTokenizer tokenizer = generator.tokenizer().orElseThrow();
+        return IntStream.range(0, generator.config().vocabularySize())
+                .mapToObj(token -> tokenizer.decode(new int[] {token}))
+                .filter(text -> text.isEmpty() || text.contains("\ufffd"))
+                .count();
     }
 
     /** Has PyTorch measure, which has the GPUs for itself, and puts its figures beside ours. */
