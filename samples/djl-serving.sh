@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Adds to a DJL Serving what it takes to serve Llamas on several ranks: jars to deps/ and, if one is named, a model to
-# models/. Jars that CLASSPATH names go to deps/, too; CUDA presets there mean that ranks are GPUs. docs/serving.md says more.
+# models/, of which it prints a request. Jars that CLASSPATH names go to deps/, too; CUDA presets there mean that ranks are
+# GPUs. docs/serving.md says more.
 #   samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]
 set -euo pipefail
 
@@ -51,3 +52,10 @@ if [[ -n $model ]]; then
   cp -rL "$model" "$home/models/"
 fi
 say "$home is ready: start DJL Serving with MODEL_SERVER_HOME=$home and -s $home/models"
+if [[ -n $model ]]; then
+  say "then ask it:"
+  cat <<EOF
+curl http://127.0.0.1:8080/predictions/${model##*/} -H 'Content-Type: application/json' \\
+  -d '{"inputs": "DJL", "parameters": {"max_new_tokens": 16}}'
+EOF
+fi

@@ -93,7 +93,11 @@ class DjlServingScriptTest {
                 0,
                 Main.commandLine()
                         .execute("serve-model", tiny.toString(), "--text", "../README.md"));
-        assertTrue(run(0, home, tiny).contains("is ready: start DJL Serving"));
+        String output = run(0, home, tiny);
+        assertTrue(output.contains("is ready: start DJL Serving"), output);
+        assertTrue(output.contains("curl http://127.0.0.1:8080/predictions/tiny "), output);
+        Matcher request = Pattern.compile("-d '(.*)'\n").matcher(output);
+        assertTrue(request.find(), output);
         TreeSet<String> expected = new TreeSet<>();
         MODULES.forEach(module -> expected.add(module + '-' + version + ".jar"));
         for (String entry : Files.readString(Path.of("target/class-path")).strip().split(":")) {
@@ -112,11 +116,10 @@ class DjlServingScriptTest {
         try (ZooModel<Input, Output> model = criteria.loadModel();
                 Predictor<Input, Output> predictor = model.newPredictor()) {
             Input input = new Input();
-            String json = "{\"inputs\": \"DJL\", \"parameters\": {\"max_new_tokens\": 2}}";
-            input.add(BytesSupplier.wrap(json));
-            Output output = predictor.predict(input);
-            String answer = output.getData().getAsString();
-            assertEquals(200, output.getCode(), answer);
+            input.add(BytesSupplier.wrap(request.group(1)));
+            Output answered = predictor.predict(input);
+            String answer = answered.getData().getAsString();
+            assertEquals(200, answered.getCode(), answer);
             assertTrue(JsonParser.parseString(answer).getAsJsonObject().has("generated_text"));
         }
     }
