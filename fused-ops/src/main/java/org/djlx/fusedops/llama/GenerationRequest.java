@@ -248,8 +248,11 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets what tokens are drawn with. The same request with the same seed gives the same
-         * tokens, alone or among others, up to the rounding of the model's scores.
+         * Sets what tokens are drawn with. On the same ranks, the same request with the same seed
+         * gives the same tokens, alone or among others, of a model in float16 or bfloat16. One in
+         * float32 reads tokens of several requests together, and how many there are may change the
+         * last bits of its scores: tokens differ only where these decide between two, and from
+         * there on.
          *
          * @param seed the seed; a random one unless set
          * @return this builder
