@@ -21,6 +21,7 @@ import java.util.List;
 import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.ExecutionException;
+import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -34,8 +35,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
-import org.junit.jupiter.params.provider.ValueSource;
 
 /** Scores of a small Llama, on several ranks and with a cache, against loops in float64. */
 class LlamaModelTest {
@@ -227,21 +228,56 @@ class LlamaModelTest {
         return new LlamaModel(config, group, weights, cache, config.maxLength());
     }
 
+    /** A model and tokens of which PyTorch has computed the scores, and the file that has them. */
+    enum OfPyTorch {
+        FEW_TOKENS(
+                "pytorch-scores.txt",
+                LlamaFiles.config(ScalarType.FLOAT32, false),
+                5,
+                81,
+                7,
+                200,
+                33,
+                150,
+                2,
+                99,
+                14,
+                120),
+        /** Divided among up to 8 ranks; two angles are between those kept and those divided. */
+        MANY_TOKENS(
+                "pytorch-scores-long.txt",
+                LlamaFiles.decodable(ScalarType.FLOAT32, true, 16),
+                IntStream.range(0, 140).map(i -> (37 * i + 11) % 203).toArray());
+
+        private final String file;
+        private final LlamaConfig config;
+        private final int[] tokens;
+
+        OfPyTorch(String file, LlamaConfig config, int... tokens) {
+            this.file = file;
+            this.config = config;
+            this.tokens = tokens;
+        }
+    }
+
     /**
      * The scores are those that {@code src/test/peer/LlamaPeer.java} printed for these tokens and
      * the directory that {@link LlamaFiles} writes here.
      */
     @ParameterizedTest
-    @ValueSource(ints = {1, 2, 4, 8})
-    void hasTheScoresOfPyTorch(int ranks) throws Exception {
-        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.FLOAT32, false), 1);
+    @CsvSource({
+        "1, FEW_TOKENS", "2, FEW_TOKENS", "4, FEW_TOKENS", "8, FEW_TOKENS",
+        "1, MANY_TOKENS", "2, MANY_TOKENS", "4, MANY_TOKENS", "8, MANY_TOKENS"
+    })
+    void hasTheScoresOfPyTorch(int ranks, OfPyTorch of) throws Exception {
+        LlamaFiles.write(directory, of.config, 1);
         LlamaConfig config = LlamaConfig.read(directory);
         String text;
-        try (InputStream in = getClass().getResourceAsStream("pytorch-scores.txt")) {
+        try (InputStream in = getClass().getResourceAsStream(of.file)) {
             text = new String(in.readAllBytes(), StandardCharsets.US_ASCII);
         }
         double[] expected = text.lines().mapToDouble(Double::parseDouble).toArray();
-        int[] tokens = {5, 81, 7, 200, 33, 150, 2, 99, 14, 120};
+        int[] tokens = of.tokens;
         int[] rows = new CacheBlocks(BLOCKS, BLOCK_TOKENS).take(tokens.length);
         LlamaBatch batch = new LlamaBatch(List.of(new LlamaBatch.Chunk(tokens, 0, rows, true)));
         try (Safetensors files = Safetensors.open(directory);
