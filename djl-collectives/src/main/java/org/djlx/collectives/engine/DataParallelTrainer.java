@@ -164,12 +164,27 @@ final class DataParallelTrainer extends Trainer {
         Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
         if (ranks > 1) {
             settings.checkRanksOfOneJvm(ranks);
+            requireWhole(getModel().getBlock(), ranks);
             String backend = settings.backend(devices[0].isGpu());
             ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
         }
         for (int rank = 0; rank < ranks; rank++) {
             ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
             replicas.add(replica(rank, each[rank], group));
+        }
+    }
+
+    /** Two replicas of a block would call the group that divides its parameters at once. */
+    private static void requireWhole(Block block, int ranks) {
+        ProcessGroup parts = P2pModel.parts(block);
+        if (parts != null && parts.worldSize() > 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: the block's parameters are divided among the %d ranks of"
+                                + " group '%s', so that each of these has a trainer of one rank: %d"
+                                + " ranks in this JVM cannot share it. Give optRanks(1), and the"
+                                + " group of those that share batches by optProcessGroup",
+                            parts.worldSize(), parts.name(), ranks));
         }
     }
 

@@ -236,6 +236,33 @@ class SavedModelTest {
         }
     }
 
+    /** A rank's replicas would call the block's group at once. */
+    @Test
+    @Timeout(120)
+    void ranksThatShareParametersHaveATrainerEach() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            List<String> refusals =
+                    ProcessGroups.run(
+                            groups,
+                            group -> {
+                                DataParallelConfig config =
+                                        new DataParallelConfig(Training.loss()).optRanks(2);
+                                try (Model model = model(block(group))) {
+                                    return assertThrows(
+                                                    IllegalArgumentException.class,
+                                                    () -> model.newTrainer(config))
+                                            .getMessage();
+                                }
+                            });
+            for (String message : refusals) {
+                assertTrue(message.contains("optRanks(1)"), message);
+            }
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
     /** Others that send their parts meanwhile fail as it does, and wait for nothing. */
     @Test
     @Timeout(120)
