@@ -104,6 +104,21 @@ final class PieceQueue implements Generation {
         }
     }
 
+    /** Tells who only looks, as for each piece of many generations, without its stack. */
+    private static final class NothingYet extends TimeoutException {
+
+        private static final long serialVersionUID = 1L;
+
+        NothingYet() {
+            super("nothing new is there yet");
+        }
+
+        @Override
+        public synchronized Throwable fillInStackTrace() {
+            return this;
+        }
+    }
+
     private interface Condition {
         boolean holds();
     }
@@ -115,6 +130,9 @@ final class PieceQueue implements Generation {
         while (!condition.holds()) {
             long left = patience - (System.nanoTime() - since);
             if (left <= 0) {
+                if (patience <= 0) {
+                    throw new NothingYet();
+                }
                 throw new TimeoutException(
                         String.format(
                                 "%d tokens were generated, and nothing new came within %s",

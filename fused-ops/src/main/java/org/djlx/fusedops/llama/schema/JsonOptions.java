@@ -31,6 +31,9 @@ final class JsonOptions {
     private static final int LONGEST_NUMBER = 40;
     private static final int MOST_STRINGS = 16;
 
+    /** How many prompts one request may have: each takes memory before it is known to be right. */
+    static final int MOST_PROMPTS = 128;
+
     private final JsonObject json;
     private final String path;
     private final Set<String> known = new HashSet<>();
@@ -181,13 +184,16 @@ final class JsonOptions {
     }
 
     /**
-     * Returns the elements of an array that begins with a string or another array, by their places;
+     * Returns the prompts of an array that begins with a string or another array, by their places;
      * what is no such array alone, by its name.
      */
-    JsonOptions elements(String name) {
+    JsonOptions prompts(String name) {
         JsonObject elements = new JsonObject();
         if (isArrayOfTexts(name)) {
             JsonArray array = get(name).getAsJsonArray();
+            if (array.size() > MOST_PROMPTS) {
+                throw wrong(name, "an array of at most " + MOST_PROMPTS + " prompts");
+            }
             for (int i = 0; i < array.size(); i++) {
                 elements.add(name + "[" + i + "]", array.get(i));
             }
@@ -213,6 +219,11 @@ final class JsonOptions {
 
     /** Returns the whole numbers of an array, from 0 on; none if there is no array. */
     int[] integers(String name) {
+        return integers(name, Integer.MAX_VALUE);
+    }
+
+    /** As above, of so many at most. */
+    int[] integers(String name, int most) {
         if (!has(name)) {
             return new int[0];
         }
@@ -220,6 +231,9 @@ final class JsonOptions {
             throw wrong(name, "an array of whole numbers");
         }
         JsonArray array = get(name).getAsJsonArray();
+        if (array.size() > most) {
+            throw wrong(name, "an array of at most " + most + " whole numbers");
+        }
         int[] numbers = new int[array.size()];
         for (int i = 0; i < numbers.length; i++) {
             numbers[i] = (int) integer(name + "[" + i + "]", array.get(i), 0, Integer.MAX_VALUE);

@@ -11,7 +11,9 @@ import org.djlx.fusedops.llama.GenerationRequest;
 final class OpenAiOptions {
 
     /** The tokens that end a generation, which OpenAI has not: as vLLM and DJL Serving name it. */
-    static final String STOP_TOKENS = "stop_token_ids";
+    private static final String STOP_TOKENS = "stop_token_ids";
+
+    private static final int MOST_STOP_TOKENS = 128; // Each prompt of a request keeps them.
 
     private OpenAiOptions() {}
 
@@ -36,12 +38,16 @@ final class OpenAiOptions {
                         .optRepetitionPenalty(
                                 json.number("repetition_penalty", Double.MIN_NORMAL, 100, 1))
                         .optIgnoreEndOfText(json.flag("ignore_eos", false))
-                        .optStopTokens(json.integers(STOP_TOKENS))
+                        .optStopTokens(stopTokens(json))
                         .optStopStrings(stops(json, "stop"));
         if (json.has("seed")) {
             builder.optSeed(json.integer("seed", Long.MIN_VALUE, Long.MAX_VALUE, 0));
         }
         return builder;
+    }
+
+    static int[] stopTokens(JsonOptions json) {
+        return json.integers(STOP_TOKENS, MOST_STOP_TOKENS);
     }
 
     static List<String> stops(JsonOptions json, String name) {

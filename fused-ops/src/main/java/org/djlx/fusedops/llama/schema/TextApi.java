@@ -166,7 +166,7 @@ public final class TextApi {
                 (int) json.integer("max_tokens", 1, Integer.MAX_VALUE, DEFAULT_COMPLETION));
         List<GenerationRequest> requests = new ArrayList<>();
         List<String> echoed = new ArrayList<>();
-        JsonOptions prompts = json.elements("prompt");
+        JsonOptions prompts = json.prompts("prompt");
         for (String name : prompts.names()) {
             if (prompts.isArray(name)) {
                 int[] tokens = prompts.integers(name);
@@ -240,7 +240,7 @@ public final class TextApi {
 
     private static TextCall readInvocation(JsonOptions json) {
         boolean array = json.isArray("inputs");
-        JsonOptions inputs = json.elements("inputs");
+        JsonOptions inputs = json.prompts("inputs");
         List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
         boolean streamed = json.flag("stream", false);
         if (streamed && array) {
@@ -272,7 +272,7 @@ public final class TextApi {
         }
         String stops = options.has("stop") ? "stop" : "stop_sequences";
         builder.optStopStrings(OpenAiOptions.stops(options, stops));
-        builder.optStopTokens(options.integers(OpenAiOptions.STOP_TOKENS));
+        builder.optStopTokens(OpenAiOptions.stopTokens(options));
         if (options.flag("decoder_input_details", false)) {
             throw options.wrong(
                     "decoder_input_details", "false, as no scores of the prompt's tokens are kept");

@@ -18,6 +18,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
 import java.util.Set;
@@ -279,6 +280,10 @@ class TextApiTest {
                 read("{'prompt':'x','stop_token_ids':null}").requests().get(0).stopTokens().length);
     }
 
+    private static String array(String element, int count) {
+        return "[" + String.join(",", Collections.nCopies(count, element)) + "]";
+    }
+
     private record Bad(String json, int status, String message) {}
 
     static Stream<Bad> badRequests() {
@@ -362,6 +367,12 @@ class TextApiTest {
                         400,
                         "'parameters.presence_penalty' must be 0"),
                 new Bad("{'prompt':'x','stop_token_ids':7}", 400, "must be an array of whole"),
+                new Bad(
+                        "{'prompt':'x','stop_token_ids':" + array("7", 129) + "}",
+                        400,
+                        "at most 128 whole numbers"),
+                new Bad("{'prompt':" + array("'x'", 129) + "}", 400, "at most 128 prompts"),
+                new Bad("{'inputs':" + array("'x'", 129) + "}", 400, "at most 128 prompts"),
                 new Bad(
                         "{'inputs':'x','parameters':{'stop_token_ids':[7,-1]}}",
                         400,
