@@ -27,13 +27,18 @@ import java.io.OutputStream;
 import java.net.URL;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.HashSet;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Properties;
 import java.util.ServiceLoader;
+import java.util.Set;
 import java.util.function.Function;
 import java.util.function.Predicate;
 import java.util.regex.Pattern;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -99,18 +104,49 @@ final class P2pModel implements Model {
                     return null;
                 });
         if (!first) {
-            // If the first fails meanwhile, this does too, as the first does not send its parts.
-            getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));
+            // If the first fails meanwhile, this does too, as the first does not send its parts: in
+            // the same way, so that callers who go on behind it do so on all ranks.
+            try {
+                getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));
+            } catch (CollectiveException e) {
+                throw new IOException("save: another rank that shares the model has failed", e);
+            }
         }
         Agreement.run(
                 parts,
                 "save",
                 () -> {
                     if (first) {
-                        model.save(modelPath, newModelName);
+                        write(modelPath, newModelName);
                     }
                     return null;
                 });
+    }
+
+    /** Leaves no file that is not whole, which would be loaded as the newest. */
+    private void write(Path modelPath, String newModelName) throws IOException {
+        Set<Path> before = files(modelPath);
+        boolean done = false;
+        try {
+            model.save(modelPath, newModelName);
+            done = true;
+        } finally {
+            if (!done) {
+                Set<Path> made = files(modelPath);
+                made.removeAll(before);
+                for (Path file : made) {
+                    if (file.getFileName().toString().startsWith(newModelName + '-')) {
+                        Files.deleteIfExists(file);
+                    }
+                }
+            }
+        }
+    }
+
+    private static Set<Path> files(Path directory) throws IOException {
+        try (Stream<Path> files = Files.list(directory)) {
+            return files.collect(Collectors.toCollection(HashSet::new));
+        }
     }
 
     /** Returns the ranks that share a block's parameters; null if each has all of them. */

@@ -266,7 +266,7 @@ class SavedModelTest {
     /** Others that send their parts meanwhile fail as it does, and wait for nothing. */
     @Test
     @Timeout(120)
-    void allRanksFailWhereTheFirstCannotGoOn(@TempDir Path directory) {
+    void allRanksFailWhereTheFirstCannotGoOn(@TempDir Path directory) throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local(4);
         try {
             List<Exception> errors =
@@ -279,13 +279,20 @@ class SavedModelTest {
                                                 .add(block(group));
                                 try (Model model = model(block)) {
                                     initialize(model);
-                                    return assertThrows(
-                                            Exception.class, () -> model.save(directory, "shared"));
+                                    Exception error =
+                                            assertThrows(
+                                                    IOException.class,
+                                                    () -> model.save(directory, "shared"));
+                                    group.barrier().await(); // All can go on.
+                                    return error;
                                 }
                             });
             assertEquals("no space left", errors.get(0).getMessage());
             for (Exception error : errors.subList(1, 4)) {
-                assertInstanceOf(CollectiveMismatchException.class, error);
+                assertInstanceOf(CollectiveMismatchException.class, error.getCause());
+            }
+            try (Stream<Path> files = Files.list(directory)) {
+                assertEquals(List.of(), files.toList());
             }
         } finally {
             groups.forEach(ProcessGroup::destroy);
