@@ -159,13 +159,14 @@ struct Rank {
   }
 };
 
-// How many blocks of each rank run at once, if each takes a multiprocessor.
+// How many blocks of a waiting kernel each rank launches, if each block takes an SM; as P2p.waitingBlocks.
 int blocks_of_each(const std::vector<int>& gpus) {
   int blocks = 1 << 20;
   for (int gpu : gpus) {
     int processors;
     check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, gpu), "cudaDeviceGetAttribute");
-    blocks = std::min<int>(blocks, processors / std::count(gpus.begin(), gpus.end(), gpu));
+    int sharing = std::count(gpus.begin(), gpus.end(), gpu);
+    blocks = std::min(blocks, sharing == 1 ? processors : std::max(1, processors / (2 * (sharing - 1))));
   }
   return blocks;
 }

@@ -59,8 +59,9 @@ import org.djlx.nativeops.GpuTopology;
  * of graphs follows on a graph that was launched before on the caller's current stream; the reverse
  * does not hold, and graphs are not ordered with each other: launch them on one stream, which has
  * waited for the works of the operations before, or order the streams, and launch none any more
- * once the group is destroyed. A launch that waits in vain, for the timeout with which the
- * operation was recorded, gives wrong results and breaks the group: calls throw soon after.
+ * once the group is destroyed. A launch whose peers do not arrive within the timeout with which the
+ * operation was recorded breaks the group: its output holds arbitrary values, NaN among them, until
+ * the next call on the group, or {@code await} of a work of it, throws the error.
  */
 public final class CudaP2pOptions extends BackendOptions {
 
@@ -335,8 +336,8 @@ public final class CudaP2pOptions extends BackendOptions {
          * synchronises its stream before it copies from or to memory that is not pinned, as {@code
          * create} and {@code toFloatArray} of arrays do: such a copy waits for the stream, and
          * until then the driver takes no calls for that GPU, not even of the rank that is waited
-         * for. More than four ranks may not find room on a GPU for kernels that wait for each
-         * other.
+         * for. Kernels that wait for peers take at most half of the SMs together, so that a matmul
+         * of the rank that is waited for finds room.
          *
          * @param shared whether they may; false, NCCL alone, unless set
          * @return this builder

@@ -23,8 +23,9 @@ import org.djlx.collectives.internal.host.Required;
  *       regions[q] + begin + e % 2 * half + (r &lt; q ? r : r - 1) * slot
  * </pre>
  *
- * @param blocks how many blocks that take up a multiprocessor each a rank may launch so that those
- *     of all ranks run at once; the same on all ranks
+ * @param blocks how many blocks a rank may launch, each taking an SM, so that the blocks of all
+ *     ranks run at once; on a GPU that ranks share, few enough to leave half of its SMs to kernels
+ *     that do not wait; the same on all ranks
  * @param status the address of two words in memory of the host, as of {@link KernelSignals#status}
  * @param regions where each rank's memory for all-reduces begins, as this GPU addresses it: with a
  *     count of launches

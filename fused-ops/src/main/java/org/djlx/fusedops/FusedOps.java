@@ -65,8 +65,9 @@ import org.djlx.nativeops.TensorInfo;
  * on a group.
  *
  * <p>Calls that do not fit together, and ranks that are missing, end like those of any operation of
- * a {@link ProcessGroup}. On a GPU they may do so after the operator has returned: then the group
- * is broken and the result worthless, and the next call throws.
+ * a {@link ProcessGroup}. On a GPU they may do so after the operator has returned: the group is
+ * then broken, and the result holds arbitrary values, NaN among them, until the next call on the
+ * group, or {@code await} of a work of it, throws the error.
  */
 public final class FusedOps {
 

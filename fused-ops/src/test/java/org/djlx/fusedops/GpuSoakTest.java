@@ -42,6 +42,7 @@ import org.junit.jupiter.api.Test;
 class GpuSoakTest {
 
     private static final int TIMES = 10;
+    private static final int BATCHES = 3; // of so many calls, for each path
     private static final int TIMES_FORCED = 3; // of each operator, by each path
     private static final int TIMES_LAUNCHES = 100; // of each operator that is one launch
     private static final List<Path> FORCED = List.of(Path.SCHEDULED, Path.WHOLE, Path.ONE_LAUNCH);
@@ -188,6 +189,47 @@ class GpuSoakTest {
                         groups.forEach(ProcessGroup::destroy);
                     }
                 });
+    }
+
+    /**
+     * Two to eight ranks, also where they share a GPU: each round takes another number of ranks,
+     * forces each path in turn, and mixes operators and all-reduces of random sizes.
+     */
+    @Test
+    void manyRanks() throws InterruptedException {
+        Soak.run(
+                "random numbers of ranks on GPUs",
+                soak -> {
+                    while (soak.nextRound()) {
+                        Random random = new Random(soak.roundSeed());
+                        int ranks = 2 + random.nextInt(7);
+                        soak.add("rounds of " + ranks + " ranks", 1);
+                        List<ProcessGroup> groups = ManyRanksGpuTest.groups(ranks);
+                        try {
+                            manyRanks(soak, groups, random);
+                        } finally {
+                            groups.forEach(ProcessGroup::destroy);
+                        }
+                    }
+                    for (ExactCase.Kind kind : ExactCase.Kind.values()) {
+                        soak.requireAll(List.of(kind));
+                    }
+                });
+    }
+
+    private static void manyRanks(Soak soak, List<ProcessGroup> groups, Random random) {
+        List<Path> forced = new ArrayList<>(FORCED);
+        Collections.shuffle(forced, random);
+        for (Path path : forced) {
+            for (int batch = 0; batch < BATCHES; batch++) {
+                List<ExactCase> cases = new ArrayList<>();
+                for (int i = 0; i < TIMES; i++) {
+                    cases.add(ExactCase.random(random));
+                }
+                ManyRanksGpuTest.run(groups, path, cases, 1);
+                cases.forEach(one -> soak.add(one.kind().toString(), 1));
+            }
+        }
     }
 
     private static void launches(Soak soak, ProcessGroup group, long seed) {

@@ -1,6 +1,11 @@
 // A rank's region, which its peers write into, for the kernels that use it one after the other: what it begins with, the
 // halves of its data, and the count of launches; all_reduce.cu says how it is divided. Then the data of one-shot kernels,
 // which tells of itself that it has arrived.
+//
+// Invariant: while a kernel waits for a peer, everything that the peer has enqueued before its own kernel can still start. On a
+// GPU of its own a rank's stream guarantees that. Where ranks share a GPU, waiting blocks may take the SMs that a peer's matmul
+// needs: cuBLAS launches clusters of eight blocks that fill an SM each, and such a cluster starts only when eight SMs of one GPC
+// are free at once. So the kernels of all ranks but one take at most half of the SMs together (P2p.waitingBlocks).
 #pragma once
 
 #include "element.cuh"

@@ -87,6 +87,7 @@ final class AllReduceKernels implements AutoCloseable {
     private final int four; // of the mesh
     private final int relay;
     private int blocks; // at most; guarded by this
+    private int meshBlocks = MESH_BLOCKS; // at most, the same on all ranks; guarded by this
     private boolean ended; // guarded by this
 
     AllReduceKernels(
@@ -158,13 +159,13 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
-     * Limits all-reduces where ranks share this GPU: each waits for the others, and as many blocks
-     * as one may have would leave no room to them. Ranks may have different limits.
+     * Limits the blocks of an all-reduce where ranks share a GPU; see {@link P2p#waitingBlocks}.
      *
-     * @param most of each rank, so that those of all run at once
+     * @param most the blocks of a launch, the same on all ranks
      */
     synchronized void shareGpu(int most) {
-        blocks = Math.max(1, Math.min(blocks, most));
+        blocks = Math.min(blocks, most);
+        meshBlocks = Math.min(meshBlocks, most);
     }
 
     /**
@@ -215,7 +216,7 @@ final class AllReduceKernels implements AutoCloseable {
         long packs = ceilDiv(byteSize, PACK);
         if (algorithm == Algorithm.MESH) {
             long wanted = Math.max(1, ceilDiv(packs, MESH_THREADS));
-            return LaunchSize.of((int) Math.min(MESH_BLOCKS, wanted), MESH_THREADS);
+            return LaunchSize.of((int) Math.min(meshBlocks, wanted), MESH_THREADS);
         }
         long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;
         // MOST_THREADS of the kernels

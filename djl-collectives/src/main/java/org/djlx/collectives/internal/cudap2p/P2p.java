@@ -145,7 +145,21 @@ final class P2p {
         return Optional.ofNullable(p2p);
     }
 
-    /** What it is made of, until it is. */
+    /**
+     * How many blocks of a kernel that waits for peers each rank may launch, if each block takes an
+     * SM. Ranks that share a GPU leave half of its SMs free while all but one of them wait: cuBLAS
+     * launches clusters of eight blocks that fill an SM each, and such a cluster starts only when
+     * eight SMs of one GPC are free at once. With half of the SMs free, some GPC of a Hopper GPU
+     * has eight, wherever the waiting blocks are.
+     *
+     * @param processors the SMs of the GPU
+     * @param sharing the ranks that share it, 1 if each rank has its own
+     */
+    static int waitingBlocks(int processors, int sharing) {
+        return sharing == 1 ? processors : Math.max(1, processors / (2 * (sharing - 1)));
+    }
+
+    /** Builder state while a P2p is being set up. */
     private static final class Parts {
 
         private final P2pRegion region; // null if there is none
@@ -193,7 +207,7 @@ final class P2p {
             }
         }
 
-        /** Finds how many blocks of kernels that wait for other ranks all can run at once. */
+        /** Agrees on how many blocks of a kernel that waits for peers each rank may launch. */
         void compareGpus(GroupContext context, CudaDevice device) {
             int processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             String gpu = device.architecture() + " " + processors + " " + device.pciBusId();
@@ -209,12 +223,19 @@ final class P2p {
                             == 1;
             int sharing =
                     gpus.stream().mapToInt(one -> Collections.frequency(gpus, one)).max().orElse(1);
-            int sharingThis = Collections.frequency(gpus, gpu);
-            if (sharingThis > 1) {
-                kernels.shareGpu(processors / sharingThis);
+            int blocks =
+                    gpus.stream()
+                            .mapToInt(
+                                    one ->
+                                            waitingBlocks(
+                                                    Integer.parseInt(one.split(" ")[1]), sharing))
+                            .min()
+                            .orElseThrow();
+            if (sharing > 1) {
+                kernels.shareGpu(blocks);
             }
             boolean buffers = region.layout().bufferSize() > 0;
-            kernelBlocks = alike && buffers ? processors / sharing : 0;
+            kernelBlocks = alike && buffers ? blocks : 0;
         }
 
         void checkHosts() {

@@ -35,6 +35,12 @@ public final class P2pRanks {
                 : Math.min(RegionLayout.MAX_RANKS, CudaDevice.count());
     }
 
+    /** Skips the tests, with the cause, unless so many ranks share a GPU or have one each. */
+    public static void require(int ranks) {
+        require();
+        GpuTests.require(isShared() ? 1 : ranks);
+    }
+
     /** Skips the test where ranks share a GPU, as it takes the way of NCCL. */
     public static void requireNccl() {
         requireOwnGpus("NCCL needs a GPU for each rank");

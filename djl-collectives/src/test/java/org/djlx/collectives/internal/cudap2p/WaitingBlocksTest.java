@@ -1,0 +1,31 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.cudap2p;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** How many blocks of kernels that wait ranks may launch. */
+class WaitingBlocksTest {
+
+    @Test
+    void aGpuOfItsOwnIsTheRanksAlone() {
+        assertEquals(132, P2p.waitingBlocks(132, 1));
+    }
+
+    /** All waiting blocks run at once, and those of all ranks but one leave half of the SMs. */
+    @ParameterizedTest
+    @CsvSource({"132, 2", "132, 3", "132, 4", "132, 5", "132, 8", "108, 3", "114, 7", "16, 8"})
+    void sharedGpusKeepHalfOfTheirSms(int processors, int sharing) {
+        int blocks = P2p.waitingBlocks(processors, sharing);
+        assertTrue(blocks >= 1);
+        assertTrue(blocks * sharing <= processors, "all run at once");
+        assertTrue(blocks * (sharing - 1) <= processors / 2, "half is left");
+    }
+}
