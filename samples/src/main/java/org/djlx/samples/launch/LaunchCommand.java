@@ -9,7 +9,6 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
-import org.djlx.samples.Main;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
@@ -115,7 +114,7 @@ public final class LaunchCommand implements Callable<Integer> {
         Launcher.Builder builder = Launcher.builder();
         if (spec.parent().subcommands().containsKey(main)) {
             args.add(0, main);
-            main = Main.class.getName();
+            main = spec.root().userObject().getClass().getName();
         }
         try {
             if (masterAddress != null) {

@@ -15,7 +15,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import org.djlx.collectives.TcpStore;
+import org.djlx.collectives.engine.TorchThreads;
 import org.djlx.samples.launch.RankProcesses.Outcome;
+import picocli.CommandLine.Model.CommandSpec;
 
 /**
  * Runs a main class in several JVMs of this host, one for each rank, with the environment that
@@ -88,6 +90,31 @@ public final class Launcher {
      */
     public static Builder builder() {
         return new Builder();
+    }
+
+    /**
+     * Runs a command that a user gave {@code --processes} again without it, once for each rank, and
+     * waits until all have exited.
+     *
+     * @param command the command
+     * @param processes the number of ranks
+     * @return the exit code, as {@link #launch} returns it
+     * @throws IOException if a process cannot be started
+     * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
+     */
+    public static int launchRanksOf(CommandSpec command, int processes)
+            throws IOException, InterruptedException {
+        CommandSpec root = command.root();
+        List<String> args =
+                root.commandLine().getParseResult().originalArgs().stream()
+                        .filter(arg -> !arg.equals("--processes"))
+                        .toList();
+        return builder()
+                .setProcesses(processes)
+                .setMainClass(root.userObject().getClass().getName())
+                .optArgs(args)
+                .build()
+                .launch();
     }
 
     /**
@@ -207,7 +234,7 @@ public final class Launcher {
     /** Each rank's share of the cores: by default every rank would take them all. */
     private String ompThreads() {
         return Integer.toString(
-                Math.max(1, Runtime.getRuntime().availableProcessors() / processes));
+                TorchThreads.share(Runtime.getRuntime().availableProcessors(), processes));
     }
 
     /** Collects the options of a {@link Launcher}. */

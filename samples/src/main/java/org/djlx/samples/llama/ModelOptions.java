@@ -19,8 +19,11 @@ import org.djlx.fusedops.llama.LlamaConfig;
 import org.djlx.fusedops.llama.LlamaGenerator;
 import org.djlx.fusedops.llama.LoadingProgress;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.samples.Gpus;
-import org.djlx.samples.Ranks;
+import org.djlx.samples.common.DeviceKind;
+import org.djlx.samples.common.Gpus;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -29,30 +32,17 @@ import picocli.CommandLine.Spec;
 /** The options of commands that generate text: on what the model is, and how much it may take. */
 public final class ModelOptions {
 
-    /** Where the ranks are. */
-    enum DeviceKind {
-        cpu,
-        gpu
-    }
-
     @Spec(Spec.Target.MIXEE)
     private CommandSpec spec;
 
-    @Option(
-            names = "--ranks",
-            paramLabel = "N",
-            description =
-                    "Among how many ranks the model is divided; 1 if not given. Under launch each"
-                            + " process is a rank, and rank 0 alone takes requests.")
-    private Integer ranks;
-
-    @Option(
-            names = "--device",
-            defaultValue = "cpu",
-            description =
-                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu every"
-                            + " rank has a GPU of its own.")
-    private DeviceKind device;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .ranks(
+                            1,
+                            "Ranks that share the model; 1 if not given. Under launch each process"
+                                    + " is a rank, and rank 0 alone takes requests.")
+                    .device();
 
     @Option(
             names = "--max-length",
@@ -202,7 +192,7 @@ public final class ModelOptions {
      * @throws IllegalStateException if they need GPUs, and there are not as many
      */
     public void check() {
-        Ranks.check(spec, "--ranks", ranks, false);
+        options.check();
         positive("--max-length", maxLength);
         positive("--max-running", maxRunning);
         positive("--max-queued", maxQueued);
@@ -226,7 +216,7 @@ public final class ModelOptions {
      * @return those of the model, one unless the user says
      */
     public Ranks ranks() {
-        return Ranks.of(ranks, 1);
+        return options.here();
     }
 
     /**
@@ -235,7 +225,7 @@ public final class ModelOptions {
      * @return whether each has a GPU
      */
     public boolean isGpu() {
-        return device == DeviceKind.gpu;
+        return options.deviceKind() == DeviceKind.gpu;
     }
 
     /**
@@ -248,7 +238,7 @@ public final class ModelOptions {
         return String.format(
                 "%d %s %s, %s",
                 all.worldSize(),
-                device,
+                options.deviceKind(),
                 all.worldSize() == 1 ? "rank" : "ranks",
                 all.areProcesses() ? "processes" : "threads");
     }

@@ -14,8 +14,10 @@ import java.util.Locale;
 import java.util.concurrent.Callable;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llama.LlamaConfig;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -33,17 +35,6 @@ import picocli.CommandLine.Spec;
                     + " --kv-heads 8 --vocabulary 128256 --dtype bfloat16"
         })
 public final class ServeModelCommand implements Callable<Integer> {
-
-    /** The element types of weights. */
-    enum WeightType {
-        float32,
-        float16,
-        bfloat16;
-
-        private ScalarType scalarType() {
-            return ScalarType.valueOf(name().toUpperCase(Locale.ROOT));
-        }
-    }
 
     private static final String DEFAULT = "${DEFAULT-VALUE} if not given.";
     private static final int MOST_LEARNED = 4096;
@@ -88,11 +79,16 @@ public final class ServeModelCommand implements Callable<Integer> {
             description = "Tokens of a prompt and its answer; ${DEFAULT-VALUE} if not given.")
     private int maxLength;
 
-    @Option(
-            names = "--dtype",
-            defaultValue = "float32",
-            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
-    private WeightType dtype;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .ranks(2, "Ranks on which DJL Serving loads the model; 2 if not given.")
+                    .types(
+                            ElementType.float32,
+                            ElementType.float32,
+                            ElementType.float16,
+                            ElementType.bfloat16)
+                    .typesOf("Element type of the weights");
 
     @Option(names = "--tied", description = "Takes the embedding for the output too.")
     private boolean tied;
@@ -107,13 +103,6 @@ public final class ServeModelCommand implements Callable<Integer> {
     private long maxFileBytes;
 
     @Option(
-            names = "--ranks",
-            paramLabel = "N",
-            defaultValue = "2",
-            description = "On how many ranks DJL is to load it; ${DEFAULT-VALUE} if not given.")
-    private int ranks;
-
-    @Option(
             names = "--seed",
             defaultValue = "1",
             description = "From which the weights follow; ${DEFAULT-VALUE} if not given.")
@@ -126,6 +115,7 @@ public final class ServeModelCommand implements Callable<Integer> {
         if (text == null) {
             text = Path.of(System.getProperty("djlx.home", "."), "README.md");
         }
+        options.check();
         if (!Files.isRegularFile(text)) {
             throw new ParameterException(
                     spec.commandLine(), "cannot read the text file " + text.toAbsolutePath());
@@ -152,7 +142,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                     directory,
                     config,
                     tokenizer,
-                    ranks,
+                    options.count(),
                     maxFileBytes,
                     weight -> LlamaDirectory.random(manager, weight));
         }
@@ -165,7 +155,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                                 + " tokens to %s%n",
                         tensors.stream().mapToLong(tensor -> tensor.shape().size()).sum(),
                         tensors.stream().mapToLong(TensorSpec::byteSize).sum(),
-                        dtype,
+                        options.type(),
                         tokenizer.size(),
                         directory);
         return 0;
@@ -191,8 +181,8 @@ public final class ServeModelCommand implements Callable<Integer> {
                             new LlamaConfig.Rope(THETA, 1, 0, 0, 0),
                             tied,
                             List.of(),
-                            dtype.scalarType());
-            config.checkDivisible(ranks);
+                            options.type().scalarType());
+            config.checkDivisible(options.count());
             return config;
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);

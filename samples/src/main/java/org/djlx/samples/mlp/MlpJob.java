@@ -22,7 +22,7 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.TextTable;
 
 /**
  * One rank of a tensor-parallel MLP on the bytes of a text, on the device of its group.

@@ -6,7 +6,6 @@ package org.djlx.samples.op;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
-import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -18,14 +17,14 @@ import java.util.concurrent.Callable;
 import org.djlx.collectives.Backends;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.ElementType;
-import org.djlx.samples.Main;
-import org.djlx.samples.Ranks;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.TextTable;
 import org.djlx.samples.launch.Launcher;
 import org.djlx.samples.op.OpKind.Takes;
 import org.djlx.samples.op.OpKind.Yields;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -51,18 +50,18 @@ import picocli.CommandLine.Spec;
         })
 public final class OpCommand implements Callable<Integer> {
 
-    private static final int DEFAULT_RANKS = 4;
-
     @Spec private CommandSpec spec;
 
     @Parameters(paramLabel = "OPERATION", description = "One of ${COMPLETION-CANDIDATES}.")
     private OpKind operation;
 
-    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 4 if not given.")
-    private Integer ranks;
-
-    @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
-    private boolean processes;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .ranks(4)
+                    .processes()
+                    .types(null)
+                    .typesOf("Converts the arrays read to a type");
 
     @Option(
             names = "--backend",
@@ -107,13 +106,6 @@ public final class OpCommand implements Callable<Integer> {
     private String output;
 
     @Option(
-            names = "--dtype",
-            description =
-                    "Converts the arrays read to one of ${COMPLETION-CANDIDATES}. A bfloat16 result"
-                            + " is written as float32, for NumPy has no such type.")
-    private ElementType dtype;
-
-    @Option(
             names = "--reduce",
             paramLabel = "OP",
             description = "One of ${COMPLETION-CANDIDATES}; SUM if not given.")
@@ -141,11 +133,11 @@ public final class OpCommand implements Callable<Integer> {
     @Override
     public Integer call() throws Exception {
         checkOptions();
-        if (processes) {
-            checkCall(ranks == null ? DEFAULT_RANKS : ranks);
-            return launch();
+        if (options.inProcesses()) {
+            checkCall(options.count());
+            return Launcher.launchRanksOf(spec, options.count());
         }
-        Ranks here = Ranks.of(ranks, DEFAULT_RANKS);
+        Ranks here = options.here();
         checkCall(here.worldSize());
         OpJob job = job();
         here.here().forEach(rank -> job.files(rank).forEach(this::checkFile));
@@ -163,7 +155,7 @@ public final class OpCommand implements Callable<Integer> {
     }
 
     private OpJob job() {
-        ScalarType type = dtype == null ? null : dtype.scalarType();
+        ScalarType type = options.type() == null ? null : options.type().scalarType();
         return new OpJob(
                 operation,
                 input == null ? null : new OpInput(input, arrays, split, type),
@@ -179,7 +171,7 @@ public final class OpCommand implements Callable<Integer> {
     }
 
     private void checkOptions() {
-        Ranks.check(spec, "--ranks", ranks, processes);
+        options.check();
         try {
             Backends.get(backend);
         } catch (IllegalArgumentException e) {
@@ -242,20 +234,6 @@ public final class OpCommand implements Callable<Integer> {
 
     private int root() {
         return root == null ? 0 : root;
-    }
-
-    /** Starts this command once for each rank; files are read there. */
-    private int launch() throws IOException, InterruptedException {
-        List<String> args =
-                spec.root().commandLine().getParseResult().originalArgs().stream()
-                        .filter(arg -> !arg.equals("--processes"))
-                        .toList();
-        return Launcher.builder()
-                .setProcesses(ranks == null ? DEFAULT_RANKS : ranks)
-                .setMainClass(Main.class.getName())
-                .optArgs(args)
-                .build()
-                .launch();
     }
 
     private ReduceOp reduceOp() {

@@ -20,7 +20,7 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.MatmulShape;
+import org.djlx.samples.common.MatmulShape;
 
 /**
  * What an operator costs on groups of tensor-parallel ranks, each with a replica of B.

@@ -13,9 +13,11 @@ import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.ElementType;
-import org.djlx.samples.MatmulShape;
+import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.MatmulShape;
+import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -85,11 +87,15 @@ public final class PlanCommand implements Callable<Integer> {
                             + " both if not given.")
     private Op op;
 
-    @Option(
-            names = "--dtype",
-            defaultValue = "bfloat16",
-            description = "float64, float32, float16 or bfloat16; ${DEFAULT-VALUE} if not given.")
-    private ElementType dtype;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .types(
+                            ElementType.bfloat16,
+                            ElementType.float64,
+                            ElementType.float32,
+                            ElementType.float16,
+                            ElementType.bfloat16);
 
     @Option(
             names = "--machine",
@@ -161,11 +167,7 @@ public final class PlanCommand implements Callable<Integer> {
         int count = multiprocessors == null ? Machine.H200.multiprocessors() : multiprocessors;
         Machine scaled = Machine.H200.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
-        ScalarType type = dtype.scalarType();
-        if (!type.isFloatingPoint()) {
-            throw new IllegalArgumentException(
-                    "--dtype must be a floating-point type, not " + dtype);
-        }
+        ScalarType type = options.type().scalarType();
         List<Plan> plans = new ArrayList<>();
         for (Op each : op == null ? List.of(Op.values()) : List.of(op)) {
             for (String shape : shapes) {

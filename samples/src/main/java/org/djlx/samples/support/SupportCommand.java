@@ -18,7 +18,7 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;

@@ -13,7 +13,7 @@ import java.util.concurrent.Callable;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.samples.Gpus;
+import org.djlx.samples.common.Gpus;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Spec;

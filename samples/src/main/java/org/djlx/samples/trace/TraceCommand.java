@@ -22,10 +22,13 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
-import org.djlx.samples.Gpus;
-import org.djlx.samples.MatmulShape;
-import org.djlx.samples.Ranks;
+import org.djlx.samples.common.DeviceKind;
+import org.djlx.samples.common.Gpus;
+import org.djlx.samples.common.MatmulShape;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -52,24 +55,7 @@ public final class TraceCommand implements Callable<Integer> {
         matmulReduceScatter
     }
 
-    /** Where the tensors are, of which type and shape unless told otherwise. */
-    enum DeviceKind {
-        cpu("shm", ScalarType.FLOAT32, "2048,1024,1024"),
-        gpu("cuda_p2p", ScalarType.BFLOAT16, "8192,8192,8192");
-
-        private final String backend;
-        private final ScalarType type;
-        private final String shape;
-
-        DeviceKind(String backend, ScalarType type, String shape) {
-            this.backend = backend;
-            this.type = type;
-            this.shape = shape;
-        }
-    }
-
     private static final int CALLS_BEFORE = 5;
-    private static final int DEFAULT_RANKS = 2;
 
     @Spec private CommandSpec spec;
 
@@ -82,14 +68,7 @@ public final class TraceCommand implements Callable<Integer> {
             description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
     private Operator operator;
 
-    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 2 if not given.")
-    private Integer ranks;
-
-    @Option(
-            names = "--device",
-            defaultValue = "cpu",
-            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
-    private DeviceKind device;
+    @Mixin private final RankOptions options = new RankOptions().ranks(2).device();
 
     @Option(
             names = "--shape",
@@ -99,23 +78,35 @@ public final class TraceCommand implements Callable<Integer> {
                             + " in bfloat16 on GPUs if not given.")
     private String shape;
 
+    private DeviceKind device;
+
     private TraceCommand() {}
+
+    private String usualShape() {
+        return device == DeviceKind.gpu ? "8192,8192,8192" : "2048,1024,1024";
+    }
+
+    private ScalarType type() {
+        return device == DeviceKind.gpu ? ScalarType.BFLOAT16 : ScalarType.FLOAT32;
+    }
 
     @Override
     public Integer call() throws IOException {
-        Ranks.check(spec, "--ranks", ranks, false);
+        options.check();
+        device = options.deviceKind();
         if (System.getenv("RANK") != null) {
             throw new ParameterException(
                     spec.commandLine(),
                     "trace runs ranks that are threads, but this process is itself a rank: RANK is"
                             + " set");
         }
-        int worldSize = Ranks.of(ranks, DEFAULT_RANKS).worldSize();
+        int worldSize = options.here().worldSize();
         MatmulShape sizes = sizes(worldSize);
         if (device == DeviceKind.gpu) {
             Gpus.require(worldSize, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         }
-        List<ProcessGroup> groups = TracedBackend.groups(device.backend, worldSize, options(sizes));
+        List<ProcessGroup> groups =
+                TracedBackend.groups(device.backend(), worldSize, options(sizes));
         try {
             List<List<Span>> spans = ProcessGroups.run(groups, group -> run(group, sizes));
             String title =
@@ -131,7 +122,7 @@ public final class TraceCommand implements Callable<Integer> {
 
     private MatmulShape sizes(int worldSize) {
         try {
-            MatmulShape sizes = MatmulShape.parse(shape == null ? device.shape : shape);
+            MatmulShape sizes = MatmulShape.parse(shape == null ? usualShape() : shape);
             for (long size : new long[] {sizes.m(), sizes.n(), sizes.k()}) {
                 if (size % worldSize != 0) {
                     throw new IllegalArgumentException(
@@ -149,7 +140,7 @@ public final class TraceCommand implements Callable<Integer> {
 
     /** Buffers with two slots for each rank, of the larger of what operators push. */
     private BackendOptions options(MatmulShape sizes) {
-        long pushed = sizes.m() * Math.max(sizes.n(), sizes.k()) * device.type.itemSize();
+        long pushed = sizes.m() * Math.max(sizes.n(), sizes.k()) * type().itemSize();
         long bufferSize = 2 * pushed + (1 << 20);
         return device == DeviceKind.gpu
                 ? CudaP2pOptions.builder().optBufferSize(bufferSize).build()
@@ -192,7 +183,7 @@ public final class TraceCommand implements Callable<Integer> {
 
     private NDArray random(NDManager manager, long rows, long columns) {
         try (NDArray floats = manager.randomNormal(new Shape(rows, columns))) {
-            return Torch.cast(floats, device.type);
+            return Torch.cast(floats, type());
         }
     }
 }

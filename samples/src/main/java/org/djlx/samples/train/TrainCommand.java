@@ -12,19 +12,20 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.LinkedHashMap;
-import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.stream.Collectors;
 import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.samples.Main;
-import org.djlx.samples.Ranks;
+import org.djlx.samples.common.DeviceKind;
+import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
 import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -42,24 +43,6 @@ import picocli.CommandLine.Spec;
                     + " torchrun it runs that process's rank."
         })
 public final class TrainCommand implements Callable<Integer> {
-
-    /** Where the model is. */
-    enum DeviceKind {
-        cpu("shm"),
-        gpu("cuda_p2p");
-
-        private final String backend;
-
-        DeviceKind(String backend) {
-            this.backend = backend;
-        }
-    }
-
-    /** In what the model computes. */
-    enum ElementType {
-        float32,
-        bfloat16
-    }
 
     private static final int DEFAULT_RANKS = 2;
     private static final int MOST_CONTEXT = 4096;
@@ -84,24 +67,13 @@ public final class TrainCommand implements Callable<Integer> {
                             + " given.")
     private int tensorParallel;
 
-    @Option(
-            names = "--dtype",
-            defaultValue = "float32",
-            description =
-                    "In what the model computes, one of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE}"
-                            + " if not given. Parameters are of float32.")
-    private ElementType type;
-
-    @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
-    private boolean processes;
-
-    @Option(
-            names = "--device",
-            defaultValue = "cpu",
-            description =
-                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu every"
-                            + " rank has a GPU of its own.")
-    private DeviceKind device;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .processes()
+                    .device()
+                    .types(ElementType.float32, ElementType.float32, ElementType.bfloat16)
+                    .typesOf("Element type of activations (parameters are float32)");
 
     @Option(
             names = "--text",
@@ -175,6 +147,9 @@ public final class TrainCommand implements Callable<Integer> {
     @Option(names = "--chart", paramLabel = "FILE", description = "Draws the losses, as PNG.")
     private Path chart;
 
+    private ElementType type;
+    private DeviceKind device;
+
     private TrainCommand() {}
 
     @Override
@@ -182,6 +157,10 @@ public final class TrainCommand implements Callable<Integer> {
         if (text == null) {
             text = Path.of(System.getProperty("djlx.home", "."), "README.md");
         }
+        options.check();
+        type = options.type();
+        device = options.deviceKind();
+        boolean processes = options.inProcesses();
         Ranks.check(spec, "--data-parallel", dataParallel, processes);
         if (tensorParallel < 1 || TrainJob.heads() % tensorParallel != 0) {
             throw new ParameterException(
@@ -227,7 +206,7 @@ public final class TrainCommand implements Callable<Integer> {
         if (checkpoints != null) {
             checkJob(bytes);
         }
-        Ranks.requireGpus(device.backend, processes ? wanted() : all.here().size());
+        Ranks.requireGpus(device.backend(), processes ? wanted() : all.here().size());
         // Nothing is refused from here on: what is made now stays.
         if (llama != null) {
             Files.createDirectories(llama.toAbsolutePath());
@@ -237,11 +216,11 @@ public final class TrainCommand implements Callable<Integer> {
             writeJob(bytes);
         }
         if (processes) {
-            return launch();
+            return Launcher.launchRanksOf(spec, wanted());
         }
         boolean threads = System.getenv("RANK") == null;
         all.run(
-                device.backend,
+                device.backend(),
                 group -> {
                     run(bytes, group, threads);
                     return group.rank();
@@ -373,32 +352,6 @@ public final class TrainCommand implements Callable<Integer> {
         Checksum checksum = new CRC32C();
         checksum.update(bytes, 0, bytes.length);
         return checksum.getValue();
-    }
-
-    private int launch() throws IOException, InterruptedException {
-        List<String> args = new ArrayList<>(List.of(spec.name()));
-        args.addAll(List.of("--text", text.toAbsolutePath().toString()));
-        args.addAll(List.of("--device", device.name(), "--dtype", type.name()));
-        args.addAll(List.of("--tensor-parallel", "" + tensorParallel));
-        args.addAll(List.of("--steps", "" + steps, "--context", "" + context));
-        args.addAll(List.of("--batch", "" + batch, "--seed", "" + seed));
-        args.addAll(List.of("--sample", "" + sample));
-        if (checkpoints != null) {
-            args.addAll(List.of("--resume", checkpoints.toAbsolutePath().toString()));
-            args.addAll(List.of("--checkpoint-every", "" + checkpointEvery));
-        }
-        if (llama != null) {
-            args.addAll(List.of("--save-llama", llama.toAbsolutePath().toString()));
-        }
-        if (chart != null) {
-            args.addAll(List.of("--chart", chart.toAbsolutePath().toString()));
-        }
-        return Launcher.builder()
-                .setProcesses(wanted())
-                .setMainClass(Main.class.getName())
-                .optArgs(args)
-                .build()
-                .launch();
     }
 
     private void run(byte[] bytes, ProcessGroup group, boolean threads) throws IOException {

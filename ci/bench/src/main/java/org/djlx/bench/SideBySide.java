@@ -1,0 +1,308 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.function.BiConsumer;
+import org.djlx.nativeops.NativeCalls;
+
+/**
+ * One rank's measurement of several ways to do an operation, called by the host and replayed from
+ * recordings: all of them once until they are warm, then in turns, since clocks drift with heat and
+ * power.
+ *
+ * @param rank the rank
+ * @param turns for how many calls contenders have prepared inputs; a recording holds as many calls
+ * @param turnBytes the size of the operands and results of one call, together
+ * @param rounds how often each contender has its turn
+ */
+record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
+
+    /** The calls before those that are measured. */
+    static final int WARM_UP = 200;
+
+    /** Of these, the ones that are kept apart. */
+    static final int FIRST = 20;
+
+    private static final int CALLS = 5; // of each in a round, behind one that is not counted
+    private static final int LAUNCHES = 2; // of its recording, likewise
+    private static final int COUNTED = 20;
+    // Of the results of calls that wait for other ranks, as many are in memory.
+    private static final long MOST_COUNTED_BYTES = 4L << 30;
+    private static final int MAX_IN_FLIGHT = 50;
+    private static final int ELEMENT_BYTES = 2;
+    // Up to this size libtorch takes arrays from a cache of their own.
+    private static final long SMALL_BYTES = 1 << 20;
+    private static final int SMALL_ARRAYS = 64;
+
+    /** What was measured, by the contenders' names. */
+    record Result(
+            Map<String, CallTimes> columns,
+            Map<String, Double> replay,
+            Map<String, String> notes) {}
+
+    /** What one contender has shown so far. */
+    private static final class Samples {
+        private final double[] first = new double[FIRST];
+        private final double[] gpu;
+        private final double[] host;
+        private final double[] replay;
+        private Double alone; // null on CPUs
+        private double driverCalls;
+        private double otherCalls;
+        private int turn;
+        private Recorder.Recording recording; // null if there is none
+        private final List<NDArray> recorded = new ArrayList<>(); // results of its calls
+
+        Samples(int rounds) {
+            gpu = new double[rounds * CALLS];
+            host = new double[rounds * CALLS];
+            replay = new double[rounds * LAUNCHES];
+        }
+
+        CallTimes times() {
+            return new CallTimes(
+                    tenths(median(gpu)),
+                    tenths(median(host)),
+                    alone,
+                    tenths(median(first)),
+                    tenths(Arrays.stream(first).sum()),
+                    tenths(driverCalls),
+                    tenths(otherCalls));
+        }
+
+        void close() {
+            if (recording != null) {
+                recording.close();
+            }
+            recorded.forEach(NDArray::close);
+        }
+    }
+
+    /**
+     * Measures; all ranks call this with the same contenders in the same order.
+     *
+     * @param contenders the ways to do the operation; stay the caller's
+     * @param check is given each result of the first turn, called and replayed
+     * @throws RuntimeException if the rank fails. Its recordings then stay: to close one waits for
+     *     the GPU, which may wait for another rank, in vain
+     */
+    Result measure(Map<String, Contender> contenders, BiConsumer<String, NDArray> check) {
+        Map<String, Samples> samples = new LinkedHashMap<>();
+        contenders.keySet().forEach(name -> samples.put(name, new Samples(rounds)));
+        Map<String, String> notes = new LinkedHashMap<>();
+        contenders.forEach((name, contender) -> warmUp(contender, samples.get(name)));
+        contenders.forEach(
+                (name, contender) -> {
+                    String failure = record(contender, samples.get(name));
+                    if (!failure.isEmpty()) {
+                        notes.put(name, "not recorded into a graph: " + failure);
+                    }
+                });
+        for (int round = 0; round < rounds; round++) {
+            int number = round;
+            contenders.forEach(
+                    (name, contender) -> {
+                        time(contender, samples.get(name), number);
+                        replay(contender, samples.get(name), number);
+                    });
+        }
+        contenders.forEach((name, contender) -> count(contender, samples.get(name)));
+        contenders.forEach((name, contender) -> check(name, contender, samples.get(name), check));
+        rank.marks().synchronize();
+        Map<String, CallTimes> columns = new LinkedHashMap<>();
+        Map<String, Double> replay = new LinkedHashMap<>();
+        samples.forEach(
+                (name, all) -> {
+                    columns.put(name, all.times());
+                    if (all.recording != null) {
+                        replay.put(name, hundredths(median(all.replay)));
+                    }
+                });
+        samples.values().forEach(Samples::close);
+        return new Result(columns, replay, notes);
+    }
+
+    private void warmUp(Contender contender, Samples samples) {
+        meet();
+        for (int i = 0; i < WARM_UP; i++) {
+            double micros = call(contender, samples);
+            if (i < FIRST) {
+                samples.first[i] = micros;
+            }
+            if (i % MAX_IN_FLIGHT == MAX_IN_FLIGHT - 1) {
+                rank.marks().synchronize();
+            }
+        }
+    }
+
+    /** Records a call of each turn; returns why that cannot be, or nothing. */
+    private String record(Contender contender, Samples samples) {
+        callAll(contender, new ArrayList<>()).forEach(NDArray::close);
+        fillCache();
+        meet();
+        String failure = "";
+        try {
+            samples.recording = rank.recorder().record(() -> callAll(contender, samples.recorded));
+        } catch (RuntimeException e) {
+            failure = String.valueOf(e.getMessage());
+        }
+        // If one rank cannot, the others must not launch theirs: it would wait in vain.
+        String first = rank.meeting().failureOfAny(failure);
+        if (!first.isEmpty() && samples.recording != null) {
+            samples.recording.close();
+            samples.recording = null;
+        }
+        return first;
+    }
+
+    /** A recording can take memory only from what libtorch has cached: for every call anew. */
+    private void fillCache() {
+        List<NDArray> arrays = new ArrayList<>();
+        arrays.add(rank.empty(2 * turns * turnBytes / ELEMENT_BYTES));
+        for (int i = 0; i < SMALL_ARRAYS; i++) {
+            arrays.add(rank.empty(SMALL_BYTES / ELEMENT_BYTES));
+        }
+        arrays.forEach(NDArray::close);
+    }
+
+    private List<NDArray> callAll(Contender contender, List<NDArray> results) {
+        for (int turn = 0; turn < turns; turn++) {
+            NDArray result = contender.call(turn);
+            if (result != null) {
+                results.add(result);
+            }
+        }
+        return results;
+    }
+
+    private void time(Contender contender, Samples samples, int round) {
+        contender.reset();
+        meet();
+        Marks marks = rank.marks();
+        call(contender, samples); // Ranks do not begin at once; with its end they have met.
+        marks.set(0);
+        for (int i = 0; i < CALLS; i++) {
+            samples.host[round * CALLS + i] = call(contender, samples);
+            marks.set(i + 1);
+        }
+        marks.synchronize();
+        for (int i = 0; i < CALLS; i++) {
+            samples.gpu[round * CALLS + i] = marks.micros(i, i + 1);
+        }
+    }
+
+    private void replay(Contender contender, Samples samples, int round) {
+        if (samples.recording == null) {
+            return;
+        }
+        contender.reset();
+        meet();
+        Marks marks = rank.marks();
+        samples.recording.launch();
+        marks.set(0);
+        for (int i = 0; i < LAUNCHES; i++) {
+            samples.recording.launch();
+            marks.set(i + 1);
+        }
+        marks.synchronize();
+        for (int i = 0; i < LAUNCHES; i++) {
+            samples.replay[round * LAUNCHES + i] = marks.micros(i, i + 1) / turns;
+        }
+    }
+
+    /**
+     * Apart from the times: marks are calls of the driver too. On GPUs ranks call in turn, as
+     * threads of one process wait for each other in the driver; what they enqueue waits for the
+     * others' on the GPU. On CPUs the calls themselves wait.
+     */
+    private void count(Contender contender, Samples samples) {
+        meet();
+        if (!rank.ours().device().isGpu()) {
+            countCalls(contender, samples);
+            return;
+        }
+        for (int turn = 0; turn < rank.worldSize(); turn++) {
+            if (turn == rank.ours().rank()) {
+                samples.alone = tenths(median(countCalls(contender, samples)));
+            }
+            rank.meeting().await();
+        }
+    }
+
+    /** Returns how long each call took. */
+    private double[] countCalls(Contender contender, Samples samples) {
+        int calls = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
+        double[] micros = new double[calls];
+        NativeCalls before = NativeCalls.ofThread();
+        for (int i = 0; i < calls; i++) {
+            micros[i] = call(contender, samples);
+        }
+        NativeCalls after = NativeCalls.ofThread();
+        samples.driverCalls = (after.driver() - before.driver()) / (double) calls;
+        samples.otherCalls = (after.other() - before.other()) / (double) calls;
+        return micros;
+    }
+
+    private void check(
+            String name, Contender contender, Samples samples, BiConsumer<String, NDArray> check) {
+        if (!contender.isChecked()) {
+            return;
+        }
+        contender.reset();
+        meet();
+        NDArray result = contender.call(0);
+        rank.marks().synchronize();
+        check.accept(name, result == null ? contender.kept() : result);
+        if (result != null) {
+            result.close();
+        }
+        if (samples.recording != null) {
+            contender.reset();
+            meet();
+            samples.recording.launch();
+            rank.marks().synchronize();
+            NDArray recorded =
+                    samples.recorded.isEmpty() ? contender.kept() : samples.recorded.get(0);
+            check.accept(name + ", replayed", recorded);
+        }
+    }
+
+    private void meet() {
+        rank.marks().synchronize();
+        rank.meeting().await();
+    }
+
+    /** Calls, and returns the microseconds that it takes the thread. */
+    private double call(Contender contender, Samples samples) {
+        int turn = samples.turn++ % turns;
+        long start = System.nanoTime();
+        NDArray result = contender.call(turn);
+        long nanos = System.nanoTime() - start;
+        if (result != null) {
+            result.close();
+        }
+        return nanos / 1e3;
+    }
+
+    private static double median(double[] values) {
+        double[] sorted = values.clone();
+        Arrays.sort(sorted);
+        return sorted[sorted.length / 2];
+    }
+
+    private static double tenths(double value) {
+        return Math.round(10 * value) / 10.0;
+    }
+
+    private static double hundredths(double value) {
+        return Math.round(100 * value) / 100.0;
+    }
+}
