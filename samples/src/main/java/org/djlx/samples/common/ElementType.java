@@ -7,7 +7,7 @@ package org.djlx.samples.common;
 import java.util.Locale;
 import org.djlx.nativeops.ScalarType;
 
-/** Types of elements, by the names that users of a command know. */
+/** Element types by their names on the command line. */
 public enum ElementType {
     /** IEEE double precision. */
     float64,
@@ -37,7 +37,7 @@ public enum ElementType {
     bool;
 
     /**
-     * Returns the type itself.
+     * Returns the type that libtorch knows.
      *
      * @return the type
      */

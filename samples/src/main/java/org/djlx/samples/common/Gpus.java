@@ -10,17 +10,17 @@ import java.util.stream.IntStream;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
 
-/** Tells users of samples for GPUs what they lack, before anything else fails for want of it. */
+/** The GPUs of this process. Checks for GPUs and libraries before a command starts. */
 public final class Gpus {
 
     private Gpus() {}
 
     /**
-     * Does nothing if this process can use GPUs and libraries for them.
+     * Checks that this process can use GPUs and their libraries.
      *
      * @param count how many GPUs
      * @param libraries the libraries, apart from CUDA
-     * @throws IllegalStateException if it cannot, with the cause
+     * @throws IllegalStateException if there are too few GPUs, or a library is missing
      */
     public static void require(int count, NativeLibrary... libraries) {
         requireAvailable(NativeLibrary.CUDA_PRESETS);
@@ -47,9 +47,9 @@ public final class Gpus {
     }
 
     /**
-     * Returns the names of the GPUs.
+     * Returns the product names of the GPUs that this process can use.
      *
-     * @return the product's name of each that this process can use; none where none can be
+     * @return the names by GPU; empty without GPUs
      */
     public static List<String> names() {
         if (!NativeLibrary.CUDA_PRESETS.isAvailable()) {

@@ -5,20 +5,20 @@
 package org.djlx.samples.common;
 
 /**
- * The sizes of a fused operator that is not divided: A of (M, K) by B of (K, N).
+ * The sizes of a fused operator over all ranks: A of (M, K) by B of (K, N).
  *
  * @param m the rows of A
  * @param n the columns of B
- * @param k what they have in common
+ * @param k the columns of A and rows of B
  */
 public record MatmulShape(long m, long n, long k) {
 
     /**
-     * Reads what a user gave as {@code --shape}.
+     * Parses the value of {@code --shape}.
      *
      * @param text the sizes, as M,N,K
      * @return the shape
-     * @throws IllegalArgumentException if it is none, with what to do
+     * @throws IllegalArgumentException if the text is not a shape
      */
     public static MatmulShape parse(String text) {
         String size = "[1-9]\\d{0,8}";

@@ -25,10 +25,11 @@ import picocli.CommandLine.ParameterException;
  */
 public final class RankOptions {
 
+    private static final int MOST_GPUS = 1024; // Gpus.require knows how many there are
     private static final int CPU_RANKS = 2; // where the default is all GPUs, and there is none
 
-    @Option(names = "--ranks", paramLabel = "N")
-    private Integer requested;
+    @Option(names = "--ranks", paramLabel = "N", split = ",")
+    private List<Integer> requested; // null: not given; one number unless several are allowed
 
     @Option(
             names = "--processes",
@@ -50,6 +51,7 @@ public final class RankOptions {
     private String ranksText; // null: no --ranks
     private int otherwise; // ranks if --ranks is not given; 0 for all GPUs
     private int most = Ranks.MOST_THREADS;
+    private boolean several;
     private boolean hasProcesses;
     private boolean hasDevice;
     private String typeText = "Element type";
@@ -89,6 +91,16 @@ public final class RankOptions {
      */
     public RankOptions ranksOfGpus() {
         return ranks(0, "Number of ranks; one for each GPU, or 2 on the CPU, if not given.");
+    }
+
+    /**
+     * Allows several numbers, separated by commas: for commands that run no ranks.
+     *
+     * @return this
+     */
+    public RankOptions several() {
+        several = true;
+        return this;
     }
 
     /**
@@ -187,7 +199,15 @@ public final class RankOptions {
      * @throws ParameterException if a value is out of range, with the range
      */
     public void check() {
-        Ranks.check(spec, "--ranks", requested, most, processes);
+        int limit = device == DeviceKind.gpu ? Math.max(most, MOST_GPUS) : most;
+        for (int number : counts()) {
+            Ranks.check(spec, "--ranks", number, limit, processes);
+        }
+        if (counts().size() > 1 && !several) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--ranks takes one number, not " + counts().size() + ": " + requested);
+        }
         if (!types.isEmpty()) {
             type();
         }
@@ -200,13 +220,22 @@ public final class RankOptions {
      */
     public int count() {
         if (requested != null) {
-            return requested;
+            return requested.get(0);
         }
         if (otherwise > 0) {
             return otherwise;
         }
         int gpus = Gpus.count();
         return gpus == 0 ? CPU_RANKS : Math.min(gpus, most);
+    }
+
+    /**
+     * Returns the numbers of ranks.
+     *
+     * @return the user's, or the default
+     */
+    public List<Integer> counts() {
+        return requested == null ? List.of(count()) : List.copyOf(requested);
     }
 
     /**
@@ -217,7 +246,7 @@ public final class RankOptions {
      */
     public Ranks here() {
         try {
-            return Ranks.of(requested, requested == null ? count() : requested);
+            return Ranks.of(requested == null ? null : count(), count());
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }

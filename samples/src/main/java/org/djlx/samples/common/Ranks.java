@@ -15,8 +15,8 @@ import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.ParameterException;
 
 /**
- * The ranks that this process runs: in a process started by {@code launch} or torchrun one, the
- * process's own; otherwise all, each on a thread.
+ * The ranks that this process runs: its own one if {@code launch} or torchrun started it, otherwise
+ * all ranks, each on a thread.
  */
 public final class Ranks {
 
@@ -57,8 +57,8 @@ public final class Ranks {
             throw new ParameterException(
                     spec.commandLine(),
                     String.format(
-                            "%s must be from 1 to %d on this host, not %d",
-                            option, most, requested));
+                            "%s must be from 1 to %d%s, not %d",
+                            option, most, most == MOST_THREADS ? " on this host" : "", requested));
         }
         if (processes && isRank) {
             throw new ParameterException(
@@ -69,7 +69,7 @@ public final class Ranks {
     }
 
     /**
-     * Returns a number of ranks as it is written.
+     * Returns a number of ranks in words.
      *
      * @param ranks the number
      * @return for example {@code 2 ranks}
@@ -79,13 +79,13 @@ public final class Ranks {
     }
 
     /**
-     * Finds out which they are. To be called before libtorch is loaded: by default it would use all
-     * cores for each rank.
+     * Returns the ranks of this process, and gives each its share of the cores ({@link
+     * TorchThreads}).
      *
-     * @param requested the number of ranks that the user asked for; null if he did not
-     * @param otherwise the number of threads if he did not
+     * @param requested the number of ranks that the user asked for; null for none
+     * @param otherwise the number of ranks if the user asked for none
      * @return the ranks
-     * @throws IllegalArgumentException if the job that this process is part of has another number
+     * @throws IllegalArgumentException if this process belongs to a job of another size
      */
     public static Ranks of(Integer requested, int otherwise) {
         if (System.getenv("RANK") != null) {
@@ -116,9 +116,9 @@ public final class Ranks {
     }
 
     /**
-     * Tells whether ranks are processes, of which this is one.
+     * Tells whether the ranks are processes.
      *
-     * @return whether they are; false if they are threads of this one
+     * @return true if this process is one rank; false if the ranks are its threads
      */
     public boolean areProcesses() {
         return !threads;
@@ -143,8 +143,8 @@ public final class Ranks {
     }
 
     /**
-     * Checks that there are the GPUs and libraries that a backend needs, as {@link #run} does: for
-     * programs that make files before.
+     * Checks for the GPUs and libraries that a backend needs. {@link #run} does so, too; commands
+     * that create files call this before.
      *
      * @param backend the backend
      * @param ranks the number of ranks on this host, or in this process
@@ -159,14 +159,14 @@ public final class Ranks {
     }
 
     /**
-     * Runs them as one group.
+     * Runs the ranks as one group.
      *
      * @param <T> what the code returns
      * @param backend the group's backend
      * @param body the code for one rank
-     * @return what each rank returned, in the order of {@link #here}
+     * @return the result of each rank, in the order of {@link #here}
      * @throws IllegalStateException if the backend needs GPUs and there are not as many
-     * @throws Exception what the code of a rank threw
+     * @throws Exception the exception of a rank's code
      */
     public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
         requireGpus(backend, here().size());

@@ -8,7 +8,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 
-/** A table of plain text: a header, columns separated by two blanks, numbers to the right. */
+/** A plain-text table: columns are two blanks apart, numeric ones right-aligned. */
 public final class TextTable {
 
     private final String[] header;
@@ -27,7 +27,7 @@ public final class TextTable {
     }
 
     /**
-     * Adds a row. A column is numeric if each cell starts as a number, is empty or a dash.
+     * Adds a row. A column is numeric if each of its cells starts with a number or is a dash.
      *
      * @param cells a value for each column
      * @return this table
@@ -47,7 +47,7 @@ public final class TextTable {
         return this;
     }
 
-    /** Returns the lines, each with a line feed at its end and no blanks before it. */
+    /** Returns the lines, without trailing blanks, each with a line feed. */
     @Override
     public String toString() {
         StringBuilder text = new StringBuilder();

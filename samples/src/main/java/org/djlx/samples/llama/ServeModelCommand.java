@@ -24,13 +24,13 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code serve-model}: a model directory to try things with. */
+/** {@code serve-model}: writes a small random model to try things with. */
 @Command(
         name = "serve-model",
         description = {
-            "Writes a Llama of random weights in Hugging Face's layout: config.json, safetensors, a"
-                    + " tokenizer trained on a text, serving.properties. What it generates means"
-                    + " nothing; it is the same in every run.",
+            "Writes a Llama with random weights in Hugging Face's layout: config.json, safetensors,"
+                + " a tokenizer trained on a text, serving.properties. Its texts mean nothing and"
+                + " are the same in every run.",
             "The sizes of Llama 3's 8B: --hidden 4096 --intermediate 14336 --layers 32 --heads 32"
                     + " --kv-heads 8 --vocabulary 128256 --dtype bfloat16"
         })
@@ -49,7 +49,7 @@ public final class ServeModelCommand implements Callable<Integer> {
     @Option(
             names = "--text",
             paramLabel = "FILE",
-            description = "What the tokenizer learns from; the README if not given.")
+            description = "The text that the tokenizer is trained on; the README if not given.")
     private Path text;
 
     @Option(names = "--hidden", defaultValue = "128", description = DEFAULT)
@@ -90,7 +90,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                             ElementType.bfloat16)
                     .typesOf("Element type of the weights");
 
-    @Option(names = "--tied", description = "Takes the embedding for the output too.")
+    @Option(names = "--tied", description = "Uses the embedding as output weights, too.")
     private boolean tied;
 
     @Option(
@@ -98,14 +98,14 @@ public final class ServeModelCommand implements Callable<Integer> {
             paramLabel = "BYTES",
             defaultValue = "5000000000",
             description =
-                    "Weights that are larger go into several files, with an index;"
-                            + " ${DEFAULT-VALUE} if not given.")
+                    "Splits larger weights into several files with an index; ${DEFAULT-VALUE} if"
+                            + " not given.")
     private long maxFileBytes;
 
     @Option(
             names = "--seed",
             defaultValue = "1",
-            description = "From which the weights follow; ${DEFAULT-VALUE} if not given.")
+            description = "Seed of the weights; ${DEFAULT-VALUE} if not given.")
     private int seed;
 
     private ServeModelCommand() {}
@@ -133,7 +133,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                             + vocabulary);
         }
         LlamaConfig config = config();
-        // More would take long to learn, and the README has no more words to learn from.
+        // More would take long to train, and the README has no more words.
         BytePairEncoding tokenizer =
                 BytePairEncoding.train(Files.readString(text), Math.min(vocabulary, MOST_LEARNED));
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {

@@ -31,9 +31,10 @@ import picocli.CommandLine.Spec;
             "Runs a tensor-parallel two-layer MLP, y = gelu(x W1) W2, on the bytes of a text: W1 is"
                     + " split by columns (all-gather + matmul), W2 by rows (matmul +"
                     + " reduce-scatter), activations by tokens.",
-            "Compares it with the unsharded MLP in plain DJL and fails if the error is too large.",
-            "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
-                    + " that process's rank."
+            "Compares the result with the unsharded MLP in plain DJL; fails if the error is too"
+                    + " large.",
+            "Ranks are threads, or processes; in a process started by 'launch' or torchrun, mlp"
+                    + " runs that process's rank."
         })
 public final class MlpCommand implements Callable<Integer> {
 
@@ -72,8 +73,8 @@ public final class MlpCommand implements Callable<Integer> {
             names = "--train",
             paramLabel = "STEPS",
             description =
-                    "Trains instead, so many steps, through the operators' gradients; for float32."
-                            + " Losses and weights are compared.")
+                    "Trains for this many steps through the operators' gradients, in float32, and"
+                            + " compares losses and weights.")
     private Integer train;
 
     private ElementType dtype;

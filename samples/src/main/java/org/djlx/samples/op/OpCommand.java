@@ -6,6 +6,7 @@ package org.djlx.samples.op;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
+import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -14,6 +15,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
+import java.util.stream.IntStream;
 import org.djlx.collectives.Backends;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
@@ -35,20 +37,21 @@ import picocli.CommandLine.Spec;
 @Command(
         name = "op",
         description = {
-            "Runs a collective or a fused operator on arrays from NumPy's .npz files, says what"
-                + " each rank gets, and writes the results as .npz. In the name of a file, {rank}"
+            "Runs a collective or a fused operator on arrays from NumPy's .npz files, prints what"
+                + " each rank gets, and writes the results as .npz. {rank} in the name of a file"
                 + " stands for the rank.",
-            "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
+            "Ranks are threads, or processes; in a process started by 'launch' or torchrun, op runs"
                     + " that process's rank.",
-            "scatter, reduceScatter and allToAll pass an array for each rank, coalesced operations"
-                + " as many as there are, the others one. broadcast and scatter read on the root"
-                + " only. Results are named as numpy.savez does, arr_0 and so on; those of"
+            "scatter, reduceScatter and allToAll take an array for each rank, coalesced operations"
+                + " any number of arrays, all others one. broadcast and scatter read on the root"
+                + " only. Results are named arr_0 and so on, as by numpy.savez; those of"
                 + " allGatherMatmul product_0 and so on, and gathered; that of matmulReduceScatter"
                 + " product.",
-            "Example: samples/run.sh op allGatherMatmul --ranks 2 --input a.npz --split 0 --b"
-                    + " b-{rank}.npz --output out-{rank}.npz"
+            "Example: samples/run.sh op allGatherMatmul --ranks 2 --example"
         })
 public final class OpCommand implements Callable<Integer> {
+
+    private static final int SOME = 2; // example arrays where any number will do
 
     @Spec private CommandSpec spec;
 
@@ -71,6 +74,13 @@ public final class OpCommand implements Callable<Integer> {
 
     @Option(names = "--input", paramLabel = "FILE", description = "The inputs.")
     private String input;
+
+    @Option(
+            names = "--example",
+            description =
+                    "Writes example arrays into those of the files of --input and --b that do not"
+                            + " exist; in-{rank}.npz and b-{rank}.npz if these are not given.")
+    private boolean example;
 
     @Option(
             names = "--array",
@@ -132,16 +142,23 @@ public final class OpCommand implements Callable<Integer> {
 
     @Override
     public Integer call() throws Exception {
+        if (example) {
+            input = input == null && operation.reads() ? "in-{rank}.npz" : input;
+            b = b == null && operation.takes(Takes.B) ? "b-{rank}.npz" : b;
+        }
         checkOptions();
         if (options.inProcesses()) {
             checkCall(options.count());
+            writeExamples(IntStream.range(0, options.count()).boxed().toList(), options.count());
             return Launcher.launchRanksOf(spec, options.count());
         }
         Ranks here = options.here();
         checkCall(here.worldSize());
+        writeExamples(here.here(), here.worldSize());
         OpJob job = job();
         here.here().forEach(rank -> job.files(rank).forEach(this::checkFile));
-        // All is read before ranks wait for each other: a bad file is no news of a lost rank.
+        // Read all files before ranks wait for each other: a bad file must not look like a lost
+        // rank.
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Map<Integer, OpJob.Arrays> arrays = new HashMap<>();
             for (int rank : here.here()) {
@@ -152,6 +169,27 @@ public final class OpCommand implements Callable<Integer> {
                     here.run(backend, group -> job.run(group, arrays.get(group.rank()))));
         }
         return 0;
+    }
+
+    private void writeExamples(List<Integer> ranks, int worldSize) throws IOException {
+        if (!example) {
+            return;
+        }
+        for (String file : new String[] {input, b}) {
+            if (file != null
+                    && !Files.isDirectory(OpInput.file(file, 0).toAbsolutePath().getParent())) {
+                throw wrong("there is no folder for the example file %s; create it", file);
+            }
+        }
+        int count = operation.readsSome() ? SOME : operation.inputs(worldSize);
+        for (int rank : ranks) {
+            if (operation.readsOn(rank, root())) {
+                ExampleFiles.writeInputs(OpInput.file(input, rank), rank, count, worldSize);
+            }
+            if (b != null) {
+                ExampleFiles.writeB(OpInput.file(b, rank), rank);
+            }
+        }
     }
 
     private OpJob job() {
@@ -184,10 +222,10 @@ public final class OpCommand implements Callable<Integer> {
         checkTaken("--root", root, operation.takes(Takes.ROOT));
         checkTaken("--dim", dim, operation.takes(Takes.DIM));
         if (operation.reads() && input == null) {
-            throw wrong("%s needs --input", operation);
+            throw wrong("%s needs --input FILE, or --example", operation);
         }
         if (operation.takes(Takes.B) && b == null) {
-            throw wrong("%s needs --b", operation);
+            throw wrong("%s needs --b FILE, or --example", operation);
         }
         checkSplit("--split", split, "--input", input);
         checkSplit("--split-b", splitB, "--b", b);
@@ -210,7 +248,8 @@ public final class OpCommand implements Callable<Integer> {
 
     private void checkCall(int worldSize) {
         if (root() < 0 || root() >= worldSize) {
-            throw wrong("--root %d is none of %s", root(), Ranks.count(worldSize));
+            throw wrong(
+                    "--root must be from 0 to %d, the last rank, not %d", worldSize - 1, root());
         }
         if (output == null) {
             return;
@@ -222,7 +261,7 @@ public final class OpCommand implements Callable<Integer> {
         }
         Path folder = Path.of(output).toAbsolutePath().getParent();
         if (!Files.isDirectory(folder)) {
-            throw wrong("there is no folder %s for --output", folder);
+            throw wrong("there is no folder %s for --output; create it", folder);
         }
     }
 

@@ -24,7 +24,7 @@ import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Spec;
 
-/** Prints which operation each backend supports with which element types, as it declares. */
+/** {@code support}: prints the operations and element types that each backend declares. */
 @Command(
         name = "support",
         description = "Prints what each backend supports: operation by element type.")

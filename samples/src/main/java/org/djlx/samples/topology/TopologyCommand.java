@@ -18,7 +18,7 @@ import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Spec;
 
-/** {@code topology}: how the GPUs of this host are linked. */
+/** {@code topology}: prints the links between the GPUs of this host. */
 @Command(
         name = "topology",
         description = {

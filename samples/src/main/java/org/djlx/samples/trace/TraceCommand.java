@@ -35,17 +35,17 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code trace}: one fused operator on all ranks, step by step. */
+/** {@code trace}: traces the steps of one fused operator on all ranks. */
 @Command(
         name = "trace",
         description = {
-            "Runs a fused operator some times, then once more with the time of each step, and"
-                    + " writes a trace that ui.perfetto.dev and chrome://tracing show: a rank is"
-                    + " a process, its streams are threads. One sees which pushes go on while the"
-                    + " matmul runs, and who waits for whom.",
-            "Ranks are threads. On GPUs times are those of events around the steps, ranks are"
-                    + " aligned by a barrier before the operator, and the operator is made of"
-                    + " several launches even where it would be one otherwise."
+            "Warms a fused operator up, runs it once with the time of each step, and writes a trace"
+                + " for ui.perfetto.dev and chrome://tracing: a rank is a process, its streams are"
+                + " threads. The trace shows which pushes overlap with the matmul, and which rank"
+                + " waits for which.",
+            "Ranks are threads. On GPUs, times are those of events around the steps, a barrier"
+                    + " before the operator aligns the ranks, and the operator never takes its"
+                    + " single-kernel path."
         })
 public final class TraceCommand implements Callable<Integer> {
 
@@ -59,7 +59,7 @@ public final class TraceCommand implements Callable<Integer> {
 
     @Spec private CommandSpec spec;
 
-    @Parameters(index = "0", paramLabel = "FILE", description = "Where the trace goes, JSON.")
+    @Parameters(index = "0", paramLabel = "FILE", description = "The file to write, JSON.")
     private Path file;
 
     @Option(
@@ -138,7 +138,7 @@ public final class TraceCommand implements Callable<Integer> {
         }
     }
 
-    /** Buffers with two slots for each rank, of the larger of what operators push. */
+    /** Returns options with buffers of two slots for each rank, each for the larger operand. */
     private BackendOptions options(MatmulShape sizes) {
         long pushed = sizes.m() * Math.max(sizes.n(), sizes.k()) * type().itemSize();
         long bufferSize = 2 * pushed + (1 << 20);
@@ -147,7 +147,7 @@ public final class TraceCommand implements Callable<Integer> {
                 : ShmOptions.builder().optBufferSize(bufferSize).build();
     }
 
-    /** What the operator does on one rank. */
+    /** Returns the steps of the operator on one rank. */
     private List<Span> run(ProcessGroup group, MatmulShape sizes) {
         TracedBuffers buffers = (TracedBuffers) group.p2pBuffers().orElseThrow();
         int worldSize = group.worldSize();
