@@ -11,7 +11,6 @@ import com.sun.management.OperatingSystemMXBean;
 import com.sun.management.ThreadMXBean;
 import java.lang.management.ManagementFactory;
 import java.time.Duration;
-import java.util.Arrays;
 import java.util.Locale;
 import java.util.function.LongToIntFunction;
 import org.djlx.collectives.ProcessGroup;
@@ -53,8 +52,7 @@ final class BenchJob implements AutoCloseable {
             long wrong = wrong(output, i -> op.expected(group.rank(), group.worldSize(), part, i));
 
             reduce(nanos, ReduceOp.MAX);
-            Arrays.sort(nanos);
-            double micros = nanos[nanos.length / 2] / 1e3;
+            double micros = Stats.median(nanos) / 1e3;
             long size = part * parts * type.itemSize();
             double algbw = size / micros / 1e3;
             return new BenchRow(

@@ -13,7 +13,6 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.NormalInitializer;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
@@ -118,8 +117,7 @@ final class BlockBench {
                 }
             }
         }
-        Arrays.sort(times);
-        return times[turns / 2];
+        return Stats.median(times);
     }
 
     private NDArray random(NDManager manager, long... shape) {

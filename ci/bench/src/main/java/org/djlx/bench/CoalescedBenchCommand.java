@@ -234,8 +234,6 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
 
     /** Of each turn the slowest rank counts; of those, the median. */
     private static double slowest(BenchJob job, double[] micros) {
-        double[] sorted = job.reduce(micros, ReduceOp.MAX);
-        Arrays.sort(sorted);
-        return sorted[sorted.length / 2];
+        return Stats.median(job.reduce(micros, ReduceOp.MAX));
     }
 }

@@ -191,7 +191,6 @@ final class DecodeBench {
 
     /** Returns the median of what there is of each answer; 0 if there are none. */
     private static double median(List<Answer> answers, ToDoubleFunction<Answer> value) {
-        double[] sorted = answers.stream().mapToDouble(value).sorted().toArray();
-        return sorted.length == 0 ? 0 : sorted[sorted.length / 2];
+        return Stats.median(answers.stream().mapToDouble(value).toArray());
     }
 }

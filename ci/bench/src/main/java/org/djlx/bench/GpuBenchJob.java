@@ -101,7 +101,7 @@ final class GpuBenchJob {
         try (ProcessGroup ours = group(meeting, store, options(shared), began);
                 CudaDevice device = CudaDevice.open(ours.device());
                 CudaStream stream = CudaStream.create(device);
-                Marks marks = new CudaMarks(device, stream);
+                Lane lane = new CudaLane(device, stream);
                 NcclBaseline baseline =
                         shared
                                 ? null
@@ -113,13 +113,7 @@ final class GpuBenchJob {
                 for (GpuBenchCase wanted : cases) {
                     try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
                         GpuBenchRank rank =
-                                new GpuBenchRank(
-                                        ours,
-                                        baseline,
-                                        manager,
-                                        meeting,
-                                        marks,
-                                        new CudaRecorder(stream));
+                                new GpuBenchRank(ours, baseline, manager, meeting, lane);
                         GpuBenchRow row =
                                 merged(meeting, wanted.measure(rank, gpus, threads, rounds));
                         correct &= row.correct();

@@ -19,24 +19,13 @@ import org.djlx.nativeops.Torch;
  * @param baseline what it is compared with; null if there is none, as where ranks share a GPU
  * @param manager of its arrays
  * @param meeting where it meets the others
- * @param marks in its work
- * @param recorder records its work
+ * @param lane the lane of its work
  */
 record GpuBenchRank(
-        ProcessGroup ours,
-        Baseline baseline,
-        NDManager manager,
-        Meeting meeting,
-        Marks marks,
-        Recorder recorder) {
+        ProcessGroup ours, Baseline baseline, NDManager manager, Meeting meeting, Lane lane) {
 
     int worldSize() {
         return ours.worldSize();
-    }
-
-    /** The same rank with another manager. */
-    GpuBenchRank with(NDManager other) {
-        return new GpuBenchRank(ours, baseline, other, meeting, marks, recorder);
     }
 
     /**

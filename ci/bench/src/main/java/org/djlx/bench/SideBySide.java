@@ -58,7 +58,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         private double driverCalls;
         private double otherCalls;
         private int turn;
-        private Recorder.Recording recording; // null if there is none
+        private Lane.Recording recording; // null if there is none
         private final List<NDArray> recorded = new ArrayList<>(); // results of its calls
 
         Samples(int rounds) {
@@ -69,10 +69,10 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
 
         CallTimes times() {
             return new CallTimes(
-                    tenths(median(gpu)),
-                    tenths(median(host)),
+                    tenths(Stats.median(gpu)),
+                    tenths(Stats.median(host)),
                     alone,
-                    tenths(median(first)),
+                    tenths(Stats.median(first)),
                     tenths(Arrays.stream(first).sum()),
                     tenths(driverCalls),
                     tenths(otherCalls));
@@ -116,14 +116,14 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         }
         contenders.forEach((name, contender) -> count(contender, samples.get(name)));
         contenders.forEach((name, contender) -> check(name, contender, samples.get(name), check));
-        rank.marks().synchronize();
+        rank.lane().synchronize();
         Map<String, CallTimes> columns = new LinkedHashMap<>();
         Map<String, Double> replay = new LinkedHashMap<>();
         samples.forEach(
                 (name, all) -> {
                     columns.put(name, all.times());
                     if (all.recording != null) {
-                        replay.put(name, hundredths(median(all.replay)));
+                        replay.put(name, hundredths(Stats.median(all.replay)));
                     }
                 });
         samples.values().forEach(Samples::close);
@@ -138,7 +138,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
                 samples.first[i] = micros;
             }
             if (i % MAX_IN_FLIGHT == MAX_IN_FLIGHT - 1) {
-                rank.marks().synchronize();
+                rank.lane().synchronize();
             }
         }
     }
@@ -150,7 +150,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         meet();
         String failure = "";
         try {
-            samples.recording = rank.recorder().record(() -> callAll(contender, samples.recorded));
+            samples.recording = rank.lane().record(() -> callAll(contender, samples.recorded));
         } catch (RuntimeException e) {
             failure = String.valueOf(e.getMessage());
         }
@@ -186,16 +186,16 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
     private void time(Contender contender, Samples samples, int round) {
         contender.reset();
         meet();
-        Marks marks = rank.marks();
+        Lane lane = rank.lane();
         call(contender, samples); // Ranks do not begin at once; with its end they have met.
-        marks.set(0);
+        lane.set(0);
         for (int i = 0; i < CALLS; i++) {
             samples.host[round * CALLS + i] = call(contender, samples);
-            marks.set(i + 1);
+            lane.set(i + 1);
         }
-        marks.synchronize();
+        lane.synchronize();
         for (int i = 0; i < CALLS; i++) {
-            samples.gpu[round * CALLS + i] = marks.micros(i, i + 1);
+            samples.gpu[round * CALLS + i] = lane.micros(i, i + 1);
         }
     }
 
@@ -205,16 +205,16 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         }
         contender.reset();
         meet();
-        Marks marks = rank.marks();
+        Lane lane = rank.lane();
         samples.recording.launch();
-        marks.set(0);
+        lane.set(0);
         for (int i = 0; i < LAUNCHES; i++) {
             samples.recording.launch();
-            marks.set(i + 1);
+            lane.set(i + 1);
         }
-        marks.synchronize();
+        lane.synchronize();
         for (int i = 0; i < LAUNCHES; i++) {
-            samples.replay[round * LAUNCHES + i] = marks.micros(i, i + 1) / turns;
+            samples.replay[round * LAUNCHES + i] = lane.micros(i, i + 1) / turns;
         }
     }
 
@@ -231,7 +231,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         }
         for (int turn = 0; turn < rank.worldSize(); turn++) {
             if (turn == rank.ours().rank()) {
-                samples.alone = tenths(median(countCalls(contender, samples)));
+                samples.alone = tenths(Stats.median(countCalls(contender, samples)));
             }
             rank.meeting().await();
         }
@@ -259,7 +259,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         contender.reset();
         meet();
         NDArray result = contender.call(0);
-        rank.marks().synchronize();
+        rank.lane().synchronize();
         check.accept(name, result == null ? contender.kept() : result);
         if (result != null) {
             result.close();
@@ -268,7 +268,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
             contender.reset();
             meet();
             samples.recording.launch();
-            rank.marks().synchronize();
+            rank.lane().synchronize();
             NDArray recorded =
                     samples.recorded.isEmpty() ? contender.kept() : samples.recorded.get(0);
             check.accept(name + ", replayed", recorded);
@@ -276,7 +276,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
     }
 
     private void meet() {
-        rank.marks().synchronize();
+        rank.lane().synchronize();
         rank.meeting().await();
     }
 
@@ -290,12 +290,6 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
             result.close();
         }
         return nanos / 1e3;
-    }
-
-    private static double median(double[] values) {
-        double[] sorted = values.clone();
-        Arrays.sort(sorted);
-        return sorted[sorted.length / 2];
     }
 
     private static double tenths(double value) {

@@ -115,11 +115,10 @@ final class StepBench {
         for (int i = 0; i < micros.length; i++) {
             micros[i] = (ends.get(i + 1) - ends.get(i)) / 1e3;
         }
-        Arrays.sort(micros);
         return new Steps(
                 micros.length,
-                micros[micros.length / 2],
-                micros[micros.length * 9 / 10],
+                Stats.median(micros),
+                Stats.quantile(micros, 0.9),
                 1e6 * batch * micros.length / Arrays.stream(micros).sum());
     }
 
@@ -139,8 +138,7 @@ final class StepBench {
                 micros[i] = (times.nanos.get(0) - times.start) / 1e3;
             }
         }
-        Arrays.sort(micros);
-        return micros[runs / 2];
+        return Stats.median(micros);
     }
 
     private List<Times> run(int batch, int promptTokens, int newTokens, boolean draws)

@@ -212,7 +212,14 @@ public final class TrainBenchCommand implements Callable<Integer> {
             }
             times.values().removeIf(List::isEmpty);
             Map<String, Double> medians = new LinkedHashMap<>();
-            times.forEach((who, all) -> medians.put(who, median(all)));
+            times.forEach(
+                    (who, all) ->
+                            medians.put(
+                                    who,
+                                    Stats.median(
+                                            all.stream()
+                                                    .mapToDouble(Double::doubleValue)
+                                                    .toArray())));
             return medians;
         } finally {
             benches.forEach(TrainBench::close);
@@ -241,11 +248,6 @@ public final class TrainBenchCommand implements Callable<Integer> {
         return answer.getAsJsonArray("milliseconds").asList().stream()
                 .mapToDouble(JsonElement::getAsDouble)
                 .toArray();
-    }
-
-    private static double median(List<Double> values) {
-        double[] sorted = values.stream().mapToDouble(Double::doubleValue).sorted().toArray();
-        return sorted[sorted.length / 2];
     }
 
     private void store(

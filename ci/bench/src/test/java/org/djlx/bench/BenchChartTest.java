@@ -189,7 +189,7 @@ class BenchChartTest {
 
     @Test
     void aFileThatIsNotThereIsSaid() {
-        assertEquals(1, run(dir.resolve("none.json")));
+        assertEquals(2, run(dir.resolve("none.json")));
         assertTrue(err.toString().contains("none.json: no such file or folder"), err::toString);
     }
 }

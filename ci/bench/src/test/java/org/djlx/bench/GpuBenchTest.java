@@ -29,6 +29,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Supplier;
 import java.util.stream.Stream;
 import org.djlx.bench.GpuBenchCase.Operation;
 import org.djlx.collectives.CollectiveException;
@@ -52,8 +53,8 @@ import picocli.CommandLine;
 @Timeout(300)
 class GpuBenchTest {
 
-    /** The host's clock. */
-    private static final class HostMarks implements Marks {
+    /** The calling thread: marks are times of its clock, recordings run work again. */
+    private static class HostLane implements Lane {
         private final List<Long> nanos = new ArrayList<>();
 
         @Override
@@ -73,12 +74,6 @@ class GpuBenchTest {
         }
 
         @Override
-        public void close() {}
-    }
-
-    /** Runs what was recorded again. */
-    private static final class HostRecorder implements Recorder {
-        @Override
         public Recording record(Runnable work) {
             return new Recording() {
                 @Override
@@ -90,6 +85,9 @@ class GpuBenchTest {
                 public void close() {}
             };
         }
+
+        @Override
+        public void close() {}
     }
 
     /** The collectives of another group on the host. */
@@ -144,12 +142,13 @@ class GpuBenchTest {
                 GpuBenchCase.norm(3, 40));
     }
 
-    private static GpuBenchRow measure(GpuBenchCase wanted, boolean compared, Recorder recorder) {
-        return measure(wanted, compared, recorder, -1);
+    private static GpuBenchRow measure(
+            GpuBenchCase wanted, boolean compared, Supplier<Lane> lanes) {
+        return measure(wanted, compared, lanes, -1);
     }
 
     private static GpuBenchRow measure(
-            GpuBenchCase wanted, boolean compared, Recorder recorder, int withoutWindows) {
+            GpuBenchCase wanted, boolean compared, Supplier<Lane> lanes, int withoutWindows) {
         List<ProcessGroup> ours = ProcessGroups.local(2);
         List<ProcessGroup> others = ProcessGroups.local(2);
         List<ProcessGroup> control = ProcessGroups.local(2);
@@ -170,8 +169,7 @@ class GpuBenchTest {
                                                             : null,
                                                     manager,
                                                     meeting,
-                                                    new HostMarks(),
-                                                    recorder);
+                                                    lanes.get());
                                     return GpuBenchJob.merged(
                                             meeting, wanted.measure(measuring, 2, 2, 1));
                                 }
@@ -187,7 +185,7 @@ class GpuBenchTest {
     @ParameterizedTest
     @MethodSource("cases")
     void measuresAndChecks(GpuBenchCase wanted) {
-        GpuBenchRow row = measure(wanted, true, new HostRecorder());
+        GpuBenchRow row = measure(wanted, true, HostLane::new);
         Set<String> columns =
                 switch (wanted.operation()) {
                     case allReduce -> Set.of("ours", "nccl", "ncclWindows");
@@ -216,22 +214,25 @@ class GpuBenchTest {
     void withoutNcclThereIsNoColumnForIt() {
         GpuBenchCase wanted = GpuBenchCase.fused(Operation.allGatherMatmul, 32, 32, 32);
         assertEquals(
-                Set.of("ours", "matmul"),
-                measure(wanted, false, new HostRecorder()).columns().keySet());
+                Set.of("ours", "matmul"), measure(wanted, false, HostLane::new).columns().keySet());
     }
 
     /** Then no rank may launch what the others cannot. */
     @Test
     void whatOneRankCannotRecordIsNotReplayed() {
         AtomicInteger recorded = new AtomicInteger();
-        Recorder recorder =
-                work -> {
-                    if (recorded.getAndIncrement() == 1) {
-                        throw new IllegalStateException("no room");
-                    }
-                    return new HostRecorder().record(work);
-                };
-        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), false, recorder);
+        Supplier<Lane> lanes =
+                () ->
+                        new HostLane() {
+                            @Override
+                            public Recording record(Runnable work) {
+                                if (recorded.getAndIncrement() == 1) {
+                                    throw new IllegalStateException("no room");
+                                }
+                                return super.record(work);
+                            }
+                        };
+        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), false, lanes);
         assertEquals(Map.of("ours", "not recorded into a graph: no room"), row.notes());
         assertEquals(Map.of(), row.replay());
         assertTrue(row.correct(), row::toString);
@@ -239,7 +240,7 @@ class GpuBenchTest {
 
     @Test
     void withoutAWindowOnOneRankThereIsNoColumnForThem() {
-        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), true, new HostRecorder(), 1);
+        GpuBenchRow row = measure(GpuBenchCase.allReduce(64), true, HostLane::new, 1);
         assertEquals(Map.of("ncclWindows", "no windows"), row.notes());
         assertEquals(Set.of("ours", "nccl"), row.columns().keySet());
         assertEquals(Set.of("ours", "nccl"), row.replay().keySet());
@@ -248,7 +249,14 @@ class GpuBenchTest {
     /** A check that cannot fail checks nothing. */
     @Test
     void whatIsReplayedWronglyIsWrong() {
-        Recorder nothing = work -> new HostRecorder().record(() -> {});
+        Supplier<Lane> nothing =
+                () ->
+                        new HostLane() {
+                            @Override
+                            public Recording record(Runnable work) {
+                                return super.record(() -> {});
+                            }
+                        };
         GpuBenchRow row = measure(GpuBenchCase.allReduce(64), false, nothing);
         assertFalse(row.correct(), row::toString);
     }

@@ -8,17 +8,24 @@ import java.util.ArrayList;
 import java.util.List;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaGraph;
 import org.djlx.nativeops.CudaStream;
 
-/** Events of a GPU on one stream. */
-final class CudaMarks implements Marks {
+/** A stream of a GPU: marks are events, recordings CUDA graphs. */
+final class CudaLane implements Lane {
 
     private final CudaDevice device;
     private final CudaStream stream;
     private final List<CudaEvent> events = new ArrayList<>();
 
-    /** The device and the stream stay the caller's. */
-    CudaMarks(CudaDevice device, CudaStream stream) {
+    /**
+     * Wraps a stream.
+     *
+     * @param device stays the caller's
+     * @param stream stays the caller's. Not the default stream, and used for measured work only, so
+     *     that libtorch gives no memory of a graph to other work
+     */
+    CudaLane(CudaDevice device, CudaStream stream) {
         this.device = device;
         this.stream = stream;
     }
@@ -33,14 +40,29 @@ final class CudaMarks implements Marks {
 
     @Override
     public void synchronize() {
-        // Not for the device: other ranks may share it, and what they have issued since then may
-        // wait for this one.
+        // Not the device: ranks may share it, and the others' work may wait for this rank.
         stream.synchronize();
     }
 
     @Override
     public double micros(int from, int to) {
         return 1000.0 * events.get(to).elapsedMillisSince(events.get(from));
+    }
+
+    @Override
+    public Recording record(Runnable work) {
+        CudaGraph graph = CudaGraph.capture(stream, work);
+        return new Recording() {
+            @Override
+            public void launch() {
+                graph.launch(stream);
+            }
+
+            @Override
+            public void close() {
+                graph.close();
+            }
+        };
     }
 
     @Override
