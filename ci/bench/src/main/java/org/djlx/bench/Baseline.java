@@ -9,21 +9,21 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 
 /**
- * The collectives that ours are compared with, on bfloat16 arrays, which stay in use until the
- * rank's stream has passed the call. They sum.
+ * The collectives of another library, to compare with, on bfloat16 arrays; reductions are sums.
+ * Arrays stay in use until the rank's stream has passed the call.
  */
 interface Baseline extends AutoCloseable {
 
-    /** Reduces in place. */
+    /** All-reduces in place. */
     void allReduce(NDArray tensor);
 
-    /** Gathers the ranks' parts, in rank order. */
+    /** All-gathers the ranks' parts in rank order. */
     void allGather(NDArray all, NDArray part);
 
-    /** Reduces, and leaves this rank's part. */
+    /** Reduce-scatters; {@code part} gets this rank's part. */
     void reduceScatter(NDArray part, NDArray all);
 
-    /** Memory on which the collectives are faster, if there is such. */
+    /** Memory on which the collectives are faster. */
     interface Window extends AutoCloseable {
 
         /** Returns a view of an array that begins at an offset in bytes. */
@@ -34,9 +34,9 @@ interface Baseline extends AutoCloseable {
     }
 
     /**
-     * Makes a window; all ranks do so together.
+     * Creates a window; all ranks call this together.
      *
-     * @param byteSize its size
+     * @param byteSize the size in bytes
      * @return the window, to be closed by the caller; null if there is no such memory, on all ranks
      */
     Window window(long byteSize);

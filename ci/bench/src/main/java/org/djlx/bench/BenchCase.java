@@ -9,17 +9,17 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * What to measure: an operation's size, as nccl-tests counts it, and how often.
+ * The size of an operation, as nccl-tests counts it, and the number of calls.
  *
  * @param size the bytes of the largest tensor
- * @param warmUp the number of operations before those that are timed
- * @param iterations the number of operations that are timed
+ * @param warmUp the number of calls before the timed ones
+ * @param iterations the number of timed calls
  */
 record BenchCase(long size, int warmUp, int iterations) {
 
     private static final Pattern WORD =
             Pattern.compile("(\\d{1,12})([KMG]?)(?::(\\d{1,9}):(\\d{1,9}))?");
-    // Enough for the compiler of the JVM to be done, and some seconds for each size at most.
+    // Enough for the JVM's compiler to finish; a size takes some seconds at most.
     private static final int MAX_ITERATIONS = 10_000;
     private static final int MIN_ITERATIONS = 20;
     private static final long BYTES = 512L << 20;
@@ -35,7 +35,9 @@ record BenchCase(long size, int warmUp, int iterations) {
         Matcher matcher = WORD.matcher(word);
         if (!matcher.matches()) {
             throw new IllegalArgumentException(
-                    "'" + word + "' is neither SIZE, such as 64K, nor SIZE:WARMUP:ITERATIONS");
+                    "'"
+                            + word
+                            + "' is not a size: give SIZE, such as 64K, or SIZE:WARMUP:ITERATIONS");
         }
         long size;
         try {
@@ -51,7 +53,7 @@ record BenchCase(long size, int warmUp, int iterations) {
         }
         int iterations = Integer.parseInt(matcher.group(4));
         if (iterations == 0) {
-            throw new IllegalArgumentException("'" + word + "' asks for no iterations");
+            throw new IllegalArgumentException("'" + word + "' has 0 iterations: give 1 or more");
         }
         return new BenchCase(size, Integer.parseInt(matcher.group(3)), iterations);
     }
@@ -64,7 +66,7 @@ record BenchCase(long size, int warmUp, int iterations) {
         return matcher.group(2).isEmpty() ? " " : matcher.group(2);
     }
 
-    /** Returns what {@link #parse} reads, with all three numbers. */
+    /** Returns the text for {@link #parse}, with all three numbers. */
     @Override
     public String toString() {
         return size + ":" + warmUp + ":" + iterations;

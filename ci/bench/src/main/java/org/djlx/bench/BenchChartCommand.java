@@ -22,25 +22,28 @@ import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-chart}: draws what {@code bench-gpu} has stored. */
+/** {@code bench-chart}: draws the results of {@code bench-gpu}. */
 @Command(
         name = "bench-chart",
         description =
-                "Draws the figures that bench-gpu has stored, as PNG: all-reduces over their size,"
-                        + " fused operators over M for each N and K, with the limit.")
+                "Draws the results of bench-gpu as PNG: all-reduces over their size, fused"
+                        + " operators over M for each N and K, with the limit.")
 public final class BenchChartCommand implements Callable<Integer> {
 
     @Spec private CommandSpec spec;
 
-    @Parameters(index = "0", paramLabel = "RESULTS", description = "The file of results, JSON.")
+    @Parameters(
+            index = "0",
+            paramLabel = "RESULTS",
+            description = "The results of bench-gpu, JSON.")
     private Path results;
 
     @Parameters(
             index = "1",
             paramLabel = "FOLDER",
             description =
-                    "Where the charts go, each named after the file of results, the operation, and"
-                            + " N and K.")
+                    "The folder for the charts, which are named after the results, the operation, N"
+                            + " and K.")
     private Path folder;
 
     private BenchChartCommand() {}
@@ -51,7 +54,7 @@ public final class BenchChartCommand implements Callable<Integer> {
         Map<String, XYChart> charts = GpuBenchCharts.of(rows());
         if (charts.isEmpty()) {
             throw new IllegalStateException(
-                    results + " has no operation at several sizes, so there is nothing to draw");
+                    results + " has no operation at two or more sizes, which a chart takes");
         }
         Files.createDirectories(folder);
         String prefix = results.getFileName().toString().replaceFirst("\\.json$", "");
@@ -71,14 +74,14 @@ public final class BenchChartCommand implements Callable<Integer> {
                 rows.add(new Gson().fromJson(row, GpuBenchRow.class));
             }
         } catch (RuntimeException e) {
-            throw new IllegalArgumentException(results + " is no report of bench-gpu", e);
+            throw new IllegalArgumentException(results + " is not a report of bench-gpu", e);
         }
         if (rows.stream().anyMatch(BenchChartCommand::isNoCase)) {
-            throw new IllegalArgumentException(results + " has rows of no operation or no size");
+            throw new IllegalArgumentException(results + " has rows without operation or size");
         }
         if (rows.stream().anyMatch(row -> row.columns() == null || row.replay() == null)) {
             throw new IllegalArgumentException(
-                    results + " has rows without replayed figures; measure again");
+                    results + " has rows without replayed times; run bench-gpu again");
         }
         return rows;
     }

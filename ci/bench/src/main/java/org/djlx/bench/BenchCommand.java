@@ -24,14 +24,14 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code bench}: the time of a collective operation, in nccl-tests' table. */
+/** {@code bench}: measures a collective and prints nccl-tests' table. */
 @Command(
         name = "bench",
         description = {
-            "Measures a collective operation and prints nccl-tests' table: the median time of the"
-                    + " slowest rank, and the Java heap that an operation allocates.",
-            "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
-                    + " that process's rank."
+            "Measures a collective on the CPU and prints nccl-tests' table: the median time of the"
+                    + " slowest rank, and the Java heap that a call allocates.",
+            "Ranks are threads, or processes; in a process started by 'launch' or torchrun, bench"
+                    + " runs that process's rank."
         })
 public final class BenchCommand implements Callable<Integer> {
 
@@ -54,13 +54,13 @@ public final class BenchCommand implements Callable<Integer> {
             names = "--idle",
             paramLabel = "SECONDS",
             description =
-                    "Measures instead how much CPU time a rank's process uses that waits so long in"
-                            + " a barrier.")
+                    "Measures the CPU time of a rank's process that waits in a barrier for this"
+                            + " long, instead of an operation.")
     private Integer idle;
 
     @Parameters(
             paramLabel = "SIZE[:WARMUP:ITERATIONS]",
-            description = "What to measure; sizes such as 4K or 64M. 4K to 64M if not given.")
+            description = "Sizes in bytes, such as 4K or 64M; 4K to 64M if not given.")
     private List<String> sizes = List.of();
 
     private BenchCommand() {}
@@ -87,10 +87,10 @@ public final class BenchCommand implements Callable<Integer> {
     }
 
     /**
-     * Parses what to measure.
+     * Parses sizes.
      *
-     * @param least no size may be less
-     * @param tensors how many of them there are at once, for which this host must have the memory
+     * @param least the smallest size
+     * @param tensors the number of tensors of a size at the same time, which must fit into memory
      */
     static List<BenchCase> cases(CommandSpec spec, List<String> words, long least, int tensors) {
         try {
@@ -103,10 +103,10 @@ public final class BenchCommand implements Callable<Integer> {
                     throw new IllegalArgumentException(
                             "a size of "
                                     + wanted.size()
-                                    + " bytes is too small: there must be at least "
+                                    + " bytes is too small; the smallest is "
                                     + least);
                 }
-                // Where memory is used up, the system ends processes, and not always this one.
+                // Without memory the kernel kills processes, and not always this one.
                 if (wanted.size() > memory() / tensors) {
                     throw new IllegalArgumentException(
                             "a size of "

@@ -24,13 +24,14 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-compare}: the all-reduce of 2 ranks beside that of other programs. */
+/** {@code bench-compare}: compares the all-reduce of 2 ranks with other programs. */
 @Command(
         name = "bench-compare",
         description = {
-            "Measures the float32 all-reduce of 2 ranks, as threads and as processes, beside other"
-                    + " programs, in one run; then more ranks than cores, and a waiting rank.",
-            "Rounds alternate between the programs; the median of the rounds counts."
+            "Measures the float32 all-reduce of 2 ranks, as threads and as processes, and of other"
+                    + " programs in the same run; then more ranks than cores, and the CPU time of a"
+                    + " waiting rank.",
+            "The programs take turns; the median of the rounds counts."
         })
 public final class BenchCompareCommand implements Callable<Integer> {
 
@@ -52,7 +53,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
     @Option(
             names = "--version-of",
             paramLabel = "NAME=VERSION",
-            description = "A version to keep in the result.")
+            description = "The version of a peer, for the report.")
     private Map<String, String> versions = Map.of();
 
     @Option(names = "--rounds", defaultValue = "3", description = "${DEFAULT-VALUE} if not given.")
@@ -62,7 +63,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
             names = "--many",
             paramLabel = "N",
             defaultValue = "8",
-            description = "More ranks than cores; ${DEFAULT-VALUE} if not given.")
+            description = "A number of ranks above that of cores; ${DEFAULT-VALUE} if not given.")
     private int many;
 
     @Option(
@@ -76,7 +77,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
 
     @Parameters(
             paramLabel = "SIZE[:WARMUP:ITERATIONS]",
-            description = "What to measure; 4K to 64M if not given.")
+            description = "Sizes in bytes; 4K to 64M if not given.")
     private List<String> sizes = List.of();
 
     private BenchCompareCommand() {}
@@ -127,7 +128,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
     private BenchComparison compare(List<BenchCase> cases)
             throws IOException, InterruptedException {
         List<BenchProgram> programs = new ArrayList<>();
-        // First, as one that fails should do so before minutes of measurements.
+        // First, so that a broken peer fails before minutes of measurements.
         peers.forEach(
                 (name, command) ->
                         programs.add(
@@ -141,7 +142,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
         BenchComparison comparison = new BenchComparison();
         for (int round = 0; round < rounds; round++) {
             for (BenchProgram program : programs) {
-                // It takes minutes.
+                // A round takes minutes.
                 err.printf("round %d of %d: %s%n", round + 1, rounds, program.name());
                 err.flush();
                 comparison.add(program.name(), program.measure(cases));

@@ -14,22 +14,22 @@ import java.util.Optional;
 import java.util.TreeMap;
 import org.djlx.samples.common.TextTable;
 
-/** The rows of several programs, measured in several rounds; compares their medians. */
+/** Compares the medians of several programs over several rounds. */
 final class BenchComparison {
 
     static final String GLOO = "gloo";
     static final String OPEN_MPI = "openmpi";
 
     /**
-     * A time not to be exceeded.
+     * The largest allowed time, relative to a peer's.
      *
-     * @param peer the program that sets it
+     * @param peer the program to compare with
      * @param size the size in bytes
-     * @param factor of the peer's time
+     * @param factor the allowed multiple of the peer's time
      */
     private record Target(String peer, long size, double factor) {}
 
-    // On two cores, float32 all-reduce between processes.
+    // For float32 all-reduce between processes on two cores.
     private static final List<Target> TARGETS =
             List.of(
                     new Target(GLOO, 4 << 10, 1 / 20.0),
@@ -43,7 +43,7 @@ final class BenchComparison {
                     new Target(OPEN_MPI, 64 << 20, 1.2));
 
     /**
-     * How a program compares with a peer.
+     * The time of a program relative to a peer.
      *
      * @param peer the peer
      * @param size the size in bytes
@@ -59,13 +59,13 @@ final class BenchComparison {
 
     private final Map<String, Map<Long, List<BenchRow>>> rounds = new LinkedHashMap<>();
 
-    /** Adds a round of a program. */
+    /** Adds the rows of one round of a program. */
     void add(String program, List<BenchRow> rows) {
         Map<Long, List<BenchRow>> bySize = rounds.computeIfAbsent(program, name -> new TreeMap<>());
         rows.forEach(row -> bySize.computeIfAbsent(row.size(), s -> new ArrayList<>()).add(row));
     }
 
-    /** For each program and size the round with the median time. */
+    /** Returns, for each program and size, the round with the median time. */
     Map<String, List<BenchRow>> medians() {
         Map<String, List<BenchRow>> medians = new LinkedHashMap<>();
         rounds.forEach(
@@ -82,14 +82,14 @@ final class BenchComparison {
         return sorted.get(sorted.size() / 2);
     }
 
-    /** The median time in microseconds; empty if it was not measured. */
+    /** Returns the median time in microseconds; empty if there is none. */
     Optional<Double> micros(String program, long size) {
         return Optional.ofNullable(rounds.get(program))
                 .map(bySize -> bySize.get(size))
                 .map(rows -> median(rows).micros());
     }
 
-    /** Compares a program with its targets, as far as both were measured. */
+    /** Returns the ratios of a program to each measured target. */
     List<Ratio> ratios(String program) {
         List<Ratio> ratios = new ArrayList<>();
         for (Target target : TARGETS) {
@@ -103,7 +103,7 @@ final class BenchComparison {
         return ratios;
     }
 
-    /** Returns nccl-tests' table, with the program before each row. */
+    /** Returns nccl-tests' table with the program's name before each row. */
     @Override
     public String toString() {
         int width = rounds.keySet().stream().mapToInt(String::length).max().orElse(0);

@@ -18,10 +18,13 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
-/** One rank of a measurement. Every iteration is timed on its own; the slowest rank counts. */
+/** One rank of a benchmark on the CPU. Each call is timed; the slowest rank's time counts. */
 final class BenchJob implements AutoCloseable {
 
-    /** Values are made on the Java heap, so not of a whole tensor at once. */
+    /**
+     * Elements per slice: values are made on the Java heap, which cannot hold those of a large
+     * tensor.
+     */
     private static final long SLICE = 4 << 20;
 
     private final ProcessGroup group;
@@ -36,7 +39,7 @@ final class BenchJob implements AutoCloseable {
         this.manager = NDManager.newBaseManager(group.device(), "PyTorch");
     }
 
-    /** Measures; returns the same on all ranks. */
+    /** Measures a case; returns the same row on all ranks. */
     BenchRow measure(BenchCase wanted) {
         int worldSize = group.worldSize();
         int parts = op.parts(worldSize);
@@ -69,7 +72,7 @@ final class BenchJob implements AutoCloseable {
         }
     }
 
-    /** Returns the bytes that an operation allocates on the heap. */
+    /** Times the calls; returns the heap bytes that a call allocates. */
     private long time(BenchCase wanted, NDArray output, NDArray input, double[] nanos) {
         group.barrier().await();
         for (int i = 0; i < wanted.warmUp(); i++) {
@@ -86,9 +89,9 @@ final class BenchJob implements AutoCloseable {
     }
 
     /**
-     * Lets rank 0 be late for a barrier.
+     * Measures a wait in a barrier to which rank 0 comes late.
      *
-     * @return the CPU time that the process of a waiting rank has used meanwhile, in milliseconds
+     * @return the CPU time of a waiting rank's process in milliseconds
      */
     double idle(Duration time) throws InterruptedException {
         // The first waits load classes.
@@ -104,7 +107,7 @@ final class BenchJob implements AutoCloseable {
         return reduce(new double[] {millis}, ReduceOp.MAX)[0];
     }
 
-    /** Counts the elements that are not what is expected at their index. */
+    /** Counts the elements that differ from the expected value at their index. */
     long wrong(NDArray output, LongToIntFunction expected) {
         long wrong = 0;
         for (long from = 0; from < output.size(); from += SLICE) {
@@ -119,14 +122,14 @@ final class BenchJob implements AutoCloseable {
         return wrong;
     }
 
-    /** Makes a tensor. */
+    /** Creates a tensor. */
     NDArray tensor(long count, LongToIntFunction value) {
         NDArray tensor = Torch.empty(manager, new Shape(count), type);
         fill(tensor, value);
         return tensor;
     }
 
-    /** Gives a tensor's elements values by their index. */
+    /** Sets each element to a function of its index. */
     void fill(NDArray tensor, LongToIntFunction value) {
         for (long from = 0; from < tensor.size(); from += SLICE) {
             long start = from;
@@ -141,7 +144,7 @@ final class BenchJob implements AutoCloseable {
         return tensor.get(from + ":" + Math.min(from + SLICE, tensor.size()));
     }
 
-    /** Returns integers: converted, they wrap around as sums in a smaller type do. */
+    /** Returns integers: their conversion wraps around as sums in a smaller type do. */
     private NDArray create(int count, LongToIntFunction value) {
         int[] values = new int[count];
         for (int i = 0; i < values.length; i++) {
@@ -150,7 +153,7 @@ final class BenchJob implements AutoCloseable {
         return manager.create(values);
     }
 
-    /** Reduces values of all ranks, in place; returns them. */
+    /** All-reduces values in place; returns them. */
     double[] reduce(double[] values, ReduceOp how) {
         try (NDArray tensor = manager.create(values)) {
             group.allReduce(tensor, how).await();

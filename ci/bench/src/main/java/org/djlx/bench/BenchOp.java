@@ -10,7 +10,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 
-/** The operations that can be measured, by nccl-tests' names. */
+/** The collectives of {@code bench}, with nccl-tests' names. */
 enum BenchOp {
     ALL_REDUCE("sum", -1),
     ALL_GATHER("none", -1),
@@ -33,22 +33,22 @@ enum BenchOp {
         return root;
     }
 
-    /** Whether a rank's input is its output too. */
+    /** Tells whether the input is the output, too. */
     boolean inPlace() {
         return this == ALL_REDUCE || this == BROADCAST;
     }
 
-    /** How many ranks' parts the input has. */
+    /** Returns the number of rank parts in the input. */
     int inputParts(int worldSize) {
         return this == REDUCE_SCATTER ? worldSize : 1;
     }
 
-    /** How many ranks' parts the largest tensor has. */
+    /** Returns the number of rank parts in the larger tensor. */
     int parts(int worldSize) {
         return Math.max(inputParts(worldSize), outputParts(worldSize));
     }
 
-    /** How many ranks' parts the output has. */
+    /** Returns the number of rank parts in the output. */
     int outputParts(int worldSize) {
         return this == ALL_GATHER ? worldSize : 1;
     }
@@ -68,12 +68,14 @@ enum BenchOp {
         }
     }
 
-    /** What a rank contributes at an index; small, so that sums are exact in every type. */
+    /** Returns a rank's input at an index. Values are small, so sums are exact in every type. */
     static int input(int rank, long index) {
         return (int) ((index + rank) % 5);
     }
 
-    /** What a rank gets at an index, where each rank has a part of so many elements. */
+    /**
+     * Returns a rank's expected output at an index; each rank has a part of {@code part} elements.
+     */
     int expected(int rank, int worldSize, long part, long index) {
         switch (this) {
             case ALL_REDUCE:
@@ -97,7 +99,7 @@ enum BenchOp {
         return sum;
     }
 
-    /** What nccl-tests multiplies algbw by, so that busbw is the speed of the links. */
+    /** Returns nccl-tests' factor from algbw to busbw, the speed of the links. */
     double busFactor(int worldSize) {
         double others = (worldSize - 1.0) / worldSize;
         switch (this) {

@@ -11,15 +11,15 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * A program that prints nccl-tests' table, with what to measure as its arguments. It writes errors
- * to this process's stderr.
+ * A program that takes cases as arguments and prints nccl-tests' table. Its stderr is this
+ * process's.
  *
- * @param name what is measured
+ * @param name the program's name
  * @param command the program and its first arguments
  */
 record BenchProgram(String name, List<String> command) {
 
-    /** Runs the program and returns what it prints. */
+    /** Runs the program and returns its output. */
     List<String> run(List<String> args) throws IOException, InterruptedException {
         List<String> words = new ArrayList<>(command);
         words.addAll(args);
@@ -40,7 +40,7 @@ record BenchProgram(String name, List<String> command) {
         return lines;
     }
 
-    /** Measures cases, and returns a row for each. */
+    /** Measures cases; returns a row for each. */
     List<BenchRow> measure(List<BenchCase> cases) throws IOException, InterruptedException {
         List<String> lines = run(cases.stream().map(BenchCase::toString).toList());
         List<BenchRow> rows =

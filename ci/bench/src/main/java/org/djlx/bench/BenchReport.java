@@ -17,20 +17,19 @@ import java.util.Map;
 import java.util.Optional;
 
 /**
- * A result as it is kept: what was measured, when, of which state of the code, on which machine,
- * with which versions; then the figures. It is the same for the CPU and for GPUs but for the
- * figures.
+ * A report of a benchmark as JSON: benchmark, date, commit, machine, versions, then the results.
+ * All benchmarks share this form.
  */
 final class BenchReport {
 
     private final Map<String, Object> values = new LinkedHashMap<>();
 
     /**
-     * Begins a report.
+     * Creates a report.
      *
-     * @param benchmark what is measured, in words
-     * @param commit the state of the code; null if not known
-     * @param versions of libraries, beside those of Java and the system
+     * @param benchmark the description of the benchmark
+     * @param commit the commit that is measured; null if not known
+     * @param versions the versions of libraries; those of Java and the system are added
      */
     BenchReport(String benchmark, String commit, Map<String, String> versions) throws IOException {
         put("benchmark", benchmark);
@@ -50,12 +49,12 @@ final class BenchReport {
                         .toList());
     }
 
-    /** Adds a figure, or rows of them: whatever Gson writes; one of that name is replaced. */
+    /** Sets a value that Gson can write; a value of the same name is replaced. */
     void put(String name, Object value) {
         values.put(name, value);
     }
 
-    /** Writes all that there is so far. */
+    /** Writes the report as it is now. */
     void store(Path json) throws IOException {
         Gson gson = new GsonBuilder().setPrettyPrinting().create();
         Path file = json.toAbsolutePath();

@@ -10,18 +10,19 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * A row of nccl-tests' table, and the heap.
+ * A row of nccl-tests' table, with the Java heap that a call allocates. {@code bench} and its peers
+ * print it; {@code bench-compare} reads it.
  *
  * @param size the bytes of the largest tensor
- * @param count the number of elements that a rank sends
+ * @param count the elements that a rank sends
  * @param type the element type
- * @param redop how elements are reduced, or {@code none}
+ * @param redop the reduction, or {@code none}
  * @param root the root, or -1
- * @param micros the median time of an operation on the slowest rank
- * @param algbw the size divided by the time, in GB/s
- * @param busbw the algbw, corrected by what the operation must at least move
+ * @param micros the median time of a call on the slowest rank
+ * @param algbw the size divided by the time in GB/s
+ * @param busbw the algbw times the operation's bus factor
  * @param wrong the number of wrong elements on all ranks
- * @param heap the bytes that an operation allocates on the Java heap, or -1 if not known
+ * @param heap the bytes that a call allocates on the Java heap; -1 if not known
  */
 record BenchRow(
         long size,
@@ -60,14 +61,14 @@ record BenchRow(
                     "",
                     "(B)");
 
-    // The heap is missing from the rows of programs that are not Java.
+    // Programs that are not Java print no heap.
     private static final Pattern ROW =
             Pattern.compile(
                     "(?:\\[\\d+]"
                             + " )?\\s*(\\d+)\\s+(\\d+)\\s+(\\w+)\\s+(\\w+)\\s+(-?\\d+)\\s+([\\d.]+)"
                             + "\\s+([\\d.]+)\\s+([\\d.]+)\\s+(\\d+)(?:\\s+(\\d+))?\\s*");
 
-    /** Reads a row, perhaps with the prefix that the launcher puts before a rank's output. */
+    /** Parses a row, with or without the launcher's prefix. */
     static Optional<BenchRow> parse(String line) {
         Matcher row = ROW.matcher(line);
         if (!row.matches()) {

@@ -24,27 +24,26 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * The time of the forward and the backward pass of a sequence-parallel transformer block on one
- * rank, beside that of what it cannot do without: its matmuls, and its attention.
+ * Times the forward and backward pass of a sequence-parallel transformer block on one rank and, as
+ * lower bounds, its matmuls and its attention alone.
  */
 final class BlockBench {
 
     /**
-     * What is measured, of sizes as in Llama 3.
+     * The sizes of a block, as in Llama 3.
      *
-     * @param tokens of all ranks, one sequence
+     * @param tokens the length of the sequence, over all ranks
      */
     record Size(int tokens, int size, int heads, int keyValueHeads, int headSize, int hidden) {}
 
     /**
-     * Medians, in milliseconds of one round.
+     * Median milliseconds of a round.
      *
-     * @param fromIdle the block's, of rounds that each begin with an idle GPU: it has nothing to do
-     *     until the host has launched the first kernels. In a model of many layers, whose host runs
-     *     ahead, that is once a step and not once a block
-     * @param both matmuls and attention one after the other. A GPU that has just multiplied at full
-     *     power has a lower clock for the attention, and so both take longer than the sum of each
-     *     alone
+     * @param fromIdle the block, each round starting with an idle GPU, which waits until the host
+     *     has launched the first kernels. A model of many layers, whose host runs ahead, waits once
+     *     a step, not once a block
+     * @param both matmuls, then attention. Matmuls at full power lower the GPU's clock, so both
+     *     take longer than the sum of each alone
      */
     record Times(double block, double fromIdle, double matmuls, double attention, double both) {}
 
@@ -58,10 +57,10 @@ final class BlockBench {
     /**
      * Creates a benchmark.
      *
-     * @param warmUp the rounds before those that count. The JVM compiles what the host does only
-     *     after some hundred; before that the GPU waits for the host where a round begins
-     * @param turns how many times it is measured
-     * @param rounds of a turn, one behind the other
+     * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred
+     *     rounds; until then the GPU waits for the host at the start of a round
+     * @param turns the number of measurements
+     * @param rounds the rounds of a turn, one after the other
      */
     BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
         this.group = group;
@@ -96,13 +95,13 @@ final class BlockBench {
         void run(NDManager manager);
     }
 
-    /** Begins each turn when all ranks are there and all devices have nothing left to do. */
+    /** Times turns. Each starts once all ranks have arrived and all devices are idle. */
     private double median(Round round, int rounds) {
         double[] times = new double[turns];
         for (int i = -(warmUp + rounds - 1) / rounds; i < turns; i++) {
             try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
                 NDArray mark = manager.zeros(new Shape(1));
-                mark.getFloat(); // What was queued before is done.
+                mark.getFloat(); // Waits for all queued work.
                 group.barrier().await();
                 long begin = System.nanoTime();
                 for (int j = 0; j < rounds; j++) {
@@ -110,7 +109,7 @@ final class BlockBench {
                         round.run(own);
                     }
                 }
-                // The device is done when it has done this.
+                // Waits for the device.
                 NoGradient.get(() -> mark.add(mark).getFloat());
                 if (i >= 0) {
                     times[i] = (System.nanoTime() - begin) / 1e6 / rounds;
@@ -154,7 +153,7 @@ final class BlockBench {
         };
     }
 
-    /** The matmuls of this rank's part, for all tokens, each with both of its gradients. */
+    /** The matmuls of this rank's part of the block, each with both gradients. */
     private Round matmuls(NDManager manager) {
         int ranks = group.worldSize();
         long keyValue = 2L * Math.max(1, size.keyValueHeads / ranks) * size.headSize;
@@ -185,7 +184,7 @@ final class BlockBench {
                         });
     }
 
-    /** The attention of this rank's heads, for all tokens, with its gradients. */
+    /** The attention of this rank's heads, with its gradients. */
     private Round attention(NDManager manager) {
         long ranks = group.worldSize();
         long own = size.heads / ranks;
@@ -207,7 +206,7 @@ final class BlockBench {
         };
     }
 
-    /** Returns an array whose gradient goes to the layer before, and is not added to anything. */
+    /** Returns an input whose gradient is computed and dropped. */
     private static NDArray input(GradientScope scope, NDManager round, NDArray x) {
         NDArray input = x.stopGradient();
         input.attach(round);

@@ -18,15 +18,14 @@ import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-block}: the time of a tensor-parallel transformer block. */
+/** {@code bench-block}: measures a tensor-parallel transformer block. */
 @Command(
         name = "bench-block",
         description = {
-            "Measures the forward and the backward pass of a transformer block of Llama 3 8B's"
-                    + " sizes that all ranks share, sequence-parallel, with parameters of float32,"
-                    + " beside its matmuls alone and its attention alone. Times are the slowest"
-                    + " rank's medians of turns.",
-            "Ranks are threads: all GPUs, or 2 on the CPU, for which smaller sizes are meant."
+            "Measures the forward and backward pass of a sequence-parallel transformer block of"
+                    + " Llama 3 8B's sizes with float32 parameters, its matmuls alone and its"
+                    + " attention alone. Times are the slowest rank's medians.",
+            "Ranks are threads: one for each GPU, or 2 on the CPU, where smaller sizes make sense."
         })
 public final class BlockBenchCommand implements Callable<Integer> {
 
@@ -42,7 +41,7 @@ public final class BlockBenchCommand implements Callable<Integer> {
     @Option(
             names = "--tokens",
             defaultValue = "8192",
-            description = "The length of the sequence; ${DEFAULT-VALUE} if not given.")
+            description = "Length of the sequence; ${DEFAULT-VALUE} if not given.")
     private int tokens;
 
     @Option(
@@ -66,7 +65,7 @@ public final class BlockBenchCommand implements Callable<Integer> {
     @Option(
             names = "--warm-up",
             defaultValue = "300",
-            description = "Rounds that do not count; ${DEFAULT-VALUE} if not given.")
+            description = "Uncounted rounds; ${DEFAULT-VALUE} if not given.")
     private int warmUp;
 
     @Option(names = "--turns", defaultValue = "20", description = "${DEFAULT-VALUE} if not given.")
@@ -76,8 +75,8 @@ public final class BlockBenchCommand implements Callable<Integer> {
             names = "--rounds",
             defaultValue = "8",
             description =
-                    "Rounds of a turn, which begins with an idle GPU, one behind the other as the"
-                            + " layers of a model; ${DEFAULT-VALUE} if not given.")
+                    "Rounds of a turn, one after the other as the layers of a model; a turn starts"
+                            + " with an idle GPU. ${DEFAULT-VALUE} if not given.")
     private int rounds;
 
     @Mixin private ReportOptions reports;

@@ -5,17 +5,17 @@
 package org.djlx.bench;
 
 /**
- * What calls of an operation cost a rank. What was not measured is null.
+ * The cost of a call of an operation for a rank; null for what was not measured.
  *
- * @param gpuMicros the median time between one call's end on the GPU and the next one's; where the
- *     host is slower than the GPU, it is the host's
- * @param hostMicros the median time that a call takes the thread
- * @param aloneHostMicros the same while the other ranks call nothing; null on CPUs, where they take
- *     part
- * @param firstHostMicros the median time that one of the very first calls takes it
- * @param firstHostMicrosSum how long the very first calls took the thread together
- * @param driverCalls how often the thread calls the CUDA driver for an operation
- * @param otherNativeCalls how often it calls libtorch, NCCL or cuBLASLt
+ * @param gpuMicros the median time between the ends of two calls on the GPU; the host's time if the
+ *     host is slower
+ * @param hostMicros the median time of a call on the host's thread
+ * @param aloneHostMicros the same while the other ranks are idle; null on CPUs, where calls need
+ *     all ranks
+ * @param firstHostMicros the median of the first calls on the host's thread
+ * @param firstHostMicrosSum the sum of the first calls on the host's thread
+ * @param driverCalls the CUDA driver calls of an operation
+ * @param otherNativeCalls its calls of libtorch, NCCL and cuBLASLt
  */
 record CallTimes(
         Double gpuMicros,
@@ -26,7 +26,7 @@ record CallTimes(
         Double driverCalls,
         Double otherNativeCalls) {
 
-    /** The greater of each. */
+    /** Returns the larger of each value. */
     static CallTimes slowest(CallTimes a, CallTimes b) {
         return new CallTimes(
                 greater(a.gpuMicros, b.gpuMicros),

@@ -27,15 +27,15 @@ import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-coalesced}: operations on several tensors as one call, beside a call for each. */
+/** {@code bench-coalesced}: compares coalesced collectives with separate ones. */
 @Command(
         name = "bench-coalesced",
         description = {
-            "Measures coalesced float32 operations on CPU ranks beside separate ones on the same"
-                    + " tensors, in turns: the median time of the slowest rank. Checks what the"
-                    + " coalesced ones compute.",
-            "Ranks are threads; in a process started by 'launch' or torchrun it runs that process's"
-                    + " rank."
+            "Measures coalesced float32 collectives on CPU ranks and, in turns, separate ones on"
+                    + " the same tensors: the median time of the slowest rank. Checks the coalesced"
+                    + " results.",
+            "Ranks are threads; in a process started by 'launch' or torchrun, the command runs that"
+                    + " process's rank."
         })
 public final class CoalescedBenchCommand implements Callable<Integer> {
 
@@ -43,7 +43,7 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
             List.of(BenchOp.ALL_REDUCE, BenchOp.ALL_GATHER, BenchOp.REDUCE_SCATTER);
     private static final int[] TENSORS = {2, 20};
     private static final List<String> SIZES = List.of("4", "4K", "64K", "256K", "1M", "4M");
-    private static final long BYTES = 100L << 20; // of a rank's part in all turns of a row, about
+    private static final long BYTES = 100L << 20; // of a rank in all turns of a row, about
     private static final int MIN_TURNS = 40;
     private static final int MAX_TURNS = 4000;
     private static final int WARM_UPS = 4;
@@ -56,22 +56,22 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
 
     @Parameters(
             paramLabel = "SIZE",
-            description = "The bytes of a rank's part of a tensor; 4 to 4M if not given.")
+            description = "Bytes of a rank's part of a tensor; 4 to 4M if not given.")
     private List<String> sizes = SIZES;
 
     private CoalescedBenchCommand() {}
 
     /**
-     * A row.
+     * A row of the results.
      *
-     * @param operation what was called
-     * @param tensors how many in a call
-     * @param bytes of each one, of a rank's part
-     * @param turns how often either was called and timed
-     * @param separateMicros a call for each and the wait for all
-     * @param coalescedMicros one call and its wait
-     * @param ratio of the latter to the former
-     * @param wrong how many elements of all ranks the last coalesced call has computed wrong
+     * @param operation the collective
+     * @param tensors the tensors of a call
+     * @param bytes the size of a rank's part of a tensor
+     * @param turns the timed calls of each kind
+     * @param separateMicros one call a tensor, and the wait for all
+     * @param coalescedMicros one coalesced call, and its wait
+     * @param ratio of coalesced to separate time
+     * @param wrong the wrong elements of the last coalesced call on all ranks
      */
     record Row(
             String operation,
@@ -129,10 +129,9 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
         return String.format(Locale.ROOT, "%.2f", value);
     }
 
-    /** Measures on one rank; returns the same on all. */
+    /** Measures on one rank; returns the same rows on all ranks. */
     private static List<Row> measure(ProcessGroup group, List<BenchCase> cases) {
-        // So that the first rows are no other JVM's than the last: it compiles for some 20,000
-        // calls.
+        // Warms the JVM up, which compiles during the first 20,000 calls or so.
         for (int i = 0; i < WARM_UPS; i++) {
             for (BenchOp op : OPERATIONS) {
                 measure(group, op, 2, 1);
@@ -166,8 +165,8 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
             Random order = new Random(turns); // the same on all ranks
             double[] separate = new double[turns];
             double[] coalesced = new double[turns];
-            for (int turn = -turns / 4; turn < turns; turn++) { // The first ones warm up.
-                // Either first, by chance: what came before tells what lies in the caches.
+            for (int turn = -turns / 4; turn < turns; turn++) { // Negative turns warm up.
+                // In random order: the caches depend on the call before.
                 boolean first = order.nextBoolean();
                 for (boolean together : new boolean[] {first, !first}) {
                     double micros =
@@ -185,7 +184,7 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
                     }
                 }
             }
-            // Each tensor has values of its own.
+            // Tensors differ, so that mixed-up tensors show.
             for (int i = 0; i < tensors; i++) {
                 int factor = i + 1;
                 job.fill(inputs.get(i), at -> factor * BenchOp.input(group.rank(), at));
@@ -232,7 +231,7 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
         };
     }
 
-    /** Of each turn the slowest rank counts; of those, the median. */
+    /** Returns the median over turns of the slowest rank's time. */
     private static double slowest(BenchJob job, double[] micros) {
         return Stats.median(job.reduce(micros, ReduceOp.MAX));
     }

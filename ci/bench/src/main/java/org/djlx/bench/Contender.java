@@ -7,25 +7,25 @@ package org.djlx.bench;
 import ai.djl.ndarray.NDArray;
 
 /**
- * One of several ways to do an operation, as one rank does it. It has prepared inputs for several
- * turns and goes through them, so that none is still in a cache from the call before.
+ * One way to do an operation on one rank. It rotates through the inputs of several turns, so that
+ * no input is in a cache from the call before.
  */
 @FunctionalInterface
 interface Contender extends AutoCloseable {
 
     /**
-     * Does it; on a GPU, enqueues it on the current stream.
+     * Runs the operation; on a GPU, enqueues it on the current stream.
      *
-     * @param turn whose inputs
-     * @return the result, which the caller closes; null if it is in an array that is kept
+     * @param turn the number of the inputs
+     * @return the result, which the caller closes; null if it is in the {@link #kept} array
      */
     NDArray call(int turn);
 
-    /** Restores inputs that calls overwrite. */
+    /** Restores the inputs that calls overwrite. */
     default void reset() {}
 
     /**
-     * Returns where the result of the first turn is kept.
+     * Returns the array of the first turn's result.
      *
      * @return the array; null if calls return their results
      */
@@ -33,7 +33,7 @@ interface Contender extends AutoCloseable {
         return null;
     }
 
-    /** Whether the result is to be compared with what is right. */
+    /** Tells whether the result is checked. */
     default boolean isChecked() {
         return true;
     }

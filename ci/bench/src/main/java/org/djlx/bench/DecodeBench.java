@@ -29,7 +29,7 @@ import java.util.function.ToDoubleFunction;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 
-/** Times of text generation, as clients of the HTTP server see them. */
+/** Measures text generation as seen by clients of the HTTP server. */
 final class DecodeBench {
 
     private static final Duration PATIENCE = Duration.ofMinutes(10);
@@ -39,10 +39,10 @@ final class DecodeBench {
     private final HttpClient http = HttpClient.newHttpClient();
 
     /**
-     * Prepares for a server.
+     * Creates clients of a server.
      *
-     * @param port where it listens, on this host
-     * @param tokens how many each answer has
+     * @param port the server's port on this host
+     * @param tokens the tokens of an answer
      */
     DecodeBench(int port, int tokens) {
         completions = URI.create("http://127.0.0.1:" + port + "/v1/completions");
@@ -50,15 +50,15 @@ final class DecodeBench {
     }
 
     /**
-     * What clients have seen that asked at the same time, one request after the other each.
+     * The results of concurrent clients, each of which sends its requests one after the other.
      *
-     * @param clients how many there were
-     * @param requests how many requests there were, of all clients
-     * @param errors what was wrong with those that failed or had fewer tokens than asked for
-     * @param tokensPerSecond the tokens of all answers, by the time that all took together
-     * @param firstTextMillis the median time until the first text of an answer was there; tokens
-     *     before it may have none, as special ones and parts of a character
-     * @param answerMillis the median time until all of it was
+     * @param clients the number of clients
+     * @param requests the requests of all clients
+     * @param errors the errors of requests that failed or got too few tokens
+     * @param tokensPerSecond the tokens of all answers divided by the total time
+     * @param firstTextMillis the median time to the first text of an answer; special tokens and
+     *     parts of a character have no text
+     * @param answerMillis the median time to the end of an answer
      */
     record Row(
             int clients,
@@ -71,9 +71,9 @@ final class DecodeBench {
     /**
      * An answer.
      *
-     * @param error what is wrong with it; null if nothing is
-     * @param first when its first text was there, in milliseconds from the request on
-     * @param last when all of it was
+     * @param error the error; null for none
+     * @param first the time to the first text in milliseconds
+     * @param last the time to the end of the answer
      */
     private record Answer(String error, double first, double last) {
 
@@ -83,11 +83,11 @@ final class DecodeBench {
     }
 
     /**
-     * Has clients ask.
+     * Runs concurrent clients.
      *
-     * @param clients how many
-     * @param each how many requests each of them sends
-     * @return what they have seen
+     * @param clients the number of clients
+     * @param each the requests of each client
+     * @return their results
      */
     Row run(int clients, int each) throws InterruptedException, ExecutionException {
         ExecutorService threads = Executors.newFixedThreadPool(clients);
@@ -158,8 +158,8 @@ final class DecodeBench {
     }
 
     /**
-     * Reads server-sent events. The one before the last says how many tokens there were. It reads
-     * to the end, as the connection is closed otherwise, which the next request may come across.
+     * Reads server-sent events to the end, so that the connection can be reused. The last event but
+     * one has the token count.
      */
     private Answer read(Iterator<String> lines, long start) {
         double first = 0;
@@ -189,7 +189,7 @@ final class DecodeBench {
         return (System.nanoTime() - start) / 1e6;
     }
 
-    /** Returns the median of what there is of each answer; 0 if there are none. */
+    /** Returns the median of a value over answers; 0 without answers. */
     private static double median(List<Answer> answers, ToDoubleFunction<Answer> value) {
         return Stats.median(answers.stream().mapToDouble(value).toArray());
     }

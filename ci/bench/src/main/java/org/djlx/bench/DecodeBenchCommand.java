@@ -37,14 +37,13 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-decode}: how fast a model is loaded and generates text. */
+/** {@code bench-decode}: measures loading and text generation of a model. */
 @Command(
         name = "bench-decode",
         description = {
-            "Measures how fast a Llama is loaded, the steps in which all of a batch of requests"
-                    + " get a token, the time to the first token of a long prompt, and how fast"
-                    + " clients of its HTTP server get their answers, which are streams. Server"
-                    + " and clients are in one process, and share its cores."
+            "Measures a Llama: loading, decode steps of full batches, the time to the first token"
+                + " of a long prompt, and streamed answers to clients of its HTTP server. Server"
+                + " and clients share a process and its cores."
         })
 public final class DecodeBenchCommand implements Callable<Integer> {
 
@@ -59,22 +58,23 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             arity = "0..1",
             paramLabel = "DIR",
             description =
-                    "A Llama in Hugging Face's layout; unless given, one of random weights is"
-                            + " written first, and deleted at the end.")
+                    "A Llama in Hugging Face's layout; if not given, a random one is written first"
+                            + " and deleted at the end.")
     private Path given;
 
     @Option(
             names = "--model",
             paramLabel = "SIZE",
-            description = "Its sizes, one of ${COMPLETION-CANDIDATES}; tiny if not given.")
+            description =
+                    "Size of the random model, one of ${COMPLETION-CANDIDATES}; tiny if not given.")
     private RandomLlama.Size size;
 
     @Option(
             names = "--directory",
             paramLabel = "PARENT",
             description =
-                    "Where its directory is made; in /dev/shm if not given, or, if there is too"
-                            + " little memory, where the JVM has temporary files.")
+                    "Parent folder of the random model; if not given, /dev/shm or, with too little"
+                            + " memory, the JVM's temporary folder.")
     private Path parent;
 
     @Mixin private ModelOptions model;
@@ -83,53 +83,50 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             names = "--batches",
             split = ",",
             defaultValue = "1,8,32",
-            description =
-                    "How many requests the measured steps are for; ${DEFAULT-VALUE} if not given.")
+            description = "Batch sizes of the decode steps; ${DEFAULT-VALUE} if not given.")
     private int[] batches;
 
     @Option(
             names = "--prompt-tokens",
             paramLabel = "N",
             defaultValue = "512",
-            description = "The tokens of their prompts; ${DEFAULT-VALUE} if not given.")
+            description = "Tokens of the prompts in a batch; ${DEFAULT-VALUE} if not given.")
     private int promptTokens;
 
     @Option(
             names = "--long-prompt",
             paramLabel = "N",
             defaultValue = "4096",
-            description =
-                    "The tokens of the prompt whose first token is awaited; ${DEFAULT-VALUE} if not"
-                            + " given.")
+            description = "Tokens of the long prompt; ${DEFAULT-VALUE} if not given.")
     private int longPrompt;
 
     @Option(
             names = "--clients",
             split = ",",
             defaultValue = "1,64",
-            description = "How many clients ask at the same time; ${DEFAULT-VALUE} if not given.")
+            description = "Numbers of concurrent clients; ${DEFAULT-VALUE} if not given.")
     private int[] clients;
 
     @Option(
             names = "--tokens",
             paramLabel = "N",
             defaultValue = "64",
-            description = "The tokens of an answer; ${DEFAULT-VALUE} if not given.")
+            description = "Tokens of an answer; ${DEFAULT-VALUE} if not given.")
     private int tokens;
 
     @Option(
             names = "--requests",
             paramLabel = "N",
             defaultValue = "8",
-            description = "The requests of each client; ${DEFAULT-VALUE} if not given.")
+            description = "Requests of each client; ${DEFAULT-VALUE} if not given.")
     private int requests;
 
     @Option(
             names = "--torch",
             paramLabel = "PYTHON",
             description =
-                    "A Python with PyTorch, such as python3: measures the same sizes written with"
-                            + " its operators, on GPUs, or says why it cannot.")
+                    "A Python with PyTorch, such as python3: measures the same model written with"
+                            + " PyTorch's operators on GPUs, or reports why it cannot.")
     private String python;
 
     @Mixin private ReportOptions reports;
@@ -139,12 +136,12 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     private DecodeBenchCommand() {}
 
     /**
-     * How fast the weights were loaded.
+     * The speed of loading.
      *
-     * @param bytes the size of their files
-     * @param seconds how long it took until the model could be used
-     * @param readSeconds how long a thread for each rank took before to read the files
-     * @param partOfReadSpeed the speed of loading, divided by that of reading
+     * @param bytes the size of the weights' files
+     * @param seconds the time until the model was ready
+     * @param readSeconds the time to read the files before, with a thread for each rank
+     * @param partOfReadSpeed the speed of loading divided by that of reading
      */
     private record Loading(
             long bytes,
@@ -166,8 +163,8 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     }
 
     /**
-     * Steps of a batch, also of sequences that draw their tokens; on GPUs beside what the weights
-     * alone take, and PyTorch.
+     * Decode steps of a batch, greedy and sampled; on GPUs with the time to read the weights alone,
+     * and PyTorch's steps.
      */
     private record StepRow(
             int batch,
@@ -181,7 +178,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             Double limitMicros,
             Map<String, Double> torchMicros) {}
 
-    /** The time to the first token; on GPUs beside PyTorch's matmuls of the prompt. */
+    /** The time to the first token; on GPUs with PyTorch's matmuls of the prompt. */
     private record FirstToken(int promptTokens, double medianMicros, Double torchMatmulMicros) {}
 
     @Override
@@ -208,10 +205,10 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                         + " be 1 or more");
         check(
                 given == null || (size == null && parent == null),
-                "--model and --directory are for a model that is written, not for " + given);
+                "--model and --directory are for random models; leave them out with " + given);
         check(
                 given != null || !model.ranks().areProcesses(),
-                "ranks that are processes take a model that is there: DIR");
+                "ranks that are processes need a model that exists: give DIR");
     }
 
     private void check(boolean right, String problem) {
@@ -253,7 +250,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         return served.stream().allMatch(row -> row.errors().isEmpty()) ? 0 : 1;
     }
 
-    /** Returns what the keys and values of the largest batch take on a rank. */
+    /** Returns the bytes of a rank's KV cache for the largest batch. */
     private long cacheBytes(LlamaConfig config, int ranks) {
         long heads = Math.max(1, config.kvHeads() / ranks);
         long token = 2 * config.layers() * heads * config.headSize() * config.type().itemSize();
@@ -261,7 +258,9 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         return token * each * Arrays.stream(batches).max().orElseThrow();
     }
 
-    /** Returns the bytes of the weights that a rank reads in a step: all but the embedding's. */
+    /**
+     * Returns the bytes of weights that a rank reads in a decode step: all except the embedding.
+     */
     private static long stepBytes(LlamaConfig config, int ranks) {
         long hidden = config.hiddenSize();
         long heads = config.heads() / ranks + Math.max(1, config.kvHeads() / ranks);
@@ -376,7 +375,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         try (GenerationServer server = new GenerationServer(api, generator, options)) {
             DecodeBench bench = new DecodeBench(server.port(), tokens);
             for (int count : clients) {
-                bench.run(count, 1); // Not counted, while the JVM compiles.
+                bench.run(count, 1); // Uncounted: the JVM compiles.
                 rows.add(bench.run(count, requests));
             }
         }
@@ -405,9 +404,8 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     }
 
     /**
-     * Counts the tokens that clients see nothing of, as the first text of an answer comes after
-     * them: those that the tokenizer has no whole character for. A model that is written has but
-     * the special ones and parts of characters.
+     * Counts the tokens without text, which clients do not see: those without a whole character. A
+     * random model has the special tokens and the parts of characters only.
      */
     private static long tokensWithoutText(LlamaGenerator generator) {
         TextTokenizer tokenizer = generator.tokenizer().orElseThrow();
@@ -417,7 +415,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                 .count();
     }
 
-    /** Has PyTorch measure, which has the GPUs for itself, and puts its figures beside ours. */
+    /** Measures PyTorch, which has the GPUs to itself now, and adds its times to the report. */
     private void compare(LlamaConfig config, int ranks, List<StepRow> steps, FirstToken first)
             throws IOException {
         DecodePeer.Result result =

@@ -17,8 +17,8 @@ import java.util.stream.Stream;
 import org.djlx.fusedops.llama.LlamaConfig;
 
 /**
- * The decoding of a Llama written with PyTorch's operators, {@code ci/bench/peers/decode_peer.py},
- * on the same GPUs.
+ * A Llama's decoding written with PyTorch's operators, {@code ci/bench/peers/decode_peer.py}, on
+ * the same GPUs.
  */
 final class DecodePeer {
 
@@ -30,12 +30,12 @@ final class DecodePeer {
     private DecodePeer() {}
 
     /**
-     * What it has measured.
+     * The results of the script.
      *
-     * @param torch the version of PyTorch, or why there is none
-     * @param stepMicros the times of a step, by batch and by how sums are exchanged
-     * @param matmulMicros the time of all matmuls of a prompt; null if it is not known
-     * @param notes what is missing, and why
+     * @param torch the version of PyTorch, or the cause why there is none
+     * @param stepMicros the times of a step by batch and all-reduce method
+     * @param matmulMicros the time of all matmuls of a prompt; null if not known
+     * @param notes the causes of missing results
      */
     record Result(
             String torch,
@@ -46,7 +46,7 @@ final class DecodePeer {
     /**
      * Returns the script's arguments.
      *
-     * @param context how many tokens each sequence has in a step
+     * @param context the tokens of each sequence in a step
      * @param prompt the tokens of the prompt whose matmuls are measured
      */
     static List<String> arguments(
@@ -72,7 +72,7 @@ final class DecodePeer {
     }
 
     /**
-     * Runs it to its end.
+     * Runs the script to its end.
      *
      * @param interpreter the program that runs the script, such as python3
      */

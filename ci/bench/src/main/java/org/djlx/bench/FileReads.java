@@ -17,7 +17,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.stream.Stream;
 
-/** How fast a model's files can be read, which limits how fast it can be loaded. */
+/** Measures how fast a model's files are read, the limit of loading. */
 final class FileReads {
 
     private static final int CHUNK = 1 << 24;
@@ -32,9 +32,9 @@ final class FileReads {
     }
 
     /**
-     * Reads files, each by one thread.
+     * Reads files in parallel, one thread a file.
      *
-     * @return the seconds that it took
+     * @return the seconds
      */
     static double seconds(List<Path> files, int threads)
             throws InterruptedException, ExecutionException {

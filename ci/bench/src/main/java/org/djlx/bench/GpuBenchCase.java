@@ -28,17 +28,17 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * An operation at one size in bfloat16, the ways to do it, and what is right.
+ * An operation at one size in bfloat16: its contenders, and the expected result.
  *
  * @param operation all-reduce, or a fused operator
- * @param bytes the size of an all-reduce's tensor
- * @param m the rows of the unsharded A, for a fused operator; those of an all-reduce + RMSNorm
- * @param n the columns of the unsharded B; the elements of a row
- * @param k what A and B have in common
+ * @param bytes the size of an all-reduce's tensor; 0 for others
+ * @param m the rows of the unsharded A of a fused operator, or the rows of an all-reduce + RMSNorm
+ * @param n the columns of the unsharded B, or the elements of a row
+ * @param k the columns of A and rows of B
  */
 record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
-    /** What can be measured, by the names of the API. */
+    /** The operations, named as in the API. */
     enum Operation {
         allReduce,
         allGatherMatmul,
@@ -50,7 +50,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     private static final double HALF_ULP = 1 / 256.0;
 
-    // What all turns together are to exceed is the GPU's cache, 50 MB on a Hopper.
+    // All turns together exceed the GPU's L2 cache, 50 MB on Hopper.
     private static final long ROTATED_BYTES = 256 << 20;
     private static final int MIN_TURNS = 2;
     private static final int MAX_TURNS = 20;
@@ -67,13 +67,13 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         return new GpuBenchCase(Operation.allReduceRmsNorm, 0, rows, hidden, 0);
     }
 
-    /** For how many calls there are inputs: those of small sizes all stay in the cache. */
+    /** Returns the number of rotating inputs; those of small sizes all stay in the cache. */
     int turns(int worldSize) {
         long turns = 1 + ROTATED_BYTES / turnBytes(worldSize);
         return (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, turns));
     }
 
-    /** The size of a rank's operands and results, together. */
+    /** Returns the bytes of a rank's operands and results of one turn. */
     private long turnBytes(int worldSize) {
         long mk = (long) m * k;
         long kn = (long) k * n / worldSize;
@@ -86,10 +86,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         };
     }
 
-    /** The ways to do the operation, and the result of the first turn in float64. */
+    /** The contenders, and the first turn's expected result in float64. */
     private record Prepared(Map<String, Contender> contenders, Supplier<NDArray> expected) {}
 
-    /** What this rank measures; the error is the largest of its results. */
+    /** Measures on this rank; the row's error is the largest of its contenders. */
     GpuBenchRow measure(GpuBenchRank rank, int gpus, int threads, int rounds) {
         int turns = turns(rank.worldSize());
         Map<String, String> notes = new LinkedHashMap<>();
@@ -100,12 +100,12 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                     case matmulReduceScatter -> prepareScatter(rank, turns);
                     case allReduceRmsNorm -> prepareNorm(rank, turns);
                 };
-        // NCCL rounds at each rank; a product is rounded once more before it is reduced.
+        // NCCL rounds at each rank, and a product is rounded once before the reduction.
         double allowed = HALF_ULP * (rank.worldSize() + 1);
         double[] error = {0};
         SideBySide.Result result;
         try (NDManager checks = rank.manager().newSubManager()) {
-            // Before graphs are recorded: replays write into memory that temporary arrays had then.
+            // Before graphs are recorded: replays write into memory that is temporary now.
             NDArray expected = prepared.expected.get();
             expected.attach(checks);
             result =
@@ -120,8 +120,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                                         error[0] = Math.max(error[0], own);
                                     });
         }
-        // When no rank uses another's memory any more; not if this one has failed, which would
-        // wait.
+        // All ranks are done with each other's memory. A failed rank does not get here.
         rank.meeting().await();
         prepared.contenders.values().forEach(Contender::close);
         notes.putAll(result.notes());
@@ -174,10 +173,12 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                 () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count), true)));
     }
 
-    /** Adds the baseline on a window, if it has such; returns why not if one cannot be made. */
+    /**
+     * Adds the baseline on a window, if it has windows; returns the cause if one cannot be created.
+     */
     private String putWindows(
             GpuBenchRank rank, Map<String, Contender> contenders, List<NDArray> inputs) {
-        // Each at a multiple of what an allocation is aligned to.
+        // Aligned as an allocation.
         long distance = (bytes + 255) / 256 * 256;
         Baseline.Window window = null;
         String failure = "";
@@ -211,10 +212,11 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     }
 
     /**
-     * Reduces tensors in place; sums of sums would end in infinity.
+     * Returns a contender that reduces in place. Its reset restores the inputs, as sums of sums
+     * would overflow.
      *
-     * @param kept the result of the first turn; null if there is none to look at
-     * @param window where the tensors are; null if they are elsewhere
+     * @param kept the first turn's result; null if it is not checked
+     * @param window the window of the tensors; null without one
      */
     private static Contender inPlace(
             List<NDArray> inputs,
@@ -364,7 +366,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         Map<String, Contender> contenders = new LinkedHashMap<>();
         contenders.put(OURS, ours);
         if (rank.baseline() != null) {
-            // Not the last one: all ranks meet before the next, and so are not in its scope then.
+            // Not the last contender: ranks meet before the next one, outside of this scope.
             contenders.put(OURS_APART, turn -> notFused(ours, turn));
             List<NDArray> sums = arrays(turns, i -> rank.empty(m, n));
             List<NDArray> norms = arrays(turns, i -> rank.empty(m, n));
@@ -393,7 +395,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                                 weights.get(0)));
     }
 
-    /** In force for all ranks that are threads. */
+    /** Calls with fallback forced, which affects all threads of the process. */
     @SuppressWarnings("try") // the scope is not named in the body
     private static NDArray notFused(Contender contender, int turn) {
         try (FusedOps.Scope scope = FusedOps.forceFallback()) {
@@ -401,7 +403,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    /** As a program without a fused operator does; with arrays only, to be recorded into graphs. */
+    /** The unfused norm. It uses arrays only, so that a graph can record it. */
     private static void norm(
             NDArray sum, NDArray residual, NDArray weight, NDArray epsilon, NDArray norm) {
         try (NDArray wide = Torch.cast(residual, ScalarType.FLOAT32);
@@ -429,7 +431,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    /** NCCL and a matmul, one after the other, and each of them alone. */
+    /** Adds NCCL and a matmul, one after the other, and each alone. */
     private static void putBaselines(
             GpuBenchRank rank,
             Map<String, Contender> contenders,
@@ -448,7 +450,9 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    /** A contender whose results are kept; without an array to look at, they are not checked. */
+    /**
+     * Returns a contender that writes into its own arrays; without {@code kept}, it is not checked.
+     */
     private static Contender intoArrays(IntConsumer body, NDArray kept) {
         return new Contender() {
             @Override
@@ -483,7 +487,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         return sum;
     }
 
-    /** The largest error, relative to the largest magnitude. */
+    /** Returns the largest error relative to the largest magnitude. */
     private static double error(NDArray result, NDArray expected) {
         try (NDArray difference = doubles(result, false)) {
             difference.subi(expected);

@@ -29,8 +29,8 @@ import org.knowm.xchart.style.lines.SeriesLines;
 import org.knowm.xchart.style.markers.SeriesMarkers;
 
 /**
- * Charts of the rows of a benchmark for GPUs: the latency of all-reduces over their size, and the
- * time of a fused operator over M, for each N and K, with the limit. Both axes are logarithmic.
+ * Charts of {@code bench-gpu}'s rows: all-reduces over their size, and fused operators over M for
+ * each N and K, with the limit. Both axes are logarithmic.
  */
 final class GpuBenchCharts {
 
@@ -40,9 +40,7 @@ final class GpuBenchCharts {
 
     private GpuBenchCharts() {}
 
-    /**
-     * Returns the charts by the names that their files are to have; of single rows there are none.
-     */
+    /** Returns the charts by their file names; a single row has no chart. */
     static Map<String, XYChart> of(List<GpuBenchRow> rows) {
         Map<String, List<GpuBenchRow>> families =
                 rows.stream()
@@ -131,7 +129,7 @@ final class GpuBenchCharts {
         return times == null ? null : times.gpuMicros();
     }
 
-    /** What an operator takes that hides all of the shorter part behind the longer one. */
+    /** Returns the time of an operator that hides the shorter of matmul and communication. */
     static Double limit(GpuBenchRow row) {
         Double matmul = row.replay().get(MATMUL);
         Double communication = row.replay().get(COMMUNICATION);
@@ -160,7 +158,7 @@ final class GpuBenchCharts {
         return chart;
     }
 
-    /** Adds a line of the points that were measured, if there are several. */
+    /** Adds a line through the measured points, if there are two or more. */
     private static void add(
             XYChart chart,
             String name,

@@ -22,19 +22,18 @@ import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-gpu}: all-reduce and the fused operators on GPUs, beside NCCL and PyTorch. */
+/** {@code bench-gpu}: compares all-reduce and the fused operators on GPUs with NCCL and PyTorch. */
 @Command(
         name = "bench-gpu",
         description = {
-            "Times all-reduce and the fused operators in bfloat16 on GPUs of this host, in turns"
-                    + " with the same by NCCL and libtorch's matmul, and PyTorch where it is"
-                    + " found: called by the host, after 200 calls, of which the first 20 are"
-                    + " kept apart, and replayed from CUDA graphs. Checks each result against"
-                    + " float64. Ranks are threads or, started by 'launch', processes.",
-            "Each figure is a median in microseconds, of the slowest rank: between events of the"
-                    + " GPU, calls by the host included; in columns 'host' what a call takes the"
-                    + " thread. More ranks than GPUs share them; NCCL refuses that, and has no"
-                    + " column then."
+            "Measures all-reduce and the fused operators in bfloat16 on GPUs of this host, in turns"
+                + " with NCCL and libtorch's matmul, and with PyTorch where it is found: called by"
+                + " the host after 200 warm-up calls, of which the first 20 have a column, and"
+                + " replayed from CUDA graphs. Checks each result against float64. Ranks are"
+                + " threads or, started by 'launch', processes.",
+            "Times are the slowest rank's medians in microseconds between GPU events; columns"
+                + " 'host' are times of the calling thread. More ranks than GPUs share GPUs; NCCL"
+                + " does not allow that and has no column then."
         })
 public final class GpuBenchCommand implements Callable<Integer> {
 
@@ -54,7 +53,7 @@ public final class GpuBenchCommand implements Callable<Integer> {
             paramLabel = "SIZE",
             split = ",",
             defaultValue = GpuBenchPlan.BYTES,
-            description = "All-reduces to measure, or none; ${DEFAULT-VALUE} if not given.")
+            description = "Sizes of all-reduces, or none; ${DEFAULT-VALUE} if not given.")
     private List<String> bytes;
 
     @Option(
@@ -82,8 +81,8 @@ public final class GpuBenchCommand implements Callable<Integer> {
             names = "--torch",
             paramLabel = "PYTHON",
             description =
-                    "A Python with PyTorch, such as python3: measures its operators too, or says"
-                            + " why it cannot.")
+                    "A Python with PyTorch, such as python3: measures PyTorch, too, or reports why"
+                            + " it cannot.")
     private String python;
 
     @Mixin private ReportOptions reports;
@@ -97,7 +96,7 @@ public final class GpuBenchCommand implements Callable<Integer> {
             throw new ParameterException(
                     spec.commandLine(), "--rounds must be at least 1, not " + rounds);
         }
-        // The shapes are read before anything else can fail.
+        // Checks the shapes first.
         cases(1);
         Gpus.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         Ranks here = options.here();

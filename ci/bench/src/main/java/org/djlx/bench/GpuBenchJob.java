@@ -25,8 +25,8 @@ import org.djlx.nativeops.NcclWindow;
 import org.djlx.nativeops.Torch;
 
 /**
- * What the ranks of a benchmark for GPUs do, threads or processes. The object is that of all
- * threads of a process.
+ * The ranks of a benchmark on GPUs, threads or processes. All threads of a process share the
+ * object.
  */
 final class GpuBenchJob {
 
@@ -42,10 +42,10 @@ final class GpuBenchJob {
     private final Store storeOfThreads = new HashStore();
 
     /**
-     * Prepares.
+     * Creates a job.
      *
-     * @param threads how many ranks this process has
-     * @param gpus how many GPUs all ranks have together
+     * @param threads the ranks of this process
+     * @param gpus the GPUs of all ranks
      */
     GpuBenchJob(List<GpuBenchCase> cases, int rounds, int threads, int gpus) {
         this.cases = cases;
@@ -57,24 +57,24 @@ final class GpuBenchJob {
     /**
      * Runs one rank.
      *
-     * @param began is given for how many seconds the slowest rank created its group
-     * @param rows is given each row, of all ranks, while the others wait
-     * @return whether all results were right
+     * @param began gets the seconds that the slowest rank took to create its group
+     * @param rows gets each row of all ranks, while the other ranks wait
+     * @return whether all results are correct
      */
     boolean run(Meeting meeting, DoubleConsumer began, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
         int worldSize = meeting.control().worldSize();
-        meeting.await(); // Rank 0 has started PyTorch, perhaps for longer than our group waits.
+        meeting.await(); // Starting PyTorch on rank 0 may take longer than our group's timeout.
         if (threads == worldSize) {
             return run(meeting, storeOfThreads, began, rows);
         }
         try (Store store = storeOfProcesses(meeting)) {
             boolean correct = run(meeting, store, began, rows);
-            meeting.await(); // Rank 0 serves the store, which others may need to the end.
+            meeting.await(); // Rank 0 serves the store until all ranks are done.
             return correct;
         }
     }
 
-    /** A store that rank 0 serves. */
+    /** Returns a store that rank 0 serves. */
     static Store storeOfProcesses(Meeting meeting) {
         boolean server = meeting.rank() == 0;
         TcpStore own = server ? store(0, true) : null;
@@ -119,13 +119,13 @@ final class GpuBenchJob {
                         correct &= row.correct();
                         rows.accept(wanted, row);
                     }
-                    meeting.await(); // Until then PyTorch has the GPUs.
+                    meeting.await(); // PyTorch uses the GPUs until then.
                 }
                 done = true;
                 return correct;
             } finally {
                 if (!done && baseline != null) {
-                    baseline.abort(); // Otherwise its end would wait for the other ranks.
+                    baseline.abort(); // Closing it would wait for the other ranks.
                 }
                 guard.close();
             }
@@ -148,7 +148,7 @@ final class GpuBenchJob {
         return group;
     }
 
-    /** The slowest of all ranks' rows. */
+    /** Returns the row with the slowest rank's times. */
     static GpuBenchRow merged(Meeting meeting, GpuBenchRow own) {
         return meeting.exchange(GSON.toJson(own)).stream()
                 .map(json -> GSON.fromJson(json, GpuBenchRow.class))
@@ -156,7 +156,10 @@ final class GpuBenchJob {
                 .orElseThrow();
     }
 
-    /** NCCL would map such memory for multicast, which can take a host out of service. */
+    /**
+     * Tells whether NCCL windows are safe here: with NVLS on, NCCL maps them for multicast, which
+     * can take a host out of service.
+     */
     private static boolean hasWindows() {
         return "0".equals(System.getenv("NCCL_NVLS_ENABLE"))
                 && NcclWindow.unavailabilityCause().isEmpty();
@@ -166,7 +169,7 @@ final class GpuBenchJob {
         CudaP2pOptions.Builder options =
                 CudaP2pOptions.builder().optBufferSize(2L << 30).optTimeout(TIMEOUT);
         if (shared) {
-            // NVML knows no link of a GPU with itself.
+            // NVML reports no link of a GPU to itself.
             options.optSharedGpus(true).optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
         }
         return options.build();

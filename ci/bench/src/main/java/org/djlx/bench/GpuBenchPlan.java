@@ -11,7 +11,7 @@ import java.util.regex.Pattern;
 import org.djlx.bench.GpuBenchCase.Operation;
 import org.djlx.samples.common.Ranks;
 
-/** What is to be measured, from what a user writes. */
+/** Parses the cases of {@code bench-gpu}. */
 final class GpuBenchPlan {
 
     static final String SHAPES = "tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b,norms";
@@ -33,13 +33,13 @@ final class GpuBenchPlan {
     /**
      * Returns the cases in the order in which they are measured.
      *
-     * @param shapes of fused operators
-     * @param bytes of all-reduces
-     * @throws IllegalArgumentException if one cannot be measured with so many ranks
+     * @param shapes the shapes of fused operators
+     * @param bytes the sizes of all-reduces
+     * @throws IllegalArgumentException if a case is malformed, or not divisible among the ranks
      */
     static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {
         List<GpuBenchCase> cases = new ArrayList<>();
-        // The tiny ones come first, so that their first calls are those of a new JVM.
+        // Tiny shapes come first: their first calls show a new JVM.
         for (String shape : shapes) {
             if (!shape.equals(NONE)) {
                 addFused(cases, shape, worldSize);
@@ -65,7 +65,8 @@ final class GpuBenchPlan {
             int first = model.group(2) == null ? FEWEST_ROWS : Integer.parseInt(model.group(2));
             int last = model.group(3) == null ? MOST_ROWS : Integer.parseInt(model.group(3));
             if (first == 0) {
-                throw new IllegalArgumentException("the rows of " + shape + " begin with 0");
+                throw new IllegalArgumentException(
+                        "the rows of " + shape + " begin with 0; give 1 or more");
             }
             addModel(cases, model.group(1).equals("8b"), first, last, worldSize);
         } else if (shape.equals("norms")) {
@@ -91,13 +92,13 @@ final class GpuBenchPlan {
             throw new IllegalArgumentException(
                     "'"
                             + shape
-                            + "' is no shape, such as 512x8192x8192 (M, N and K), ag:512x8192x8192"
+                            + "' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192"
                             + " or rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64,"
                             + " norms or norm:8x4096");
         }
     }
 
-    /** The feed-forward layers of a Llama: to the hidden size and back. */
+    /** Adds the two matmuls of a Llama's MLP. */
     private static void addModel(
             List<GpuBenchCase> cases, boolean small, int first, int last, int worldSize) {
         int hidden = small ? 4096 : 8192;

@@ -13,12 +13,12 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * A rank that measures.
+ * A rank of a benchmark on GPUs.
  *
- * @param ours its handle of the group that is measured
- * @param baseline what it is compared with; null if there is none, as where ranks share a GPU
- * @param manager of its arrays
- * @param meeting where it meets the others
+ * @param ours its handle of the measured group
+ * @param baseline the library to compare with; null if ranks share a GPU
+ * @param manager the owner of its arrays
+ * @param meeting synchronizes the ranks' hosts
  * @param lane the lane of its work
  */
 record GpuBenchRank(
@@ -29,20 +29,20 @@ record GpuBenchRank(
     }
 
     /**
-     * Makes an input in bfloat16 of numbers without order, with mean 0 and variance 1. Every rank
-     * can make that of any other: it is computed, as the generators of GPUs cannot be seeded
-     * through every version of DJL.
+     * Returns a pseudo-random bfloat16 input with mean 0 and variance 1. Every rank can compute the
+     * input of any other. The numbers come from a formula, as not every version of DJL can seed a
+     * GPU's generator.
      *
-     * @param of whose input
-     * @param turn for which turn
-     * @param number which of its inputs
+     * @param of the rank of the input
+     * @param turn the turn of the input
+     * @param number the number of the input in its turn
      */
     NDArray input(int of, int turn, int number, long... sizes) {
         Shape shape = new Shape(sizes);
         try (NDManager temporary = manager.newSubManager()) {
             NDArray places = temporary.ones(new Shape(shape.size()), DataType.FLOAT64).cumSum(0);
             double phase = ((of * 1000 + turn) * 10 + number) * 78.233;
-            // What is behind the point of a large multiple of a sine.
+            // The fractional part of a large multiple of a sine.
             NDArray large = places.muli(12.9898).addi(phase).sin().muli(43758.5453);
             NDArray uniform = large.sub(large.floor()).subi(0.5).muli(Math.sqrt(12));
             NDArray result = Torch.cast(uniform.reshape(shape), ScalarType.BFLOAT16);
@@ -51,7 +51,7 @@ record GpuBenchRank(
         }
     }
 
-    /** Makes an array in bfloat16 of which nothing is known but its sizes. */
+    /** Returns an uninitialised bfloat16 array. */
     NDArray empty(long... sizes) {
         return Torch.empty(manager, new Shape(sizes), ScalarType.BFLOAT16);
     }

@@ -12,7 +12,7 @@ import java.util.ArrayList;
 import java.util.List;
 import org.djlx.bench.GpuBenchCase.Operation;
 
-/** What rank 0 gathers of a benchmark for GPUs: our rows, with PyTorch's figures beside them. */
+/** Collects the rows of {@code bench-gpu} on rank 0, and adds PyTorch's times to them. */
 final class GpuBenchResults implements AutoCloseable {
 
     private final BenchReport report;
@@ -23,10 +23,10 @@ final class GpuBenchResults implements AutoCloseable {
     private final List<GpuBenchRow> rows = new ArrayList<>();
 
     /**
-     * Begins.
+     * Creates empty results.
      *
-     * @param json where the report is stored; null for nowhere
-     * @param torch measures PyTorch; closed with this; null if nobody wants to know
+     * @param json the file of the report; null for none
+     * @param torch measures PyTorch, and is closed with this; null for none
      * @param progress gets a line for each row
      */
     GpuBenchResults(
@@ -41,14 +41,14 @@ final class GpuBenchResults implements AutoCloseable {
         }
     }
 
-    /** Tells how long it took until all ranks had a group. */
+    /** Sets the time until all ranks had created the group. */
     void began(double seconds) {
         report.put("groupSeconds", seconds);
     }
 
-    /** Adds a row, to which PyTorch adds its figures now: the ranks have nothing to do. */
+    /** Adds a row with PyTorch's times, which it measures now, while the ranks are idle. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
-        // Without PyTorch the report says so once. It has no all-reduce + RMSNorm.
+        // Without PyTorch the report says so once. PyTorch has no all-reduce + RMSNorm.
         boolean both =
                 torch != null
                         && !torch.version().isEmpty()
@@ -57,7 +57,7 @@ final class GpuBenchResults implements AutoCloseable {
         report.put("rows", rows);
         try {
             if (json != null) {
-                // After each: an hour on the machine is not lost with the last row.
+                // After each row: a failure of the last one loses nothing.
                 report.store(json);
             }
         } catch (IOException e) {

@@ -11,21 +11,21 @@ import java.util.function.BinaryOperator;
 import java.util.stream.Collectors;
 
 /**
- * An operation at one size.
+ * The results of an operation at one size.
  *
  * @param operation its name in the API
  * @param mnk the unsharded sizes of a fused operator's matmul, (M, K) by (K, N); of an all-reduce +
  *     RMSNorm the rows and their length; null otherwise
  * @param bytes the size of a collective's tensor; null otherwise
  * @param ranks the number of ranks
- * @param threads how many of them are threads of one process
- * @param gpus the number of GPUs that they share
- * @param error the largest error of a result on any rank, relative to the largest magnitude
- * @param allowedError what rounding allows
- * @param columns for each way to do it, called by the host, what a call costs the slowest rank
- * @param replay for each way to do it, replayed from a CUDA graph, the median microseconds of one
- *     operation on the slowest rank
- * @param notes what is missing, and why
+ * @param threads the ranks that are threads of one process
+ * @param gpus the number of GPUs of all ranks
+ * @param error the largest error on any rank, relative to the largest magnitude
+ * @param allowedError the error that rounding allows
+ * @param columns the cost of a call by the host on the slowest rank, by contender
+ * @param replay the median microseconds of an operation replayed from a CUDA graph on the slowest
+ *     rank, by contender
+ * @param notes the causes of missing or wrong results, by contender
  */
 record GpuBenchRow(
         String operation,
@@ -40,28 +40,28 @@ record GpuBenchRow(
         Map<String, Double> replay,
         Map<String, String> notes) {
 
-    /** What the API does, by whatever path it takes. */
+    /** Our operator, on the path that it chooses. */
     static final String OURS = "ours";
 
-    /** What the API does where it does not fuse: the all-reduce, and what is behind it. */
+    /** Our operator's fallback: the all-reduce, then the norm. */
     static final String OURS_APART = "oursApart";
 
-    /** NCCL and, for a fused operator, one matmul, or what libtorch has for it. */
+    /** NCCL, for a fused operator with libtorch's matmul or norm. */
     static final String NCCL = "nccl";
 
     /** NCCL on its symmetric windows. */
     static final String NCCL_WINDOWS = "ncclWindows";
 
-    /** The matmul alone: the limit of a fused operator whose communication is hidden. */
+    /** The matmul alone: the limit if communication is hidden. */
     static final String MATMUL = "matmul";
 
-    /** NCCL's collective alone: the limit of one whose matmul is. */
+    /** NCCL's collective alone: the limit if the matmul is hidden. */
     static final String COMMUNICATION = "communication";
 
     /** PyTorch's fused operator. */
     static final String TORCH = "torch";
 
-    /** PyTorch's matmul, in the run in which its fused operator was measured. */
+    /** PyTorch's matmul, from the run of its fused operator. */
     static final String TORCH_MATMUL = "torchMatmul";
 
     /** PyTorch's all-reduces on symmetric memory. */
@@ -69,19 +69,19 @@ record GpuBenchRow(
 
     static final String TORCH_TWO_SHOT = "torchTwoShot";
 
-    /** NaN is not within what is allowed either. */
+    /** Tells whether the error is allowed; NaN is not. */
     boolean correct() {
         return error <= allowedError;
     }
 
-    /** The size in words. */
+    /** Returns the size in words. */
     String size() {
         return mnk == null
                 ? bytes + " B"
                 : mnk.stream().map(String::valueOf).collect(Collectors.joining(", "));
     }
 
-    /** What the slowest and the worst rank have shown; an error of NaN is the worst. */
+    /** Returns the larger times and the larger error of two ranks; NaN is the largest error. */
     GpuBenchRow slowest(GpuBenchRow other) {
         return with(
                 Math.max(error, other.error),
@@ -90,7 +90,7 @@ record GpuBenchRow(
                 merged(notes, other.notes, (a, b) -> a));
     }
 
-    /** The row with what another program has measured. */
+    /** Returns this row with the results of another program. */
     GpuBenchRow plus(
             Map<String, CallTimes> moreColumns,
             Map<String, Double> moreReplay,

@@ -20,12 +20,12 @@ import java.util.function.Function;
 import java.util.stream.Stream;
 import org.djlx.samples.common.TextTable;
 
-/** What the benchmark for GPUs prints. */
+/** The table that {@code bench-gpu} prints. */
 final class GpuBenchTable {
 
     private GpuBenchTable() {}
 
-    /** Returns a line for each row, replayed figures first. */
+    /** Returns a line for each row: replayed times, then those of host calls. */
     static TextTable of(List<GpuBenchRow> rows) {
         TextTable table =
                 new TextTable(
@@ -79,7 +79,7 @@ final class GpuBenchTable {
         return times == null ? null : times.gpuMicros();
     }
 
-    /** The best of PyTorch's ways. */
+    /** Returns the best time of PyTorch's operators; null without any. */
     static Double best(Function<String, Double> micros) {
         return Stream.of(TORCH, TORCH_ONE_SHOT, TORCH_TWO_SHOT)
                 .map(micros)

@@ -16,9 +16,9 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 
 /**
- * Where ranks, threads or processes, wait for each other and tell each other what they have found,
- * on the host: an operation of the group that is measured would be measured too. The group stays
- * the caller's; one whose rank has failed lets the others fail.
+ * Synchronizes the hosts of all ranks, threads or processes, and exchanges their results. It uses a
+ * group of its own, as operations of the measured group would be measured, too. The group stays the
+ * caller's; if a rank fails and destroys it, the other ranks fail.
  *
  * @param control a group of the same ranks with backend {@code shm}
  */
@@ -34,9 +34,9 @@ record Meeting(ProcessGroup control) {
     }
 
     /**
-     * Tells all ranks something, without the character 0.
+     * Exchanges a message, without the character 0, among all ranks.
      *
-     * @return what each of them said, in rank order
+     * @return the message of each rank, in rank order
      */
     List<String> exchange(String message) {
         byte[] bytes = message.getBytes(StandardCharsets.UTF_8);
@@ -59,10 +59,10 @@ record Meeting(ProcessGroup control) {
     }
 
     /**
-     * Tells all ranks whether this one has failed in something that they can do only together.
+     * Exchanges whether a rank failed in a step that all ranks must do together.
      *
-     * @param own why; empty if it has not
-     * @return what the first has failed with; empty if none has
+     * @param own the cause of this rank's failure; empty for none
+     * @return the cause of the first failed rank; empty if none failed
      */
     String failureOfAny(String own) {
         return exchange(own).stream().filter(failure -> !failure.isEmpty()).findFirst().orElse("");

@@ -17,8 +17,8 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * NCCL, called as directly as can be: on the rank's stream, without a process group. So it is as
- * fast as it gets, and can be recorded into graphs.
+ * NCCL, called directly on the rank's stream, without a process group: as fast as possible, and
+ * recordable into graphs.
  */
 final class NcclBaseline implements Baseline {
 
@@ -35,10 +35,10 @@ final class NcclBaseline implements Baseline {
     }
 
     /**
-     * Creates a rank's, together with all ranks.
+     * Creates the baseline of a rank; all ranks call this together.
      *
-     * @param stream where it enqueues; stays the caller's
-     * @param windows whether there are windows; the same on all ranks
+     * @param stream the stream of its operations; stays the caller's
+     * @param windows whether to create windows; the same on all ranks
      */
     static NcclBaseline create(
             CudaDevice device, CudaStream stream, Meeting meeting, boolean windows) {
@@ -104,7 +104,9 @@ final class NcclBaseline implements Baseline {
         };
     }
 
-    /** Ends what waits for other ranks. Then nothing else can be called but {@link #close()}. */
+    /**
+     * Aborts operations that wait for other ranks. Afterwards only {@link #close()} may be called.
+     */
     void abort() {
         nccl.abort();
     }

@@ -9,27 +9,27 @@ import java.nio.file.Path;
 import java.util.Map;
 import picocli.CommandLine.Option;
 
-/** The options of commands that keep what they have measured. */
+/** The options of commands that write a report. */
 final class ReportOptions {
 
     @Option(
             names = "--json",
             paramLabel = "FILE",
-            description = "Where the result is stored, whenever there is more of it.")
+            description = "The file of the report, written after each result.")
     private Path json;
 
     @Option(
             names = "--commit",
             paramLabel = "COMMIT",
-            description = "The state of the code, to keep.")
+            description = "The measured commit, for the report.")
     private String commit;
 
-    /** Where the result is stored; null for nowhere. */
+    /** Returns the file of the report; null for none. */
     Path json() {
         return json;
     }
 
-    /** Begins a report of that commit. */
+    /** Creates a report of that commit. */
     BenchReport report(String benchmark, Map<String, String> versions) throws IOException {
         return new BenchReport(benchmark, commit, versions);
     }

@@ -14,41 +14,40 @@ import java.util.function.BiConsumer;
 import org.djlx.nativeops.NativeCalls;
 
 /**
- * One rank's measurement of several ways to do an operation, called by the host and replayed from
- * recordings: all of them once until they are warm, then in turns, since clocks drift with heat and
- * power.
+ * Measures several contenders on one rank, called by the host and replayed from recordings. All
+ * warm up first, then take turns, as clocks drift with heat and power.
  *
  * @param rank the rank
- * @param turns for how many calls contenders have prepared inputs; a recording holds as many calls
- * @param turnBytes the size of the operands and results of one call, together
- * @param rounds how often each contender has its turn
+ * @param turns the rotating inputs of a contender, and the calls of a recording
+ * @param turnBytes the bytes of operands and results of one call
+ * @param rounds the turns of each contender
  */
 record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
 
-    /** The calls before those that are measured. */
+    /** The warm-up calls. */
     static final int WARM_UP = 200;
 
-    /** Of these, the ones that are kept apart. */
+    /** The first warm-up calls, which have a column of their own. */
     static final int FIRST = 20;
 
-    private static final int CALLS = 5; // of each in a round, behind one that is not counted
-    private static final int LAUNCHES = 2; // of its recording, likewise
+    private static final int CALLS = 5; // timed calls of a round, after an uncounted one
+    private static final int LAUNCHES = 2; // launches of its recording, likewise
     private static final int COUNTED = 20;
-    // Of the results of calls that wait for other ranks, as many are in memory.
+    // Bounds the results in memory while a rank calls alone.
     private static final long MOST_COUNTED_BYTES = 4L << 30;
     private static final int MAX_IN_FLIGHT = 50;
     private static final int ELEMENT_BYTES = 2;
-    // Up to this size libtorch takes arrays from a cache of their own.
+    // libtorch caches arrays up to this size separately.
     private static final long SMALL_BYTES = 1 << 20;
     private static final int SMALL_ARRAYS = 64;
 
-    /** What was measured, by the contenders' names. */
+    /** The results by contender. */
     record Result(
             Map<String, CallTimes> columns,
             Map<String, Double> replay,
             Map<String, String> notes) {}
 
-    /** What one contender has shown so far. */
+    /** The times of one contender so far. */
     private static final class Samples {
         private final double[] first = new double[FIRST];
         private final double[] gpu;
@@ -87,12 +86,12 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
     }
 
     /**
-     * Measures; all ranks call this with the same contenders in the same order.
+     * Measures all contenders. All ranks call this with the same contenders in the same order.
      *
-     * @param contenders the ways to do the operation; stay the caller's
-     * @param check is given each result of the first turn, called and replayed
-     * @throws RuntimeException if the rank fails. Its recordings then stay: to close one waits for
-     *     the GPU, which may wait for another rank, in vain
+     * @param contenders the contenders; stay the caller's
+     * @param check gets each result of the first turn, called and replayed
+     * @throws RuntimeException if the rank fails. Its recordings then stay open: closing one waits
+     *     for the GPU, which may wait for another rank forever
      */
     Result measure(Map<String, Contender> contenders, BiConsumer<String, NDArray> check) {
         Map<String, Samples> samples = new LinkedHashMap<>();
@@ -143,7 +142,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         }
     }
 
-    /** Records a call of each turn; returns why that cannot be, or nothing. */
+    /** Records a call of each turn; returns the cause if that fails, otherwise an empty text. */
     private String record(Contender contender, Samples samples) {
         callAll(contender, new ArrayList<>()).forEach(NDArray::close);
         fillCache();
@@ -154,7 +153,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         } catch (RuntimeException e) {
             failure = String.valueOf(e.getMessage());
         }
-        // If one rank cannot, the others must not launch theirs: it would wait in vain.
+        // If one rank fails, the others must not launch theirs, which would wait forever.
         String first = rank.meeting().failureOfAny(failure);
         if (!first.isEmpty() && samples.recording != null) {
             samples.recording.close();
@@ -163,7 +162,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         return first;
     }
 
-    /** A recording can take memory only from what libtorch has cached: for every call anew. */
+    /** Fills libtorch's cache: a recording can only use cached memory, new memory for each call. */
     private void fillCache() {
         List<NDArray> arrays = new ArrayList<>();
         arrays.add(rank.empty(2 * turns * turnBytes / ELEMENT_BYTES));
@@ -187,7 +186,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         contender.reset();
         meet();
         Lane lane = rank.lane();
-        call(contender, samples); // Ranks do not begin at once; with its end they have met.
+        call(contender, samples); // Ranks do not start together; this call synchronizes them.
         lane.set(0);
         for (int i = 0; i < CALLS; i++) {
             samples.host[round * CALLS + i] = call(contender, samples);
@@ -219,9 +218,9 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
     }
 
     /**
-     * Apart from the times: marks are calls of the driver too. On GPUs ranks call in turn, as
-     * threads of one process wait for each other in the driver; what they enqueue waits for the
-     * others' on the GPU. On CPUs the calls themselves wait.
+     * Counts native calls. Not while times are measured, as marks call the driver, too. On GPUs
+     * ranks call one after the other, as threads of a process wait for each other in the driver;
+     * their work waits on the GPU. On CPUs the calls themselves wait for all ranks.
      */
     private void count(Contender contender, Samples samples) {
         meet();
@@ -237,7 +236,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         }
     }
 
-    /** Returns how long each call took. */
+    /** Returns the time of each call. */
     private double[] countCalls(Contender contender, Samples samples) {
         int calls = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
         double[] micros = new double[calls];
@@ -280,7 +279,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         rank.meeting().await();
     }
 
-    /** Calls, and returns the microseconds that it takes the thread. */
+    /** Calls once; returns the microseconds of the calling thread. */
     private double call(Contender contender, Samples samples) {
         int turn = samples.turn++ % turns;
         long start = System.nanoTime();

@@ -16,30 +16,30 @@ import org.djlx.fusedops.llama.GenerationRequest;
 import org.djlx.fusedops.llama.TextGenerator;
 
 /**
- * Times of text generation, as callers of a generator see them: from when a piece is there to when
- * the next one is. Prompts are random, texts greedy.
+ * Measures decode steps as seen by callers of a generator: the time between two pieces. Prompts are
+ * random.
  */
 final class StepBench {
 
     private static final Duration PATIENCE = Duration.ofMinutes(5);
     private static final int SEED = 1;
-    private static final int FIRST = 8; // steps of a run that are not counted
+    private static final int FIRST = 8; // uncounted steps of a run
 
-    /** How tokens are drawn. */
+    /** Sampling parameters. */
     static final double TEMPERATURE = 0.8;
 
     static final int TOP_K = 40;
     static final double TOP_P = 0.95;
 
-    private static final int WARM_UP = 3; // runs that are not, while the JVM compiles
+    private static final int WARM_UP = 3; // uncounted runs, while the JVM compiles
 
     private final TextGenerator generator;
     private final int vocabulary;
 
     /**
-     * Prepares.
+     * Creates the benchmark of a generator.
      *
-     * @param vocabulary the number of the generator's tokens
+     * @param vocabulary the size of the vocabulary
      */
     StepBench(TextGenerator generator, int vocabulary) {
         this.generator = generator;
@@ -47,14 +47,14 @@ final class StepBench {
     }
 
     /**
-     * The steps in which all requests got a token, but for the first ones.
+     * The steps in which all requests got a token, without the first ones.
      *
-     * @param steps how many there were
-     * @param tokensPerSecond of all requests, during these steps
+     * @param steps the number of steps
+     * @param tokensPerSecond the tokens of all requests during these steps
      */
     record Steps(int steps, double medianMicros, double p90Micros, double tokensPerSecond) {}
 
-    /** When the pieces of a generation were there. Called by the generator's thread, too. */
+    /** The arrival times of a generation's tokens. Also called by the generator's thread. */
     private static final class Times {
 
         private final long start = System.nanoTime();
@@ -77,7 +77,7 @@ final class StepBench {
         void await(int tokens) throws InterruptedException, TimeoutException {
             generation.await(PATIENCE);
             synchronized (this) {
-                while (nanos.size() < tokens) { // The last one is about to be told.
+                while (nanos.size() < tokens) { // onProgress for the last token is still to come.
                     wait();
                 }
             }
@@ -85,21 +85,21 @@ final class StepBench {
     }
 
     /**
-     * Measures steps.
+     * Measures decode steps.
      *
-     * @param batch how many requests are submitted at once
-     * @param promptTokens how many tokens the prompt of each has
-     * @param newTokens how many tokens are generated after it
-     * @param draws whether tokens are drawn; otherwise the most probable ones are taken
+     * @param batch the requests, all submitted at once
+     * @param promptTokens the tokens of each prompt
+     * @param newTokens the tokens generated for each request
+     * @param sampled whether tokens are sampled; otherwise greedy
      * @throws IllegalStateException if there was no step in which all requests got a token
      */
-    Steps steps(int batch, int promptTokens, int newTokens, boolean draws)
+    Steps steps(int batch, int promptTokens, int newTokens, boolean sampled)
             throws InterruptedException, TimeoutException {
         for (int i = 0; i < WARM_UP; i++) {
-            run(batch, promptTokens, newTokens, draws);
+            run(batch, promptTokens, newTokens, sampled);
         }
-        List<Times> all = run(batch, promptTokens, newTokens, draws);
-        // The request whose prompt was read last gets its tokens while all do, until one ends.
+        List<Times> all = run(batch, promptTokens, newTokens, sampled);
+        // From the last prefill on, all requests get tokens, until the first one ends.
         Times last = all.stream().max(Comparator.comparing(times -> times.nanos.get(0))).get();
         long end =
                 all.stream().mapToLong(times -> times.nanos.get(newTokens - 1)).min().getAsLong();
@@ -123,10 +123,10 @@ final class StepBench {
     }
 
     /**
-     * Measures the time to the first token of a prompt, with nothing else to do.
+     * Measures the time to the first token of a single prompt.
      *
-     * @param promptTokens how many tokens it has
-     * @param runs how often it is measured, after one that is not counted
+     * @param promptTokens the tokens of the prompt
+     * @param runs the measurements, after an uncounted one
      * @return the median in microseconds
      */
     double firstTokenMicros(int promptTokens, int runs)
@@ -141,7 +141,7 @@ final class StepBench {
         return Stats.median(micros);
     }
 
-    private List<Times> run(int batch, int promptTokens, int newTokens, boolean draws)
+    private List<Times> run(int batch, int promptTokens, int newTokens, boolean sampled)
             throws InterruptedException, TimeoutException {
         Random random = new Random(SEED);
         List<GenerationRequest> requests = new ArrayList<>();
@@ -151,7 +151,7 @@ final class StepBench {
                             .setPromptTokens(random.ints(promptTokens, 0, vocabulary).toArray())
                             .optMaxNewTokens(newTokens)
                             .optIgnoreEndOfText(true);
-            if (draws) {
+            if (sampled) {
                 request.optTemperature(TEMPERATURE).optTopK(TOP_K).optTopP(TOP_P).optSeed(i);
             }
             requests.add(request.build());

@@ -22,16 +22,16 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
 /**
- * PyTorch, measured by a child process, a script in {@code ci/bench/peers}, on the same GPUs:
- * {@code torch_peer.py} and {@code train_peer.py} get a line of JSON for each case and answer with
- * one. If it is missing, fails or takes too long, its columns are missing, and a note says why; it
- * never fails the benchmark.
+ * Measures PyTorch on the same GPUs by a child process, a script in {@code ci/bench/peers}. {@code
+ * torch_peer.py} and {@code train_peer.py} read a line of JSON for each case and answer with a
+ * line. Without PyTorch, or if it fails or takes too long, its columns are missing and a note has
+ * the cause; the benchmark goes on.
  */
 final class TorchPeer implements AutoCloseable {
 
     private static final Gson GSON = new Gson();
     private static final String END = "";
-    // What PyTorch must not have for our group, nor for multicast, which can put a host out of use.
+    // PyTorch must not join our group.
     private static final List<String> NOT_INHERITED =
             List.of(
                     "LD_PRELOAD",
@@ -46,7 +46,7 @@ final class TorchPeer implements AutoCloseable {
 
     private final Duration patience;
     private final BlockingQueue<String> lines = new LinkedBlockingQueue<>();
-    private Process process; // null if it does not run
+    private Process process; // null if it is not running
     private String version = "";
     private String cause = "";
 
@@ -54,17 +54,17 @@ final class TorchPeer implements AutoCloseable {
         this.patience = patience;
     }
 
-    /** Returns where a script is: in the checkout, which run.sh names, or this is called from. */
+    /** Returns a script in the checkout that run.sh names, or else in the working directory. */
     static Path script(String name) {
         return Path.of(System.getProperty("djlx.home", "")).resolve("ci/bench/peers").resolve(name);
     }
 
     /**
-     * Starts it, and waits until it is ready.
+     * Starts a script and waits until it is ready.
      *
      * @param interpreter the program that runs the script, such as python3
      * @param arguments of the script
-     * @param patience how long it may take for that, and for each answer
+     * @param patience the timeout of the start and of each answer
      */
     static TorchPeer start(
             String interpreter, Path script, List<String> arguments, Duration patience) {
@@ -90,17 +90,17 @@ final class TorchPeer implements AutoCloseable {
         return peer;
     }
 
-    /** The version of PyTorch; empty if it is not there. */
+    /** Returns the version of PyTorch; empty without PyTorch. */
     String version() {
         return version;
     }
 
-    /** Why it is of no use, or no longer; empty if it is. */
+    /** Returns the cause why PyTorch does not work (any more); empty if it does. */
     String cause() {
         return cause;
     }
 
-    /** Measures a case; returns the row with what was measured, or with a note. */
+    /** Measures a case; returns the row with PyTorch's times, or a note. */
     GpuBenchRow measure(GpuBenchRow row, int turns, int rounds) {
         JsonObject request = new JsonObject();
         request.addProperty("operation", row.operation());
@@ -116,7 +116,7 @@ final class TorchPeer implements AutoCloseable {
         return row.plus(result.columns(), result.replay(), result.notes());
     }
 
-    /** Sends a line of JSON, and waits for the answer; null if none comes. */
+    /** Sends a line of JSON and returns the answer; null if there is none. */
     JsonObject ask(JsonObject request) {
         return process == null || !send(request) ? null : answer();
     }
@@ -128,12 +128,12 @@ final class TorchPeer implements AutoCloseable {
             writer.flush();
             return true;
         } catch (IOException e) {
-            fail("it does not read any more: " + e.getMessage());
+            fail("it has closed its input: " + e.getMessage());
             return false;
         }
     }
 
-    /** Waits for a line of JSON; null if none comes, or one that says what went wrong. */
+    /** Returns the next line of JSON; null on timeout, end or error. */
     JsonObject answer() {
         try {
             String line = lines.poll(patience.toMillis(), TimeUnit.MILLISECONDS);
@@ -149,7 +149,7 @@ final class TorchPeer implements AutoCloseable {
                 fail(answer.get("error").getAsString());
             }
         } catch (JsonParseException | IllegalStateException e) {
-            fail("what it says is no JSON: " + e.getMessage());
+            fail("invalid JSON: " + e.getMessage());
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             fail("interrupted");
@@ -157,7 +157,7 @@ final class TorchPeer implements AutoCloseable {
         return null;
     }
 
-    /** Passes on lines of JSON; libraries may print others. */
+    /** Queues lines of JSON; skips other output of libraries. */
     private void read() {
         try (BufferedReader reader = process.inputReader()) {
             for (String line = reader.readLine(); line != null; line = reader.readLine()) {
@@ -166,7 +166,7 @@ final class TorchPeer implements AutoCloseable {
                 }
             }
         } catch (IOException | UncheckedIOException e) {
-            // Then it is at its end, or has been ended.
+            // The process has ended.
         } finally {
             lines.add(END);
         }
@@ -177,7 +177,7 @@ final class TorchPeer implements AutoCloseable {
         close();
     }
 
-    /** Ends it, and what it has started. */
+    /** Kills the process and its descendants. */
     @Override
     public void close() {
         if (process != null) {

@@ -29,16 +29,16 @@ import org.djlx.collectives.engine.DataParallelConfig;
 import org.djlx.nativeops.CudaDevice;
 
 /**
- * Training steps, by SGD in float32, of {@code layers} times (Linear width → hidden, ReLU, Linear
- * hidden → width): the forward and the backward pass, synchronising, and the update.
+ * Times training steps by SGD in float32 of {@code layers} times (Linear width → hidden, ReLU,
+ * Linear hidden → width): forward and backward pass, gradient synchronization, update.
  */
 final class TrainBench implements AutoCloseable {
 
-    /** Who trains. */
+    /** The engines and devices that train. */
     enum Contender {
-        /** DJL's engine on one device: nothing is synchronised. */
+        /** DJL's engine on one device, without synchronization. */
         DJL_ALONE("PyTorch", true),
-        /** DJL's engine on all devices, which synchronises by way of the first. */
+        /** DJL's engine on all devices, which synchronizes through the first one. */
         DJL("PyTorch", false),
         /** The engine PyTorch-P2P on one device. */
         P2P_ALONE("PyTorch-P2P", true),
@@ -54,7 +54,7 @@ final class TrainBench implements AutoCloseable {
         }
     }
 
-    /** The mean of the squares; DJL's multiplies by a number, which autograd may lose. */
+    /** The mean of squares. DJL's L2 loss multiplies by a number whose memory autograd may lose. */
     private static final class Squares extends Loss {
 
         Squares() {
@@ -68,9 +68,9 @@ final class TrainBench implements AutoCloseable {
     }
 
     /**
-     * What is trained.
+     * The sizes of the model.
      *
-     * @param rows of each rank in a batch
+     * @param rows the rows of each rank in a batch
      */
     record Size(int layers, int width, int hidden, int rows) {}
 
@@ -81,9 +81,9 @@ final class TrainBench implements AutoCloseable {
     private final List<CudaDevice> gpus = new ArrayList<>();
 
     /**
-     * Makes a model, and what trains it.
+     * Creates a model and its trainer.
      *
-     * @param devices all devices; on the CPU there is one for all ranks
+     * @param devices all devices; one for all ranks on the CPU
      */
     TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
         this.size = size;
@@ -125,11 +125,11 @@ final class TrainBench implements AutoCloseable {
     }
 
     /**
-     * Measures steps one after the other.
+     * Measures steps.
      *
-     * @param warmUp how many are done before
-     * @return the time of each, in milliseconds: from a batch on the first device until all devices
-     *     have done the step
+     * @param warmUp the uncounted steps before
+     * @return the milliseconds of each step, from the batch on the first device until all devices
+     *     have finished
      */
     double[] milliseconds(int warmUp, int steps) throws TranslateException {
         double[] times = new double[warmUp + steps];
@@ -139,7 +139,7 @@ final class TrainBench implements AutoCloseable {
         return Arrays.copyOfRange(times, warmUp, times.length);
     }
 
-    /** Trains on a batch, and returns how long that took. */
+    /** Trains on a batch; returns the milliseconds. */
     private double step() throws TranslateException {
         try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
             NDArray x = manager.randomNormal(new Shape(rows, size.width));
@@ -167,10 +167,9 @@ final class TrainBench implements AutoCloseable {
     }
 
     /**
-     * Tells how exact products of float32 matrices are here: DJL does not say whether libtorch
-     * takes TF32 for them.
+     * Measures the precision of float32 matmuls: DJL does not tell whether libtorch uses TF32.
      *
-     * @return the relative error of one: about 1e-7, or 1e-4 with TF32
+     * @return the relative error: about 1e-7, or 1e-4 with TF32
      */
     static double matmulError(Device device) {
         try (NDManager manager = NDManager.newBaseManager(device, "PyTorch")) {

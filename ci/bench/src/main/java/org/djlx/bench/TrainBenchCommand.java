@@ -30,15 +30,14 @@ import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
-/** {@code bench-train}: the time of a data-parallel training step. */
+/** {@code bench-train}: measures a data-parallel training step. */
 @Command(
         name = "bench-train",
         description = {
-            "Measures a training step of 8 x (Linear, ReLU, Linear) in float32 by SGD: on one"
-                    + " device without synchronisation, on all with DJL's engine, and on all with"
-                    + " PyTorch-P2P; and by PyTorch alone and with DistributedDataParallel, where"
-                    + " it is found. They take turns.",
-            "On the CPU all ranks are on one device, on which DJL's engine does not synchronise."
+            "Measures a training step of 8 x (Linear, ReLU, Linear) in float32 by SGD, in turns: on"
+                    + " one device, on all devices with DJL's engine, on all with PyTorch-P2P and,"
+                    + " where PyTorch is found, by PyTorch alone and with DistributedDataParallel.",
+            "On the CPU all ranks share one device, so DJL's engine has nothing to synchronize."
         })
 public final class TrainBenchCommand implements Callable<Integer> {
 
@@ -80,21 +79,21 @@ public final class TrainBenchCommand implements Callable<Integer> {
     @Option(
             names = "--torch",
             paramLabel = "PYTHON",
-            description = "The interpreter with PyTorch to compare with; if not given, none is.")
+            description = "A Python with PyTorch to compare with; none if not given.")
     private String torch;
 
     @Mixin private ReportOptions reports;
 
     private TrainBenchCommand() {}
 
-    private static final int WARM_UP = 10; // steps of each turn that are not counted
+    private static final int WARM_UP = 10; // uncounted steps of each turn
     private static final int FIRST_WARM_UP = 60; // of the first turn, in which the JVM compiles
     private static final Duration TORCH_PATIENCE = Duration.ofSeconds(120);
     private static final String OURS = TrainBench.Contender.P2P.name();
     private static final String TORCH = "TORCH_DDP";
     private static final List<String> TORCHES = List.of("TORCH_ALONE", TORCH, "TORCH_DDP_TUNED");
 
-    /** What takes a turn. */
+    /** A contender of a turn. */
     private interface Turn {
         double[] milliseconds(int warmUp) throws TranslateException;
     }
@@ -170,7 +169,9 @@ public final class TrainBenchCommand implements Callable<Integer> {
                 TORCH_PATIENCE);
     }
 
-    /** Returns the median of each contender, which take turns, each round from another one on. */
+    /**
+     * Returns the median of each contender. They take turns; each round starts with another one.
+     */
     private Map<String, Double> measure(
             TrainBench.Size size,
             Device[] devices,
