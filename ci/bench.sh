@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Measures, and keeps the figures in ci/results/.
-#   ci/bench.sh cpu [arguments of `samples/run.sh bench-compare`]
+#   ci/bench.sh cpu [arguments of `ci/bench/run.sh bench-compare`]
 #     all-reduce on this host's CPU, beside Gloo, and Open MPI where mpicc and mpirun are there; then coalesced
 #     operations beside separate ones, into ci/results/cpu-coalesced.json
-#   ci/bench.sh gpu [arguments of `samples/run.sh bench-gpu`]
+#   ci/bench.sh gpu [arguments of `ci/bench/run.sh bench-gpu`]
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
 #     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
 #     Before, a few rows with no kernel compiled yet, into FILE-first.json: how long the first group on a machine takes.
 #     JVMs compile early and by C1 alone, as README.md advises for ranks that are threads; the files name their options.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
-#   ci/bench.sh train [arguments of `samples/run.sh bench-train`]
+#   ci/bench.sh train [arguments of `ci/bench/run.sh bench-train`]
 #     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, where python3 has it, PyTorch;
 #     then a block, as `ci/bench.sh block` with the same --ranks and --commit. Of --json FILE, its figures go into FILE-block.json
-#   ci/bench.sh block [arguments of `samples/run.sh bench-block`]
+#   ci/bench.sh block [arguments of `ci/bench/run.sh bench-block`]
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
-#   ci/bench.sh decode [arguments of `samples/run.sh bench-decode`]
+#   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
 #     text from a Llama: loading, steps of a batch, the first token of a long prompt, clients of the HTTP server. On GPUs, all
 #     there are, one of 8B's sizes, beside PyTorch where python3 has it; where there are none a tiny one on 2 CPU ranks
 set -euo pipefail
@@ -46,21 +46,21 @@ bench_cpu() {
   say "Building, and fetching PyTorch for its Gloo"
   maven -q -DskipTests -Dspotless.check.skip=true package >&2
   gloo=(env OMP_NUM_THREADS=1 "$JAVA_HOME/bin/java" -Xmx1g
-    "-Dorg.bytedeco.javacpp.cachedir=$work/gloo-cache" "-Dbench.source=$root/ci/bench/GlooBench.java"
-    -cp "$peer_jars/*" "$root/ci/bench/GlooBench.java")
+    "-Dorg.bytedeco.javacpp.cachedir=$work/gloo-cache" "-Dbench.source=$root/ci/bench/peers/GlooBench.java"
+    -cp "$peer_jars/*" "$root/ci/bench/peers/GlooBench.java")
   [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
   args+=(--peer "gloo=$(quoted "${gloo[@]}")")
   args+=(--version-of "gloo=$(basename "$peer_jars"/pytorch-*-linux-x86_64.jar -linux-x86_64.jar)")
   if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then
-    mpicc -O3 -march=native -Wall -Wextra -Werror -o "$work/mpi_bench" "$root/ci/bench/mpi_bench.c"
+    mpicc -O3 -march=native -Wall -Wextra -Werror -o "$work/mpi_bench" "$root/ci/bench/peers/mpi_bench.c"
     mpi=(mpirun --allow-run-as-root --oversubscribe --bind-to core -n 2 "$work/mpi_bench")
     args+=(--peer "openmpi=$(quoted "${mpi[@]}")")
     args+=(--version-of "openmpi=$(mpirun --version | sed -n '1s/.* //p')")
   else
     say "Open MPI is not here (openmpi-bin, libopenmpi-dev): left out"
   fi
-  "$root/samples/run.sh" bench-compare "${args[@]}" "$@"
-  "$root/samples/run.sh" bench-coalesced --json "$root/ci/results/cpu-coalesced.json" --commit "$(commit)"
+  "$root/ci/bench/run.sh" bench-compare "${args[@]}" "$@"
+  "$root/ci/bench/run.sh" bench-coalesced --json "$root/ci/results/cpu-coalesced.json" --commit "$(commit)"
 }
 
 # common_options ARG...: of a benchmark's arguments, puts --json, --ranks and --commit into the caller's variables of these
@@ -100,13 +100,13 @@ bench_gpu() {
   [[ -n $json ]] || json=$root/ci/results/gpu-bench$( ((ranks == 2)) || printf -- -%s "$ranks").json
   args+=(--commit "$commit")
   cold=$(mktemp -d)
-  DJLX_KERNELS_CACHE=$cold "$root/samples/run.sh" bench-gpu --ranks "$ranks" --json "${json%.json}-first.json" --commit "$commit" \
+  DJLX_KERNELS_CACHE=$cold "$root/ci/bench/run.sh" bench-gpu --ranks "$ranks" --json "${json%.json}-first.json" --commit "$commit" \
     --bytes 4K --shapes tiny || status=$?
   rm -rf "$cold"
-  "$root/samples/run.sh" bench-gpu --ranks "$ranks" --json "$json" "${args[@]}" || status=$?
-  "$root/samples/run.sh" launch --nproc "$ranks" bench-gpu --json "${json%.json}-processes.json" "${args[@]}" || status=$?
+  "$root/ci/bench/run.sh" bench-gpu --ranks "$ranks" --json "$json" "${args[@]}" || status=$?
+  "$root/ci/bench/run.sh" launch --nproc "$ranks" bench-gpu --json "${json%.json}-processes.json" "${args[@]}" || status=$?
   for file in "$json" "${json%.json}-processes.json"; do
-    [[ ! -e $file ]] || "$root/samples/run.sh" bench-chart "$file" "$(dirname "$json")" || say "$file is not drawn"
+    [[ ! -e $file ]] || "$root/ci/bench/run.sh" bench-chart "$file" "$(dirname "$json")" || say "$file is not drawn"
   done
   return "$status"
 }
@@ -120,7 +120,7 @@ bench_train() {
   both=(--commit "$commit")
   [[ -z $ranks ]] || both+=(--ranks "$ranks")
   block=${json:+${json%.json}-block.json}
-  "$root/samples/run.sh" bench-train --json "${json:-$root/ci/results/train.json}" "${both[@]}" "${args[@]}" || status=$?
+  "$root/ci/bench/run.sh" bench-train --json "${json:-$root/ci/results/train.json}" "${both[@]}" "${args[@]}" || status=$?
   if (($(gpus) > 0)); then
     bench_block --json "${block:-$root/ci/results/block.json}" "${both[@]}" || status=$?
   else
@@ -133,7 +133,7 @@ bench_block() {
   local -a args=()
   [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/block.json")
   [[ " $*" == *" --commit"* ]] || args+=(--commit "$(commit)")
-  "$root/samples/run.sh" bench-block "${args[@]}" "$@"
+  "$root/ci/bench/run.sh" bench-block "${args[@]}" "$@"
 }
 
 bench_decode() {
@@ -149,7 +149,7 @@ bench_decode() {
   for option in "${defaults[@]}" "--json=$root/ci/results/$file" "--commit=$(commit)"; do
     [[ " $*" == *" ${option%%=*}"* ]] || args+=("$option")
   done
-  "$root/samples/run.sh" bench-decode "${args[@]}" "$@"
+  "$root/ci/bench/run.sh" bench-decode "${args[@]}" "$@"
 }
 
 case ${1:-} in
@@ -178,6 +178,6 @@ case ${1:-} in
     sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
     ;;
   *)
-    die "usage: ci/bench.sh cpu|gpu|train|block|decode [arguments of samples/run.sh bench-compare, -gpu, -train and so on]"
+    die "usage: ci/bench.sh cpu|gpu|train|block|decode [arguments of ci/bench/run.sh bench-compare, -gpu, -train and so on]"
     ;;
 esac

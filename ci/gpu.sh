@@ -36,11 +36,11 @@ nvidia-smi -L 2>/dev/null | grep -q '^GPU' || die "there is no GPU here: nvidia-
 # built_class_path: prints the class path of what is built here.
 built_class_path() {
   local module
-  for module in native-ops djl-collectives fused-ops samples; do
+  for module in native-ops djl-collectives fused-ops samples ci/bench; do
     printf '%s:' "$root/$module/target/test-classes" "$root/$module/target/classes"
   done
   printf '%s' "${CLASSPATH:+$CLASSPATH:}"
-  cat "$root/samples/target/test-class-path"
+  cat "$root/ci/bench/target/test-class-path"
 }
 
 if [[ -z $class_path ]]; then

@@ -110,3 +110,41 @@ maven() {
   (cd "$root" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" \
     mvn -B -ntp -Dstyle.color=never "$@")
 }
+
+# run_main MODULE CLASS ARG...: runs the main class of a module, and builds it before if a source is newer than the last build. JVM options
+# go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended, for the programs to be launched.
+run_main() {
+  local root module=$1 main=$2 class_path lock classes
+  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+  # Every build of the module writes there the class path of its dependencies.
+  class_path=$root/$module/target/class-path
+  shift 2
+  use_java || die "no JDK $MIN_JAVA or newer found; ci/quickstart.sh installs one"
+  if ! up_to_date "$root" "$class_path"; then
+    # Of several ranks started at once, one builds and the others wait for it.
+    exec {lock}<"$root/pom.xml"
+    flock "$lock"
+    if ! up_to_date "$root" "$class_path"; then
+      command -v mvn >/dev/null || die "Maven not found; ci/quickstart.sh installs it"
+      say "Building"
+      maven -q -DskipTests -Dspotless.check.skip=true -pl "$module" -am package >&2
+    fi
+    exec {lock}<&-
+  fi
+  classes=$root/$module/target/classes:$(<"$class_path")${CLASSPATH:+:$CLASSPATH}
+  exec "$JAVA_HOME/bin/java" "-Ddjlx.home=$root" -cp "$classes" "$main" "$@"
+}
+
+# up_to_date ROOT CLASS_PATH: whether no source is newer than the file of the class path, and its entries are there: Maven's local repository
+# may have been emptied, or the checkout moved, since the build.
+up_to_date() {
+  local entry newer
+  local -a entries
+  [[ -r $2 ]] || return 1
+  IFS=: read -ra entries <"$2" || true
+  for entry in "${entries[@]}"; do
+    [[ -r $entry ]] || return 1
+  done
+  newer=$(find "$1"/pom.xml "$1"/{*,ci/bench}/pom.xml "$1"/{*,ci/bench}/src/main -newer "$2" -print -quit 2>/dev/null) || true
+  [[ -z $newer ]]
+}

@@ -78,7 +78,7 @@ check_maps() {
       class=$(basename "$class" .java)
       [[ $class == package-info ]] || grep -qw "$class" "$map" || missing+=("${map#"$root/"}: $class")
     done
-  done < <(grep -rl '<pre>' --include=package-info.java "$root"/*/src/main)
+  done < <(grep -rlE '<pre>|<li>|Package-private' --include=package-info.java "$root"/{*,ci/bench}/src/main 2>/dev/null)
   ((${#missing[@]} == 0)) || die "classes that the map of their package does not name:$(printf '\n  %s' "${missing[@]}")"
 }
 

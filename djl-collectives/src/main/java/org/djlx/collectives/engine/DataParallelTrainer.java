@@ -86,6 +86,9 @@ final class DataParallelTrainer extends Trainer {
         optimizer = config.getOptimizer();
         processes = settings.group() != null || isOneOfSeveral();
         int ranks = processes ? 1 : ranks(config.getDevices());
+        if (settings.group() == null && !config.getDevices()[0].isGpu()) {
+            TorchThreads.choose(ranks);
+        }
         workers = new RankWorkers(ranks, this::abandon);
     }
 

@@ -39,8 +39,7 @@ import org.djlx.nativeops.NativeLibrary;
  *       which are all GPUs unless it names some.
  *   <li><b>CPU ranks in this JVM</b>: DJL knows one CPU device, so their number is said apart, by
  *       the system property {@code org.djlx.ranks} or {@link DataParallelConfig#optRanks}. One
- *       unless given. libtorch's threads are to be limited, so that ranks do not compete for cores:
- *       {@code -Dai.djl.pytorch.num_threads}.
+ *       unless given. {@link TorchThreads} gives each rank its share of the cores.
  *   <li><b>Processes</b>: one rank each, if {@code RANK} and {@code WORLD_SIZE} are set, as {@code
  *       samples/run.sh launch} and torchrun do. On GPUs each takes the one that {@code LOCAL_RANK}
  *       names.

@@ -11,7 +11,12 @@ import ai.djl.engine.EngineProvider;
 public final class P2pEngineProvider implements EngineProvider {
 
     private static final class Holder {
-        static final P2pEngine ENGINE = new P2pEngine(Engine.getEngine("PyTorch"));
+        static final P2pEngine ENGINE = engine();
+
+        private static P2pEngine engine() {
+            TorchThreads.chooseFirst(Math.max(1, Integer.getInteger("org.djlx.ranks", 1)));
+            return new P2pEngine(Engine.getEngine("PyTorch"));
+        }
     }
 
     @Override

@@ -18,6 +18,7 @@
  * + DividedBlock          a block whose parameters are divided among ranks; for blocks of your own
  * + ParallelModelLoader   loads models that are divided among ranks; for loaders of your own
  * + ParallelModel         what it loads
+ * + TorchThreads          chooses libtorch's threads of a CPU rank
  *   ParallelPredictor     hands requests to that
  *   P2pModel              a model of PyTorch's, but for its trainer
  *   DataParallelTrainer   the trainer

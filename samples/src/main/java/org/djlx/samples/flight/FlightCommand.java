@@ -19,8 +19,8 @@ import org.djlx.collectives.trace.FlightAnalysis;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.collectives.trace.FlightFinding;
-import org.djlx.samples.Ranks;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.ParameterException;
@@ -31,8 +31,8 @@ import picocli.CommandLine.Spec;
 @Command(
         name = "flight",
         description = {
-            "Says which rank is behind, or called what differently, from the flight records that"
-                    + " the ranks of a group left when it broke."
+            "Finds the rank that is behind, or whose call differs, in the flight records that the"
+                    + " ranks of a broken group wrote."
         })
 public final class FlightCommand implements Callable<Integer> {
 
@@ -45,7 +45,7 @@ public final class FlightCommand implements Callable<Integer> {
             arity = "1..*",
             description = {
                 "The records, one for each rank; those of several groups may be mixed.",
-                "Of several jobs with groups of the same name the latest is taken."
+                "Of several jobs with a group of the same name, the latest one counts."
             })
     private List<Path> files;
 
@@ -63,7 +63,7 @@ public final class FlightCommand implements Callable<Integer> {
         int taken = groups.stream().mapToInt(group -> group.dumps().size()).sum();
         if (taken < dumps.size()) {
             out.printf(
-                    "left out, as later ones are there: %d; to see them give their files alone%n",
+                    "records of earlier jobs left out: %d; give their files alone to see them%n",
                     dumps.size() - taken);
             out.flush();
         }
@@ -77,7 +77,7 @@ public final class FlightCommand implements Callable<Integer> {
         try {
             return FlightDump.read(file);
         } catch (IOException e) {
-            // The parser's message is for who calls it.
+            // The parser's message means nothing to users.
             if (e.getCause() != null && e.getCause().getCause() instanceof JsonParseException) {
                 throw new IOException(
                         file + " is not a flight record: it is not JSON, or that of something else",

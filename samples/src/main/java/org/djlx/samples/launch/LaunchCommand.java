@@ -9,7 +9,6 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
-import org.djlx.samples.Main;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
@@ -17,7 +16,7 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code launch}: runs a main class, or another subcommand, once for each rank. */
+/** {@code launch}: runs a main class, or another command, once for each rank. */
 @Command(
         name = "launch",
         description = {
@@ -25,10 +24,10 @@ import picocli.CommandLine.Spec;
                     + " MASTER_ADDR and the like.",
             "Each line that a rank prints is prefixed with its number. If a rank fails, the others"
                     + " are stopped, and its exit code is returned. Standard input is empty.",
-            "With --max-restarts, all ranks are then started again instead, with a store of their"
-                    + " own and TORCHELASTIC_RESTART_COUNT one higher.",
-            "With --nnodes, it is run once on each host, with the same --nproc, --master-addr and"
-                    + " --master-port, and each its --node-rank.",
+            "With --max-restarts, all ranks then start again, with a new store and"
+                    + " TORCHELASTIC_RESTART_COUNT one higher.",
+            "With --nnodes, run it once on each host, with the same --nproc, --master-addr and"
+                    + " --master-port, and a --node-rank of its own.",
             "Example: samples/run.sh launch --nproc 2 mlp"
         })
 public final class LaunchCommand implements Callable<Integer> {
@@ -39,30 +38,27 @@ public final class LaunchCommand implements Callable<Integer> {
             names = {"--nproc", "--nproc-per-node"},
             required = true,
             paramLabel = "N",
-            description =
-                    "Number of processes, one for each rank; of each node, if there are several.")
+            description = "Number of processes on this host, one for each rank.")
     private int processes;
 
     @Option(
             names = "--nnodes",
             paramLabel = "N",
             defaultValue = "1",
-            description =
-                    "Number of nodes, on each of which this is run; ${DEFAULT-VALUE} if not given.")
+            description = "Number of hosts (nodes); ${DEFAULT-VALUE} if not given.")
     private int nodes;
 
     @Option(
             names = "--node-rank",
             paramLabel = "RANK",
-            description =
-                    "Which of the nodes this is, from 0, where the ranks meet; 0 if not given.")
+            description = "Number of this node, from 0; node 0 serves the store. 0 if not given.")
     private int nodeRank;
 
     @Option(
             names = "--master-addr",
             paramLabel = "ADDRESS",
             description =
-                    "Where the ranks meet; "
+                    "Address of the store; "
                             + Launcher.DEFAULT_MASTER_ADDRESS
                             + " if not given. With --nnodes, an address of node 0.")
     private String masterAddress;
@@ -70,16 +66,15 @@ public final class LaunchCommand implements Callable<Integer> {
     @Option(
             names = "--master-port",
             paramLabel = "PORT",
-            description = "The port there; a free one if not given. Required with --nnodes.")
+            description = "Port of the store; a free one if not given. Required with --nnodes.")
     private int masterPort;
 
     @Option(
             names = "--max-restarts",
             paramLabel = "N",
             description =
-                    "How often all ranks are started again when one has failed; 0 if not given."
-                            + " Refused with several nodes, whose launchers do not start their"
-                            + " ranks again together: start the whole job again there.")
+                    "How often all ranks start again after one has failed; 0 if not given. Not"
+                            + " with several nodes: start the whole job again there.")
     private int maxRestarts;
 
     @Option(
@@ -115,7 +110,7 @@ public final class LaunchCommand implements Callable<Integer> {
         Launcher.Builder builder = Launcher.builder();
         if (spec.parent().subcommands().containsKey(main)) {
             args.add(0, main);
-            main = Main.class.getName();
+            main = spec.root().userObject().getClass().getName();
         }
         try {
             if (masterAddress != null) {

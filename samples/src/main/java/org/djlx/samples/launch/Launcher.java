@@ -15,28 +15,30 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import org.djlx.collectives.TcpStore;
+import org.djlx.collectives.engine.TorchThreads;
 import org.djlx.samples.launch.RankProcesses.Outcome;
+import picocli.CommandLine.Model.CommandSpec;
 
 /**
  * Runs a main class in several JVMs of this host, one for each rank, with the environment that
  * torchrun gives its workers; alone, or as one of {@linkplain Builder#optNodes several launchers}.
  *
- * <p>The JVMs run the same java executable on the same class path as the caller. Each line that a
- * rank writes is passed on, prefixed with {@code [rank] }; a carriage return ends a line too, and
- * one longer than 64 KiB comes in pieces. When a rank exits with a code other than 0, the others
- * are stopped: SIGTERM, and SIGKILL once the grace period is over. The same happens when the
- * calling JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link
- * RankMain}). Each rank runs in a session of its own, by {@code setsid} of util-linux; what it has
- * started and left there is killed when the ranks are gone. So no process is left in any case, but
- * for those that took a session of their own.
+ * <p>The JVMs run the same java executable on the same class path as the caller. The launcher
+ * prints each line of a rank with the prefix {@code [rank] }. A carriage return ends a line, too;
+ * lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the others are
+ * stopped: SIGTERM, and SIGKILL once the grace period is over. The same happens when the calling
+ * JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link RankMain}).
+ * Each rank runs in a session of its own ({@code setsid} of util-linux); once the ranks have ended,
+ * the launcher kills the processes left in their sessions. Only processes that took a session of
+ * their own survive.
  *
  * <pre>{@code
  * int exitCode = Launcher.builder().setProcesses(4).setMainClass("com.example.Train").build().launch();
  * }</pre>
  *
- * <p>With {@linkplain Builder#optMaxRestarts restarts}, all ranks are then started again, with a
- * store of their own and {@code TORCHELASTIC_RESTART_COUNT} one higher, so that they meet nothing
- * of what the ranks before have left there; a job goes on from what it has saved itself.
+ * <p>With {@linkplain Builder#optMaxRestarts restarts}, all ranks start again after a failure, with
+ * a new store and {@code TORCHELASTIC_RESTART_COUNT} one higher. The job itself must save and
+ * restore its state.
  *
  * <p>A launcher is immutable; each call of {@link #launch} is a job of its own.
  */
@@ -76,7 +78,7 @@ public final class Launcher {
         for (String name : rankEnvironment(0, 0, 0).keySet()) {
             if (environment.containsKey(name)) {
                 throw new IllegalArgumentException(
-                        "The variable " + name + " cannot be given: the launcher sets it itself");
+                        "--env " + name + " is not allowed: the launcher sets this variable");
             }
         }
     }
@@ -91,8 +93,33 @@ public final class Launcher {
     }
 
     /**
-     * Starts the ranks and waits until all have exited; again, if a rank has failed and there are
-     * restarts left.
+     * Runs a command that a user gave {@code --processes} again without it, once for each rank, and
+     * waits until all have exited.
+     *
+     * @param command the command
+     * @param processes the number of ranks
+     * @return the exit code, as {@link #launch} returns it
+     * @throws IOException if a process cannot be started
+     * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
+     */
+    public static int launchRanksOf(CommandSpec command, int processes)
+            throws IOException, InterruptedException {
+        CommandSpec root = command.root();
+        List<String> args =
+                root.commandLine().getParseResult().originalArgs().stream()
+                        .filter(arg -> !arg.equals("--processes"))
+                        .toList();
+        return builder()
+                .setProcesses(processes)
+                .setMainClass(root.userObject().getClass().getName())
+                .optArgs(args)
+                .build()
+                .launch();
+    }
+
+    /**
+     * Starts the ranks and waits until all have exited; starts them again if a rank failed and
+     * restarts are left.
      *
      * @return 0 if every rank returned 0, otherwise the exit code of the rank that failed first
      *     since the last restart, or on another node; 128 plus the signal's number if a signal
@@ -122,7 +149,9 @@ public final class Launcher {
         }
     }
 
-    /** One of several launchers. What its ranks come to, the others are told before they stop. */
+    /**
+     * Runs this node's ranks of a job on several nodes, and tells the other launchers the outcome.
+     */
     private int launchNode() throws IOException, InterruptedException {
         try (TcpStore store = store();
                 RankProcesses ranks =
@@ -144,7 +173,7 @@ public final class Launcher {
         }
     }
 
-    /** Launchers serve the store, as torchrun does: no port is chosen before it is bound. */
+    /** Serves the store, as torchrun does; so the port is bound when it is chosen. */
     private TcpStore store() {
         return TcpStore.builder()
                 .setHost(masterAddress)
@@ -169,7 +198,7 @@ public final class Launcher {
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         String home = System.getProperty(HOME);
         if (home != null) {
-            // By it samples find the files that are their defaults.
+            // Samples find their default files by it.
             command.add("-D" + HOME + "=" + home);
         }
         command.addAll(builder.jvmArgs);
@@ -181,7 +210,7 @@ public final class Launcher {
         return List.copyOf(Sessions.command(command));
     }
 
-    /** What torchrun sets. */
+    /** Returns the variables that torchrun sets. */
     private Map<String, String> rankEnvironment(int localRank, int port, int restart) {
         Map<String, String> variables = new LinkedHashMap<>();
         variables.put("LOCAL_RANK", Integer.toString(localRank));
@@ -204,10 +233,10 @@ public final class Launcher {
         return variables;
     }
 
-    /** Each rank's share of the cores: by default every rank would take them all. */
+    /** Returns each rank's share of the cores; libtorch's default is all cores in each rank. */
     private String ompThreads() {
         return Integer.toString(
-                Math.max(1, Runtime.getRuntime().availableProcessors() / processes));
+                TorchThreads.share(Runtime.getRuntime().availableProcessors(), processes));
     }
 
     /** Collects the options of a {@link Launcher}. */
@@ -263,10 +292,10 @@ public final class Launcher {
         }
 
         /**
-         * Sets how many launchers the job has, each on a host of its own mostly; 1 by default. All
-         * are given the same number of processes, master address and port, and each its rank: its
-         * ranks come after those of the nodes before. That of rank 0 serves the store. When the
-         * ranks of one fail, or it is stopped, the others stop theirs and return the same code.
+         * Sets the number of launchers of the job, usually one a host; 1 by default. All have the
+         * same number of processes, master address and port. A node's ranks come after those of
+         * lower nodes. Node 0 serves the store. If a rank of one node fails, or its launcher is
+         * stopped, the other launchers stop their ranks and return the same code.
          *
          * @param nodes the number of launchers, at least 1
          * @param nodeRank which of them this is, from 0
@@ -303,9 +332,8 @@ public final class Launcher {
         }
 
         /**
-         * Sets how often all ranks are started again when one has failed; 0 by default. With
-         * several nodes {@link #build} refuses another number, as the launchers do not start their
-         * ranks again together.
+         * Sets how often all ranks start again after one has failed; 0 by default. With several
+         * nodes {@link #build} allows 0 only, as launchers do not restart together.
          *
          * @param maxRestarts the number of restarts, not negative
          * @return this builder
@@ -415,10 +443,10 @@ public final class Launcher {
             }
         }
 
-        /** Finds here, once, what would otherwise fail in every rank. */
+        /** Checks once what would otherwise fail in every rank. */
         private void checkMainClass() {
             if (mainClass == null) {
-                throw new IllegalArgumentException("No main class given");
+                throw new IllegalArgumentException("no main class is set");
             }
             try {
                 Class<?> type = Class.forName(mainClass, false, Launcher.class.getClassLoader());

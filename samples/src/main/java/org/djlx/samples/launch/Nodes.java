@@ -16,18 +16,18 @@ import org.djlx.collectives.Store;
 import org.djlx.collectives.StoreTimeoutException;
 
 /**
- * What the launchers of a job on several nodes tell each other, in the job's store: that they
- * belong together, that the ranks of one have failed, or that those of all have ended well.
+ * How the launchers of a job on several nodes agree, through the job's store: on the job's size, on
+ * the failure of a node, and on the end of all nodes.
  *
- * <p>A launcher that is killed, or whose host is lost, tells nothing. That of node 0 serves the
- * store, so the others notice that it is gone; the end of another shows in its ranks' operations.
+ * <p>A killed launcher, or a lost host, tells nothing. Node 0 serves the store, so the others
+ * notice its end; the end of another node shows as failed operations of the ranks.
  */
 final class Nodes implements AutoCloseable {
 
-    /** What other launchers return when that of node 0 is gone without a word. */
+    /** Exit code of the other launchers if node 0 disappears. */
     private static final int NODE_GONE = 1;
 
-    /** How long a launcher waits for the others when its own ranks have ended; as torchrun's. */
+    /** How long a launcher waits for the others after its own ranks have ended; as torchrun. */
     private static final Duration PATIENCE = Duration.ofMinutes(5);
 
     private static final Duration LONG = Duration.ofDays(1);
@@ -46,7 +46,7 @@ final class Nodes implements AutoCloseable {
     /**
      * Joins the other launchers.
      *
-     * @param onFailure told the exit code, once, when another node has failed
+     * @param onFailure called once with the exit code if another node fails
      * @throws IllegalArgumentException if the launchers were not started alike
      */
     Nodes(Store jobStore, int nodes, int node, int processes, IntConsumer onFailure) {
@@ -69,15 +69,17 @@ final class Nodes implements AutoCloseable {
         String first = text(store.compareSet("job", UNSET, bytes(job)));
         if (!first.equals(job)) {
             throw new IllegalArgumentException(
-                    "This launcher was told of "
+                    "this launcher has "
                             + job
-                            + " (--nnodes, --nproc), another one with the same --master-addr and"
-                            + " --master-port of "
+                            + " (--nnodes, --nproc), but another one with the same --master-addr"
+                            + " and --master-port has "
                             + first);
         }
         if (store.add("node" + node, 1) > 1) {
             throw new IllegalArgumentException(
-                    "Another launcher has --node-rank " + node + " already; give each its own");
+                    "--node-rank "
+                            + node
+                            + " is taken by another launcher; give each launcher its own");
         }
     }
 
@@ -97,7 +99,8 @@ final class Nodes implements AutoCloseable {
             } catch (StoreTimeoutException e) {
                 continue;
             } catch (CollectiveException e) {
-                // If the ranks of this node have ended well, so have all, as far as is known here.
+                // The store is gone: node 0 ended. That is a failure unless this node's ranks are
+                // done.
                 outcome = Integer.toString(done ? 0 : NODE_GONE);
             }
         }
@@ -109,9 +112,9 @@ final class Nodes implements AutoCloseable {
     }
 
     /**
-     * Tells the others that the ranks of this node have ended well, and waits for theirs.
+     * Tells the others that this node's ranks ended well, and waits for the other nodes.
      *
-     * @param err where to say that others have not
+     * @param err for messages about nodes that failed or still run
      * @return 0, or the exit code of a node that failed
      */
     int awaitOthers(PrintStream err) throws InterruptedException {
@@ -128,7 +131,7 @@ final class Nodes implements AutoCloseable {
         return code;
     }
 
-    /** Tells the others that the ranks of this node have failed, unless one has done so. */
+    /** Tells the others that this node failed, unless another node failed before. */
     void fail(int exitCode) {
         done = true;
         try {
@@ -139,7 +142,7 @@ final class Nodes implements AutoCloseable {
         }
     }
 
-    /** Unless the end of this node's ranks was told, it is that they were stopped. */
+    /** Tells the others that this node was stopped, if its ranks have not ended. */
     @Override
     public void close() {
         if (!done) {

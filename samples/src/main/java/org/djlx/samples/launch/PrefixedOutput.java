@@ -13,18 +13,18 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Passes on what a rank writes, line by line, each in one write, so that lines never mix. Works on
- * bytes: what a rank writes need not be text in this JVM's encoding.
+ * Prints a rank's output line by line, each line in one write, so that lines never mix. Works on
+ * bytes: the output need not be text in this JVM's encoding.
  *
- * <p>A carriage return ends a line too: progress that a program shows by writing a line again and
- * again becomes a line each time. A line longer than {@link #MAX_LINE} is passed on in pieces.
+ * <p>A carriage return ends a line, too, so each state of a progress bar becomes a line. A line
+ * longer than {@link #MAX_LINE} is cut into pieces.
  */
 final class PrefixedOutput implements Runnable {
 
-    /** The longest line, in bytes, and with it how much of a rank's output is held in memory. */
+    /** The longest line in bytes, which bounds the memory for a rank's output. */
     static final int MAX_LINE = 64 << 10;
 
-    /** A stream from which nothing comes for so long, with all who should write gone, is empty. */
+    /** After all writers have ended, a stream that is silent for this long counts as empty. */
     private static final long QUIET_NANOS = 1_000_000_000L;
 
     private final byte[] prefix;
@@ -47,9 +47,9 @@ final class PrefixedOutput implements Runnable {
     }
 
     /**
-     * Starts a thread that runs until the end of the input, whether or not it can be passed on.
+     * Starts a thread that reads to the end of the input, even if printing fails.
      *
-     * @param onFailure what is called after each line that cannot
+     * @param onFailure called after each line that cannot be printed
      */
     static PrefixedOutput start(int rank, InputStream in, PrintStream out, Runnable onFailure) {
         PrefixedOutput output = new PrefixedOutput(rank, in, out, onFailure);
@@ -58,8 +58,8 @@ final class PrefixedOutput implements Runnable {
     }
 
     /**
-     * Waits until all that was written has been passed on. The writers are gone: but a process that
-     * has left a rank's session may still hold a stream, which is left once it is empty.
+     * Waits until all output is printed. The ranks have ended; a process that left its rank's
+     * session may still hold a stream open, which is abandoned once it is empty.
      */
     static void finish(List<PrefixedOutput> outputs) throws InterruptedException {
         long start = System.nanoTime();
@@ -98,12 +98,12 @@ final class PrefixedOutput implements Runnable {
         return count;
     }
 
-    /** Returns whether there is anybody to pass it on to. */
+    /** Returns false once the stream is abandoned. */
     private synchronized boolean pass(byte[] bytes, int count) {
         for (int i = 0; i < count && !left; i++) {
             byte b = bytes[i];
             if (b == '\n') {
-                // Behind a carriage return it ends no other line; an empty one was not printed.
+                // A line feed after a carriage return ends no second line.
                 if (!returned || line.size() > 0) {
                     printLine();
                 }

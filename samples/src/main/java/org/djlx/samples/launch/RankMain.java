@@ -13,17 +13,15 @@ import java.util.Arrays;
 
 /**
  * The entry point of a process started by {@link Launcher}: runs the main method of the class named
- * by the first argument, and sees to it that the process does not outlive the launcher.
+ * by the first argument, and ends the process when the launcher ends.
  *
  * <p>The launcher holds the other end of this process's stdin and never writes to it. The kernel
- * closes it however the launcher ends, SIGKILL included; then this process kills what it has
- * started and halts. A rank's main finds {@link System#in} at its end.
+ * closes it when the launcher ends, even by SIGKILL; this process then kills its child processes
+ * and halts. {@link System#in} is empty for the main method.
  */
 public final class RankMain {
 
-    /**
-     * The exit code of a rank whose launcher is gone, as for the signal that tells of a hang-up.
-     */
+    /** The exit code of a rank whose launcher is gone: 128 + SIGHUP. */
     private static final int LAUNCHER_GONE = 129;
 
     private RankMain() {}
@@ -44,7 +42,7 @@ public final class RankMain {
         String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);
         try {
             Method main = Class.forName(args[0]).getMethod("main", String[].class);
-            // The class itself need not be public, as java sees it.
+            // As with java, the class need not be public.
             main.setAccessible(true);
             main.invoke(null, (Object) mainArgs);
         } catch (InvocationTargetException e) {
@@ -53,7 +51,10 @@ public final class RankMain {
         }
     }
 
-    /** Halts rather than exits: shutdown hooks could wait for ranks that are gone as well. */
+    /**
+     * Halts once the launcher is gone. Shutdown hooks do not run: they could wait for ranks that
+     * are gone, too.
+     */
     private static void haltWithLauncher(InputStream lifeline) {
         try {
             while (lifeline.read() >= 0) {

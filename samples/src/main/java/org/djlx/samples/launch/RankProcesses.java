@@ -15,13 +15,13 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
 /**
- * The processes of a running job. None outlives {@link #close}, or the JVM, nor does what it has
- * started: a shutdown hook stops them when SIGTERM or SIGINT arrives, and the pipe on their stdin,
- * whose other end the JVM holds, tells them when it is gone without having run its hooks.
+ * The processes of a running job. {@link #close} and a shutdown hook (SIGTERM, SIGINT) stop them
+ * and their child processes. If the JVM dies without running its hooks, the pipe on their stdin
+ * closes, and they end themselves.
  */
 final class RankProcesses implements AutoCloseable {
 
-    /** Takes the place of a rank that has exited. */
+    /** Queued in place of a rank that has exited. */
     private static final int GIVEN_UP = -1;
 
     /** The exit code of a process that SIGPIPE ended. */
@@ -42,7 +42,7 @@ final class RankProcesses implements AutoCloseable {
     /**
      * Prepares for ranks.
      *
-     * @param firstRank the rank of the first that is started; the others follow
+     * @param firstRank the rank of the first process; the others follow
      */
     RankProcesses(int firstRank, Duration gracePeriod, PrintStream out, PrintStream err) {
         this.firstRank = firstRank;
@@ -57,7 +57,7 @@ final class RankProcesses implements AutoCloseable {
         }
     }
 
-    /** Starts the next rank; does nothing once the job is being stopped. */
+    /** Starts the next rank. No-op once the job is being stopped. */
     synchronized void start(ProcessBuilder builder) throws IOException {
         if (stopping) {
             return;
@@ -76,7 +76,7 @@ final class RankProcesses implements AutoCloseable {
         process.onExit().thenRun(() -> exited.add(index));
     }
 
-    /** Lets {@link #await} return, with a code, although ranks still run. */
+    /** Makes {@link #await} return a code although ranks still run. */
     synchronized void giveUp(String why, int code) {
         if (whyGivenUp == null) {
             whyGivenUp = why;
@@ -86,14 +86,14 @@ final class RankProcesses implements AutoCloseable {
     }
 
     /**
-     * How the ranks have ended.
+     * The outcome of a job.
      *
-     * @param code 0, the exit code of the first that failed, or the code of giving up
-     * @param rankFailed whether a rank failed by itself, not because all are being stopped
+     * @param code 0, the exit code of the first failed rank, or the code of giving up
+     * @param rankFailed whether a rank failed by itself, before the job was stopped
      */
     record Outcome(int code, boolean rankFailed) {}
 
-    /** Waits for all ranks, for the first that fails, or until it is to give up. */
+    /** Waits until all ranks have ended, one has failed, or {@link #giveUp} is called. */
     Outcome await() throws InterruptedException {
         List<Process> ranks = started();
         for (int running = ranks.size(); running > 0; running--) {
@@ -114,7 +114,7 @@ final class RankProcesses implements AutoCloseable {
         return new Outcome(codeOfGivingUp, false);
     }
 
-    /** Returns false if it ended because all are being stopped, which is not reported. */
+    /** Reports a failed rank; returns false if it ended because the job is being stopped. */
     private synchronized boolean reportFailure(int rank, int code, int others) {
         if (stopping) {
             return false;
@@ -133,15 +133,15 @@ final class RankProcesses implements AutoCloseable {
         return List.copyOf(processes);
     }
 
-    /** Stops what still runs and waits for its end. */
+    /** Stops running ranks and waits for their end. */
     private void stop() {
         synchronized (this) {
             stopping = true;
         }
         List<Process> ranks = started();
         try {
-            // Not Process.destroy(): it closes the streams as well, and with them would go the
-            // rank's last words and, by the end of its stdin, its time to leave in an orderly way.
+            // Not Process.destroy(): it also closes the streams, which would lose the
+            // rank's last output and, by the end of its stdin, its time to end in order.
             ranks.forEach(process -> process.toHandle().destroy());
             long deadline = System.nanoTime() + gracePeriod.toNanos();
             for (Process process : ranks) {
@@ -160,7 +160,7 @@ final class RankProcesses implements AutoCloseable {
             for (Process process : ranks) {
                 process.waitFor();
             }
-            // What a rank has left is not asked: it was the rank's to end it in order.
+            // Left-over child processes get no SIGTERM: ending them was up to their rank.
             for (Process process : ranks) {
                 Sessions.end(process.pid());
             }

@@ -14,19 +14,20 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * The sessions of the system, in which the kernel keeps together a process and all that descend
- * from it, also once their parents are gone. Each rank has one of its own; only a process that asks
- * for a session leaves it, as a daemon does.
+ * Sessions of the kernel: a process and its descendants stay in one session, even after their
+ * parents have ended. Each rank has its own; only a process that asks for a new one leaves it, as
+ * daemons do.
  */
 final class Sessions {
 
     private static final Path PROC = Path.of("/proc");
     private static final long LIMIT_NANOS = 5_000_000_000L;
-    private static final int SESSION = 3; // of the fields behind the name: state, parent, group
+    private static final int SESSION =
+            3; // index of the session after the name: state, parent, group, session
 
     private Sessions() {}
 
-    /** Returns the command that runs another one as the first process of a session, with its id. */
+    /** Returns a command that runs another one as the leader of a new session. */
     static List<String> command(List<String> command) {
         List<String> words = new ArrayList<>();
         words.add("setsid");
@@ -35,10 +36,9 @@ final class Sessions {
     }
 
     /**
-     * Kills the processes of a session but this one, and waits until they are gone; not for long,
-     * as the kernel may hold one back.
+     * Kills all processes of a session except this one, and waits up to 5 s until they are gone.
      *
-     * @param id the process that the session began with; it need not be there any more
+     * @param id the session's leader, which may have ended
      */
     static void end(long id) throws InterruptedException {
         long start = System.nanoTime();
@@ -46,7 +46,7 @@ final class Sessions {
         while (!left.isEmpty() && System.nanoTime() - start < LIMIT_NANOS) {
             left.forEach(ProcessHandle::destroyForcibly);
             Thread.sleep(1);
-            // Those that it has started meanwhile too.
+            // Includes processes started meanwhile.
             left = members(id);
         }
     }
@@ -73,7 +73,7 @@ final class Sessions {
         } catch (IOException e) {
             return false; // It has ended since it was listed.
         }
-        // The name, in brackets, may hold anything.
+        // The name, in brackets, may contain any character.
         String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
         return !fields[0].equals("Z") && Long.parseLong(fields[SESSION]) == id;
     }

@@ -20,9 +20,9 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * A tokenizer that is learned from a text: byte-pair encoding of bytes (Sennrich et al., 2015, <a
- * href="https://arxiv.org/abs/1508.07909">arXiv:1508.07909</a>), with Llama 3's special tokens. As
- * every byte is a token, it can encode any text.
+ * A tokenizer trained on a text: byte-pair encoding of bytes (Sennrich et al., 2015, <a
+ * href="https://arxiv.org/abs/1508.07909">arXiv:1508.07909</a>), with Llama 3's special tokens.
+ * Every byte is a token, so it encodes any text.
  */
 final class BytePairEncoding {
 
@@ -39,7 +39,7 @@ final class BytePairEncoding {
     static final List<String> SPECIAL =
             List.of(BEGIN, END, "<|start_header_id|>", "<|end_header_id|>", END_OF_TURN);
 
-    /** Into what a text is cut before, which is GPT-2's way. */
+    /** Splits a text into words before training, as GPT-2 does. */
     private static final Pattern WORD =
             Pattern.compile(
                     "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+"
@@ -56,17 +56,16 @@ final class BytePairEncoding {
     private BytePairEncoding() {}
 
     /**
-     * Learns from a text: of the two tokens that follow each other most often, it makes one, again
-     * and again.
+     * Trains on a text: repeatedly merges the most frequent pair of adjacent tokens.
      *
      * @param text the text
-     * @param most how many tokens there may be, 261 or more; a short text has fewer
+     * @param most the most tokens of the vocabulary, 261 or more; a short text yields fewer
      * @return the tokenizer
      */
     static BytePairEncoding train(String text, int most) {
         if (most < smallest()) {
             throw new IllegalArgumentException(
-                    "a vocabulary has " + smallest() + " tokens or more, not " + most);
+                    "a vocabulary must have " + smallest() + " tokens or more, not " + most);
         }
         BytePairEncoding encoding = new BytePairEncoding();
         String[] letters = letters();
@@ -85,9 +84,9 @@ final class BytePairEncoding {
     }
 
     /**
-     * Adds tokens that no text is encoded to, but that have texts themselves: numbers.
+     * Adds tokens that no text is encoded to; their own texts are numbers.
      *
-     * @param size how many tokens there are to be
+     * @param size the tokens of the vocabulary afterwards
      * @return this
      */
     BytePairEncoding fillUp(int size) {
@@ -97,22 +96,22 @@ final class BytePairEncoding {
         return this;
     }
 
-    /** Returns how many tokens there are without any that was learned. */
+    /** Returns the size of a vocabulary without merged tokens. */
     static int smallest() {
         return BYTES + SPECIAL.size();
     }
 
-    /** Returns how many tokens there are. */
+    /** Returns the size of the vocabulary. */
     int size() {
         return tokens.size() + SPECIAL.size();
     }
 
-    /** Returns the number of a special token. */
+    /** Returns the id of a special token. */
     int id(String special) {
         return tokens.size() + SPECIAL.indexOf(special);
     }
 
-    /** Returns the visible character that stands for each byte in the files of tokenizers. */
+    /** Returns the visible character that stands for each byte in tokenizer files. */
     private static String[] letters() {
         String[] letters = new String[BYTES];
         int other = BYTES;
@@ -145,7 +144,7 @@ final class BytePairEncoding {
                         counts.merge(pair, count, Integer::sum);
                     }
                 });
-        // Of equally frequent ones the same in every run.
+        // Ties are broken by spelling, the same in every run.
         return counts.entrySet().stream()
                 .filter(entry -> entry.getValue() > 1)
                 .max(

@@ -24,12 +24,12 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code generate}: the text that a model writes after a prompt. */
+/** {@code generate}: continues a prompt with a model. */
 @Command(
         name = "generate",
         description = {
-            "Has a Llama go on with a prompt, on several ranks, and says how fast it was. The most"
-                    + " probable token is taken unless a temperature is given."
+            "Continues a prompt with a Llama on one rank or several, and prints the speed. Takes"
+                    + " the most probable token unless --temperature is given."
         })
 public final class GenerateCommand implements Callable<Integer> {
 
@@ -52,44 +52,49 @@ public final class GenerateCommand implements Callable<Integer> {
             names = "--max-tokens",
             paramLabel = "N",
             defaultValue = "128",
-            description = "How much to write at most; ${DEFAULT-VALUE} if not given.")
+            description = "Most tokens to generate; ${DEFAULT-VALUE} if not given.")
     private int maxTokens;
 
     @Option(
             names = "--temperature",
             paramLabel = "T",
             defaultValue = "0",
-            description = "By what scores are divided before a token is drawn.")
+            description =
+                    "Sampling temperature, which divides the logits; 0 takes the most probable"
+                            + " token.")
     private double temperature;
 
     @Option(
             names = "--top-k",
             paramLabel = "K",
             defaultValue = "0",
-            description = "Draws among the K most probable tokens.")
+            description = "Samples among the K most probable tokens; 0 for all.")
     private int topK;
 
     @Option(
             names = "--top-p",
             paramLabel = "P",
             defaultValue = "1",
-            description = "Draws among the most probable tokens that have P together.")
+            description = "Samples among the most probable tokens whose probabilities add up to P.")
     private double topP;
 
     @Option(
             names = "--repetition-penalty",
             paramLabel = "R",
             defaultValue = "1",
-            description = "Lowers the scores of tokens that are there already.")
+            description = "Lowers the logits of tokens that the text already has.")
     private double repetitionPenalty;
 
-    @Option(names = "--seed", description = "What tokens are drawn with.")
+    @Option(names = "--seed", description = "Seed of the sampler.")
     private Long seed;
 
-    @Option(names = "--stop", paramLabel = "TEXT", description = "Ends at this text; repeatable.")
+    @Option(
+            names = "--stop",
+            paramLabel = "TEXT",
+            description = "Stops at this text; may be repeated.")
     private List<String> stops = List.of();
 
-    @Option(names = "--ignore-eos", description = "Goes on after the end of a text.")
+    @Option(names = "--ignore-eos", description = "Goes on after an end-of-text token.")
     private boolean ignoreEnd;
 
     private GenerateCommand() {}
@@ -139,8 +144,8 @@ public final class GenerateCommand implements Callable<Integer> {
         if (temperature == 0 && (topK != 0 || topP != 1 || seed != null)) {
             throw new ParameterException(
                     spec.commandLine(),
-                    "--top-k, --top-p and --seed take a --temperature above 0, as tokens are not"
-                            + " drawn without one");
+                    "--top-k, --top-p and --seed take a --temperature above 0: without it, nothing"
+                            + " is sampled");
         }
         return request;
     }
@@ -167,7 +172,7 @@ public final class GenerateCommand implements Callable<Integer> {
 
     private static String summary(
             Generation generation, int tokens, long firstNanos, long otherNanos) {
-        // The first token takes reading the prompt, which is another kind of work.
+        // The time to the first token is that of the prefill.
         String speed =
                 tokens < 2
                         ? ""

@@ -23,13 +23,13 @@ import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llama.LlamaConfig;
 
-/** Writes a model directory of a Llama in Hugging Face's layout. */
+/** Writes the model directory of a Llama in Hugging Face's layout. */
 final class LlamaDirectory {
 
     private static final Gson GSON =
             new GsonBuilder().setPrettyPrinting().disableHtmlEscaping().create();
 
-    /** Llama 3's template of a chat, in the language of such templates, Jinja. */
+    /** Llama 3's chat template, in Jinja. */
     private static final String CHAT_TEMPLATE =
             "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}"
                     + "<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
@@ -39,7 +39,7 @@ final class LlamaDirectory {
     private LlamaDirectory() {}
 
     /**
-     * Returns what tensors a model has.
+     * Returns the tensors of a model.
      *
      * @param config its sizes
      * @return their names, types and shapes, from the embedding to the output
@@ -79,10 +79,10 @@ final class LlamaDirectory {
      * Writes a model.
      *
      * @param directory where to; it is created if it is not there, and files in it are replaced
-     * @param config its sizes; what they say of scaled positions is not written
+     * @param config its sizes; scaling of positions is not written
      * @param tokenizer its tokenizer, with no more tokens than the model
-     * @param ranks on how many ranks DJL is to load it
-     * @param maxFileBytes how much a file of weights may have
+     * @param ranks the ranks on which DJL Serving loads it
+     * @param maxFileBytes the largest file of weights
      * @param weights gives each of the {@linkplain #tensors tensors}
      * @throws IOException if a file cannot be written
      */
@@ -98,7 +98,7 @@ final class LlamaDirectory {
         SafetensorsWriter.writeModel(directory, tensors(config), maxFileBytes, weights);
     }
 
-    /** Writes a model but for its weights; the parameters are those of {@link #write}. */
+    /** Writes all files of a model except its weights, as {@link #write} does. */
     static void writeAllButWeights(
             Path directory, LlamaConfig config, BytePairEncoding tokenizer, int ranks)
             throws IOException {
@@ -124,7 +124,7 @@ final class LlamaDirectory {
         Files.writeString(directory.resolve("serving.properties"), servingProperties(ranks));
     }
 
-    /** Draws weights with which values neither grow nor shrink from layer to layer. */
+    /** Returns random weights that keep the variance from layer to layer. */
     static NDArray random(NDManager manager, TensorSpec weight) {
         Shape shape = weight.shape();
         if (shape.dimension() == 1) {

@@ -19,46 +19,38 @@ import org.djlx.fusedops.llama.LlamaConfig;
 import org.djlx.fusedops.llama.LlamaGenerator;
 import org.djlx.fusedops.llama.LoadingProgress;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.samples.Gpus;
-import org.djlx.samples.Ranks;
+import org.djlx.samples.common.DeviceKind;
+import org.djlx.samples.common.Gpus;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
-/** The options of commands that generate text: on what the model is, and how much it may take. */
+/** The options of commands that generate text: the ranks of the model, and its limits. */
 public final class ModelOptions {
 
-    /** Where the ranks are. */
-    enum DeviceKind {
-        cpu,
-        gpu
-    }
+    private static final Duration QUIET = Duration.ofSeconds(2);
 
     @Spec(Spec.Target.MIXEE)
     private CommandSpec spec;
 
-    @Option(
-            names = "--ranks",
-            paramLabel = "N",
-            description =
-                    "Among how many ranks the model is divided; 1 if not given. Under launch each"
-                            + " process is a rank, and rank 0 alone takes requests.")
-    private Integer ranks;
-
-    @Option(
-            names = "--device",
-            defaultValue = "cpu",
-            description =
-                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu every"
-                            + " rank has a GPU of its own.")
-    private DeviceKind device;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .ranks(
+                            1,
+                            "Ranks that share the model; 1 if not given. Under launch each process"
+                                    + " is a rank, and rank 0 alone takes requests.")
+                    .device();
 
     @Option(
             names = "--max-length",
             paramLabel = "N",
             description =
-                    "Tokens that a prompt and its answer may have; unless given, the model's, but"
+                    "Most tokens of a prompt and its answer; if not given, the model's limit, but"
                             + " 8192 at most.")
     private Integer maxLength;
 
@@ -66,22 +58,22 @@ public final class ModelOptions {
             names = "--max-running",
             paramLabel = "N",
             defaultValue = "64",
-            description = "Requests that are generated at a time; ${DEFAULT-VALUE} if not given.")
+            description = "Most sequences in a batch; ${DEFAULT-VALUE} if not given.")
     private int maxRunning;
 
     @Option(
             names = "--max-queued",
             paramLabel = "N",
             defaultValue = "1024",
-            description = "Requests that may wait; ${DEFAULT-VALUE} if not given.")
+            description = "Most requests that wait; ${DEFAULT-VALUE} if not given.")
     private int maxQueued;
 
     @Option(
             names = "--cache-bytes",
             paramLabel = "BYTES",
             description =
-                    "Memory for keys and values on each rank; unless given, what --max-running"
-                            + " need, but 2 GiB at most.")
+                    "Size of the KV cache on each rank; if not given, enough for --max-running"
+                            + " sequences, but 2 GiB at most.")
     private Long cacheBytes;
 
     @Option(
@@ -94,7 +86,7 @@ public final class ModelOptions {
     private ModelOptions() {}
 
     /**
-     * Loads a model, or, in a process started by {@code launch} or torchrun, its part of it.
+     * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part.
      *
      * @param directory where the model is
      * @return the generator, to be closed; it may {@linkplain LlamaGenerator#isFollower follow}
@@ -110,8 +102,8 @@ public final class ModelOptions {
      * Loads a model as {@link #load(Path)} does.
      *
      * @param directory where the model is
-     * @param otherwise the memory for keys and values on each rank, in bytes, unless the user says;
-     *     0 for the generator's own choice
+     * @param otherwise the bytes of the KV cache on each rank if the user gives none; 0 for the
+     *     generator's default
      * @return the generator, to be closed
      * @throws IOException if a file cannot be read
      * @throws ParameterException if an option does not fit the model
@@ -120,7 +112,9 @@ public final class ModelOptions {
         check();
         if (!Files.isDirectory(directory)) {
             throw new ParameterException(
-                    spec.commandLine(), directory.toAbsolutePath() + " is no directory");
+                    spec.commandLine(),
+                    directory.toAbsolutePath()
+                            + " is not a directory; serve-model writes a model to try things with");
         }
         LlamaGenerator.Builder builder =
                 LlamaGenerator.builder()
@@ -134,13 +128,7 @@ public final class ModelOptions {
         if (cacheBytes != null || otherwise != 0) {
             builder.optCacheBytes(cacheBytes != null ? cacheBytes : otherwise);
         }
-        PrintWriter err = spec.commandLine().getErr();
-        builder.optProgress(
-                new LoadingProgress(
-                        line -> {
-                            err.println(line);
-                            err.flush();
-                        }));
+        builder.optProgress(new LoadingProgress(new SlowProgress(QUIET, this::print)));
         try {
             place(builder);
             return builder.build();
@@ -149,30 +137,38 @@ public final class ModelOptions {
         }
     }
 
+    private void print(String line) {
+        PrintWriter err = spec.commandLine().getErr();
+        err.println(line);
+        err.flush();
+    }
+
     /**
-     * Checks, before weights are read, which may take minutes, that texts can become tokens.
+     * Checks before loading, which may take minutes, that the model has a tokenizer.
      *
      * @param directory where the model is, if there is one
-     * @throws ParameterException if it has no tokenizer
+     * @throws ParameterException if there is none
      */
     public void requireTokenizer(Path directory) {
         if (Files.exists(directory.resolve("config.json"))
                 && !Files.exists(directory.resolve("tokenizer.json"))) {
-            throw new ParameterException(spec.commandLine(), directory + " has no tokenizer.json");
+            throw new ParameterException(
+                    spec.commandLine(),
+                    directory + " has no tokenizer.json: it cannot turn text into tokens");
         }
     }
 
     /**
-     * Checks, before weights are read, that an answer may be as long as the user wants it.
+     * Checks before loading that an answer may be as long as the user asks for.
      *
      * @param directory where the model is, if there is one
-     * @param maxTokens how long, without the prompt, which has a token at least
+     * @param maxTokens the tokens of the answer; the prompt has one or more
      * @throws IOException if the model's configuration cannot be read
-     * @throws ParameterException if it may not, or the configuration is none
+     * @throws ParameterException if it may not, or config.json is invalid
      */
     void requireRoom(Path directory, int maxTokens) throws IOException {
         if (!Files.exists(directory.resolve("config.json"))) {
-            return; // The reason is told when the model is loaded.
+            return; // load() reports it.
         }
         int most;
         try {
@@ -196,13 +192,13 @@ public final class ModelOptions {
     }
 
     /**
-     * Checks what can be checked without a model.
+     * Checks the options that do not depend on the model.
      *
-     * @throws ParameterException if an option is impossible
-     * @throws IllegalStateException if they need GPUs, and there are not as many
+     * @throws ParameterException if an option is out of range
+     * @throws IllegalStateException if there are too few GPUs
      */
     public void check() {
-        Ranks.check(spec, "--ranks", ranks, false);
+        options.check();
         positive("--max-length", maxLength);
         positive("--max-running", maxRunning);
         positive("--max-queued", maxQueued);
@@ -223,23 +219,23 @@ public final class ModelOptions {
     /**
      * Returns the ranks.
      *
-     * @return those of the model, one unless the user says
+     * @return the ranks of the model
      */
     public Ranks ranks() {
-        return Ranks.of(ranks, 1);
+        return options.here();
     }
 
     /**
-     * Tells where ranks are.
+     * Tells whether the ranks are on GPUs.
      *
-     * @return whether each has a GPU
+     * @return whether each rank has a GPU
      */
     public boolean isGpu() {
-        return device == DeviceKind.gpu;
+        return options.deviceKind() == DeviceKind.gpu;
     }
 
     /**
-     * Returns on what the model is.
+     * Describes the ranks of the model.
      *
      * @return for example {@code 2 cpu ranks, threads}
      */
@@ -248,12 +244,12 @@ public final class ModelOptions {
         return String.format(
                 "%d %s %s, %s",
                 all.worldSize(),
-                device,
+                options.deviceKind(),
                 all.worldSize() == 1 ? "rank" : "ranks",
                 all.areProcesses() ? "processes" : "threads");
     }
 
-    /** Says where the ranks are, and if they are processes meets them. */
+    /** Gives the builder its ranks; ranks that are processes join their group. */
     private void place(LlamaGenerator.Builder builder) {
         Ranks all = ranks();
         boolean gpu = isGpu();

@@ -30,14 +30,14 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * A model directory of a Llama of random weights, to measure with. It is there until it is closed,
- * or the JVM ends. All layers have the same weights, as drawing them takes longer than writing.
+ * A model directory of a Llama with random weights, for benchmarks. Closing it, or the end of the
+ * JVM, deletes it. All layers share weights, as generating them takes longer than writing.
  */
 public final class RandomLlama implements AutoCloseable {
 
-    /** The sizes that there are. */
+    /** Model sizes. */
     public enum Size {
-        /** Those of {@code serve-model}, for CPUs. */
+        /** The defaults of {@code serve-model}, for CPUs. */
         TINY("tiny", config(512, 128, 256, 2, 8, 4, 10_000, ScalarType.FLOAT32)),
         /** Those of Llama 3's 8B. */
         LLAMA_8B("8b", config(128_256, 4096, 14_336, 32, 32, 8, 500_000, ScalarType.BFLOAT16));
@@ -92,14 +92,13 @@ public final class RandomLlama implements AutoCloseable {
     }
 
     /**
-     * Writes one.
+     * Writes a model.
      *
      * @param size its sizes
-     * @param parent where its directory is made; null for /dev/shm if the memory is large enough,
-     *     and otherwise where the JVM has temporary files
+     * @param parent the folder of its directory; null for /dev/shm if memory suffices, otherwise
+     *     the JVM's temporary folder
      * @return the model, to be closed
-     * @throws IOException if there is too little room, or files cannot be written; nothing is left
-     *     then
+     * @throws IOException if there is too little room or a file cannot be written; no file is left
      */
     public static RandomLlama write(Size size, Path parent) throws IOException {
         return write(size.config, parent);
@@ -112,8 +111,8 @@ public final class RandomLlama implements AutoCloseable {
         if (!hasRoom(place, bytes)) {
             throw new IOException(
                     String.format(
-                            "%s is no directory with room for the %d bytes of a Llama; name another"
-                                    + " one",
+                            "%s has no room for the %d bytes of a Llama, or is not a writable"
+                                    + " folder; name another one",
                             place, bytes));
         }
         RandomLlama model = new RandomLlama(Files.createTempDirectory(place, "djlx-llama-"));
@@ -136,7 +135,7 @@ public final class RandomLlama implements AutoCloseable {
 
     private static Path place(long bytes) throws IOException {
         var system = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
-        // It counts as memory of this process's container; loading takes some, too.
+        // Files in /dev/shm count as memory of the container; loading needs memory, too.
         return system.getTotalMemorySize() / 3 > bytes && hasRoom(SHARED_MEMORY, bytes)
                 ? SHARED_MEMORY
                 : Path.of(System.getProperty("java.io.tmpdir"));
@@ -147,7 +146,7 @@ public final class RandomLlama implements AutoCloseable {
                 && Files.getFileStore(place).getUsableSpace() - OTHER_FILES > bytes;
     }
 
-    /** Writes a file for each layer, several at a time, and the index. */
+    /** Writes a file for each layer, several in parallel, and the index. */
     private void writeWeights(List<TensorSpec> tensors) throws IOException {
         Map<String, List<TensorSpec>> files = new LinkedHashMap<>();
         JsonObject map = new JsonObject();
@@ -168,7 +167,7 @@ public final class RandomLlama implements AutoCloseable {
         }
     }
 
-    /** Those of a layer have a file of their own, and so have all others. */
+    /** Returns the file of a tensor: one for each layer, and one for each other tensor. */
     private static String file(TensorSpec tensor) {
         String[] words = tensor.name().replace("model.", "").split("\\.");
         return (words[0].equals("layers") ? "layer-" + words[1] : words[0]) + ".safetensors";
@@ -183,7 +182,7 @@ public final class RandomLlama implements AutoCloseable {
         }
     }
 
-    /** Draws weights. */
+    /** Generates random weights, one for each kind of tensor. */
     private static Function<TensorSpec, NDArray> draw(NDManager manager, List<TensorSpec> tensors) {
         manager.getEngine().setRandomSeed(SEED);
         Map<String, NDArray> drawn = new HashMap<>();
@@ -197,17 +196,17 @@ public final class RandomLlama implements AutoCloseable {
                 }
             }
         }
-        // Another array of the same memory, as the writer closes what it gets.
+        // A view, as the writer closes its arrays.
         return tensor -> drawn.get(kind(tensor)).reshape(tensor.shape());
     }
 
-    /** The name without the layer. */
+    /** Returns the name without the layer's number. */
     private static String kind(TensorSpec tensor) {
         return tensor.name().replaceFirst("\\d+", "");
     }
 
     /**
-     * Returns where it is.
+     * Returns the model directory.
      *
      * @return the directory
      */
@@ -232,7 +231,7 @@ public final class RandomLlama implements AutoCloseable {
                 deleteIfEmpty();
             }
         } catch (NoSuchFileException e) {
-            // The JVM ends meanwhile, and another thread has deleted it.
+            // The shutdown hook deleted it meanwhile.
         } catch (IOException e) {
             throw new UncheckedIOException("cannot delete " + directory, e);
         }
@@ -242,7 +241,7 @@ public final class RandomLlama implements AutoCloseable {
         try {
             Files.deleteIfExists(directory);
         } catch (DirectoryNotEmptyException e) {
-            // A thread still writes, while the JVM ends.
+            // Another thread still writes while the JVM ends.
         }
     }
 }

@@ -14,36 +14,27 @@ import java.util.Locale;
 import java.util.concurrent.Callable;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llama.LlamaConfig;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code serve-model}: a model directory to try things with. */
+/** {@code serve-model}: writes a small random model to try things with. */
 @Command(
         name = "serve-model",
         description = {
-            "Writes a Llama of random weights in Hugging Face's layout: config.json, safetensors, a"
-                    + " tokenizer trained on a text, serving.properties. What it generates means"
-                    + " nothing; it is the same in every run.",
+            "Writes a Llama with random weights in Hugging Face's layout: config.json, safetensors,"
+                + " a tokenizer trained on a text, serving.properties. Its texts mean nothing and"
+                + " are the same in every run.",
             "The sizes of Llama 3's 8B: --hidden 4096 --intermediate 14336 --layers 32 --heads 32"
                     + " --kv-heads 8 --vocabulary 128256 --dtype bfloat16"
         })
 public final class ServeModelCommand implements Callable<Integer> {
-
-    /** The element types of weights. */
-    enum WeightType {
-        float32,
-        float16,
-        bfloat16;
-
-        private ScalarType scalarType() {
-            return ScalarType.valueOf(name().toUpperCase(Locale.ROOT));
-        }
-    }
 
     private static final String DEFAULT = "${DEFAULT-VALUE} if not given.";
     private static final int MOST_LEARNED = 4096;
@@ -58,7 +49,7 @@ public final class ServeModelCommand implements Callable<Integer> {
     @Option(
             names = "--text",
             paramLabel = "FILE",
-            description = "What the tokenizer learns from; the README if not given.")
+            description = "The text that the tokenizer is trained on; the README if not given.")
     private Path text;
 
     @Option(names = "--hidden", defaultValue = "128", description = DEFAULT)
@@ -88,13 +79,18 @@ public final class ServeModelCommand implements Callable<Integer> {
             description = "Tokens of a prompt and its answer; ${DEFAULT-VALUE} if not given.")
     private int maxLength;
 
-    @Option(
-            names = "--dtype",
-            defaultValue = "float32",
-            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
-    private WeightType dtype;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .ranks(2, "Ranks on which DJL Serving loads the model; 2 if not given.")
+                    .types(
+                            ElementType.float32,
+                            ElementType.float32,
+                            ElementType.float16,
+                            ElementType.bfloat16)
+                    .typesOf("Element type of the weights");
 
-    @Option(names = "--tied", description = "Takes the embedding for the output too.")
+    @Option(names = "--tied", description = "Uses the embedding as output weights, too.")
     private boolean tied;
 
     @Option(
@@ -102,21 +98,14 @@ public final class ServeModelCommand implements Callable<Integer> {
             paramLabel = "BYTES",
             defaultValue = "5000000000",
             description =
-                    "Weights that are larger go into several files, with an index;"
-                            + " ${DEFAULT-VALUE} if not given.")
+                    "Splits larger weights into several files with an index; ${DEFAULT-VALUE} if"
+                            + " not given.")
     private long maxFileBytes;
-
-    @Option(
-            names = "--ranks",
-            paramLabel = "N",
-            defaultValue = "2",
-            description = "On how many ranks DJL is to load it; ${DEFAULT-VALUE} if not given.")
-    private int ranks;
 
     @Option(
             names = "--seed",
             defaultValue = "1",
-            description = "From which the weights follow; ${DEFAULT-VALUE} if not given.")
+            description = "Seed of the weights; ${DEFAULT-VALUE} if not given.")
     private int seed;
 
     private ServeModelCommand() {}
@@ -126,6 +115,7 @@ public final class ServeModelCommand implements Callable<Integer> {
         if (text == null) {
             text = Path.of(System.getProperty("djlx.home", "."), "README.md");
         }
+        options.check();
         if (!Files.isRegularFile(text)) {
             throw new ParameterException(
                     spec.commandLine(), "cannot read the text file " + text.toAbsolutePath());
@@ -143,7 +133,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                             + vocabulary);
         }
         LlamaConfig config = config();
-        // More would take long to learn, and the README has no more words to learn from.
+        // More would take long to train, and the README has no more words.
         BytePairEncoding tokenizer =
                 BytePairEncoding.train(Files.readString(text), Math.min(vocabulary, MOST_LEARNED));
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
@@ -152,7 +142,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                     directory,
                     config,
                     tokenizer,
-                    ranks,
+                    options.count(),
                     maxFileBytes,
                     weight -> LlamaDirectory.random(manager, weight));
         }
@@ -165,7 +155,7 @@ public final class ServeModelCommand implements Callable<Integer> {
                                 + " tokens to %s%n",
                         tensors.stream().mapToLong(tensor -> tensor.shape().size()).sum(),
                         tensors.stream().mapToLong(TensorSpec::byteSize).sum(),
-                        dtype,
+                        options.type(),
                         tokenizer.size(),
                         directory);
         return 0;
@@ -191,8 +181,8 @@ public final class ServeModelCommand implements Callable<Integer> {
                             new LlamaConfig.Rope(THETA, 1, 0, 0, 0),
                             tied,
                             List.of(),
-                            dtype.scalarType());
-            config.checkDivisible(ranks);
+                            options.type().scalarType());
+            config.checkDivisible(options.count());
             return config;
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);

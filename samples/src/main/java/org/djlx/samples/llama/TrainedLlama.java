@@ -10,16 +10,16 @@ import java.nio.file.Path;
 import java.util.Map;
 import org.djlx.fusedops.llama.LlamaConfig;
 
-/** Writes a Llama that was trained on bytes of text, in Hugging Face's layout. */
+/** Writes a Llama trained on bytes of text in Hugging Face's layout. */
 public final class TrainedLlama {
 
-    /** The tokens that are bytes: a byte's token is its value. */
+    /** The number of byte tokens: a byte's token id is its value. */
     public static final int BYTES = 256;
 
     /** The token that begins every text. */
     public static final int BEGIN = tokenizer().id(BytePairEncoding.BEGIN);
 
-    /** How many tokens there are: all bytes, and the special ones. */
+    /** The size of the vocabulary: all bytes and the special tokens. */
     public static final int VOCABULARY = BytePairEncoding.smallest();
 
     private TrainedLlama() {}
@@ -29,10 +29,9 @@ public final class TrainedLlama {
     }
 
     /**
-     * Writes a model directory, for one rank; {@code --ranks} of the programs that read it says
-     * otherwise.
+     * Writes a model directory for one rank, which {@code --ranks} of other commands overrides.
      *
-     * @param directory where to; it is created if it is not there, and files in it are replaced
+     * @param directory the directory, which is created if missing; its files are replaced
      * @param config the sizes, of {@link #VOCABULARY} tokens
      * @param weights the weight of each module by its name there, such as {@code
      *     model.layers.0.mlp.up_proj}; they are closed

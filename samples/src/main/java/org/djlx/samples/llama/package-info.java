@@ -2,17 +2,21 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
+/* Package-private:
+ * LlamaDirectory - writes a model directory
+ * BytePairEncoding - trains a tokenizer on a text
+ * SlowProgress - prints progress after a while only
+ */
 /**
- * Llamas that are written to directories, and that write text.
+ * Generates text with Llamas, and writes model directories in Hugging Face's layout.
  *
- * <pre>
- *   GenerateCommand    generate: writes text
- *   ServeModelCommand  serve-model: writes a small Llama of random weights
- *   ModelOptions       the options of commands that generate text
- *   LlamaDirectory     writes a model directory in Hugging Face's layout
- *   RandomLlama        one of random weights
- *   TrainedLlama       one that was trained
- *   BytePairEncoding   a tokenizer that is learned from a text
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.samples.llama.GenerateCommand} - {@code generate}: continues a prompt
+ *   <li>{@link org.djlx.samples.llama.ServeModelCommand} - {@code serve-model}: writes a small
+ *       random model
+ *   <li>{@link org.djlx.samples.llama.ModelOptions} - the options of commands that generate text
+ *   <li>{@link org.djlx.samples.llama.RandomLlama} - a random model for benchmarks
+ *   <li>{@link org.djlx.samples.llama.TrainedLlama} - writes a model trained on bytes
+ * </ul>
  */
 package org.djlx.samples.llama;

@@ -22,7 +22,7 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.TextTable;
 
 /**
  * One rank of a tensor-parallel MLP on the bytes of a text, on the device of its group.
@@ -47,7 +47,7 @@ final class MlpJob implements AutoCloseable {
     private final CudaDevice gpu; // null on the CPU
     private final ScalarType type;
     private final int tokens;
-    // The unsharded input and weights, rounded to the type, and this rank's parts of them.
+    // The unsharded input and weights, rounded to the type, and this rank's shards.
     private final NDArray x;
     private final NDArray w1;
     private final NDArray w2;
@@ -56,7 +56,7 @@ final class MlpJob implements AutoCloseable {
     private final NDArray w2Shard;
 
     /**
-     * What rank 0 reports.
+     * The result that rank 0 reports.
      *
      * @param tokens the number of tokens
      * @param largestError of all ranks and operators, relative to the largest magnitude
@@ -71,11 +71,12 @@ final class MlpJob implements AutoCloseable {
                     "the text has "
                             + text.length
                             + " bytes, fewer than there are ranks, "
-                            + worldSize);
+                            + worldSize
+                            + "; name a longer one by --text, or give a lower --ranks");
         }
         this.group = group;
         this.type = type;
-        // Every rank has the same number of tokens and of hidden units.
+        // All ranks have the same number of tokens and hidden units.
         int tokensPerRank = Math.min(MAX_TOKENS, text.length) / worldSize;
         int hiddenPerRank = (HIDDEN + worldSize - 1) / worldSize;
         int hidden = hiddenPerRank * worldSize;
@@ -95,7 +96,7 @@ final class MlpJob implements AutoCloseable {
         return rank * size + ":" + (rank + 1) * size;
     }
 
-    /** Each byte value has an embedding of its own. */
+    /** Returns the embedding of each byte of the text. */
     private NDArray embed(byte[] text) {
         double[] table = gaussians(256 * EMBEDDING, 0, 1);
         double[] values = new double[tokens * EMBEDDING];
@@ -105,7 +106,7 @@ final class MlpJob implements AutoCloseable {
         return Torch.cast(manager.create(values, new Shape(tokens, EMBEDDING)), type);
     }
 
-    /** Weights that keep the variance of what they are applied to. */
+    /** Returns weights that keep the variance of their input. */
     private NDArray random(Shape shape, int salt) {
         double deviation = 1 / Math.sqrt(shape.get(0));
         double[] values = gaussians((int) shape.size(), salt, deviation);
@@ -137,7 +138,7 @@ final class MlpJob implements AutoCloseable {
         return new Result(tokens, Math.max(first.error(), second.error()), table);
     }
 
-    /** Trains the weights; their first values stay as they are. */
+    /** Trains copies of the weights. */
     MlpTraining.Result train(int steps) {
         String rows = range(group.rank(), (int) xShard.getShape().get(0));
         String columns = range(group.rank(), (int) w1Shard.getShape().get(1));
@@ -152,9 +153,7 @@ final class MlpJob implements AutoCloseable {
         return FusedOps.matmulReduceScatter(hidden, w2Shard, ReduceOp.SUM, 0, group);
     }
 
-    /**
-     * One operator's result, and what is the same on all ranks: path, slowest time, worst error.
-     */
+    /** One operator's result, with the slowest rank's time and the largest error of all ranks. */
     private record Measured(NDArray result, String path, double millis, double error) {
 
         void addTo(TextTable table, String operator, NDArray a, NDArray b) {
@@ -194,7 +193,7 @@ final class MlpJob implements AutoCloseable {
         return new Measured(result, path, worst[0], worst[1]);
     }
 
-    /** The path that was taken; ranks may differ in how they multiply what was gathered. */
+    /** Returns the path that the operator took. Ranks may use different matmuls on it. */
     private static String path(UsageCounter usage) {
         for (FallbackReason reason : FallbackReason.values()) {
             if (usage.fallbacks(reason) > 0) {

@@ -21,24 +21,25 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * Trains the MLP to tell the embedding of a token from that of the token before it, by gradient
- * descent: on all ranks through the fused operators, and on rank 0 by plain DJL, not divided and in
- * float64, to compare with. The loss is the squared distance, the mean of all tokens.
+ * Trains the MLP to predict the embedding of the next token by gradient descent: on all ranks
+ * through the fused operators and, as the reference, on rank 0 in plain DJL, unsharded and in
+ * float64. The loss is the squared distance, averaged over tokens.
  */
 final class MlpTraining {
 
     private static final float RATE = 0.01f;
 
     /**
-     * What came of it.
+     * The result of a training.
      *
-     * @param losses of all steps, of all ranks
-     * @param expected those of plain DJL; on rank 0 alone
-     * @param error how far W1 and W2 are from plain DJL's at the end, relative to the largest
+     * @param losses the loss of each step over all ranks
+     * @param expected the losses of plain DJL; empty on all ranks but 0
+     * @param error the largest difference of final weights from plain DJL's, relative to the
+     *     largest weight
      */
     record Result(List<Double> losses, List<Double> expected, double error) {}
 
-    /** Weights that go down on the loss of what is computed with them. */
+    /** Weights, and the optimizer that updates them. */
     private static final class Weights {
 
         private final List<NDArray> arrays;
@@ -50,7 +51,7 @@ final class MlpTraining {
             this.arrays.forEach(array -> array.setRequiresGradient(true));
         }
 
-        /** Goes one step down; returns the loss. */
+        /** Updates the weights once; returns the loss. */
         double step(UnaryOperator<NDArray> mlp, NDArray x, NDArray next, long tokens) {
             double value;
             try (NDManager temporary = x.getManager().newSubManager();
@@ -72,7 +73,7 @@ final class MlpTraining {
     }
 
     /**
-     * Returns the part of the loss that is in some rows.
+     * Returns the loss of some rows, as their part of the mean.
      *
      * @param temporary is open until the backward pass: {@code div(tokens)} would have autograd
      *     keep the address of memory of the JVM, as {@link GradientScope} says
@@ -93,7 +94,8 @@ final class MlpTraining {
     /**
      * Trains.
      *
-     * @param x all tokens, of which this rank has the rows and columns that it says
+     * @param x all tokens @param rows the index of this rank's tokens @param columns the index of
+     *     this rank's columns of W1 and rows of W2
      */
     Result run(NDArray x, NDArray w1, NDArray w2, String rows, String columns, int steps) {
         long tokens = x.getShape().get(0);

@@ -2,14 +2,15 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
+/* Package-private:
+ * MlpJob - one rank of the MLP
+ * MlpTraining - its training
+ */
 /**
- * The main job: a tensor-parallel MLP, computed or trained, compared with the same without
- * sharding.
+ * The main job: a tensor-parallel MLP, computed or trained, and compared with the unsharded MLP.
  *
- * <pre>
- *   MlpCommand   the command
- *   MlpJob       one rank of a tensor-parallel MLP on a text
- *   MlpTraining  its training
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.samples.mlp.MlpCommand} - {@code mlp}
+ * </ul>
  */
 package org.djlx.samples.mlp;

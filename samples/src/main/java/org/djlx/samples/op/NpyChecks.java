@@ -11,8 +11,8 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * Checks the bytes of an .npy array before DJL decodes them: DJL takes what it knows, but not all
- * that NumPy writes, and PyTorch cannot hold every type that DJL decodes.
+ * Checks the bytes of an .npy array before DJL decodes them. DJL does not read every array that
+ * NumPy writes, and PyTorch does not have every type that DJL reads.
  *
  * <p>The layout: 6 bytes of magic, 2 of version, the size of the header (2 bytes in version 1, 4
  * from 2 on, little-endian), the header, a Python dictionary in plain text, then the elements.
@@ -31,9 +31,9 @@ final class NpyChecks {
     private NpyChecks() {}
 
     /**
-     * Does nothing if DJL can decode the array.
+     * Checks that DJL can decode the array.
      *
-     * @throws IllegalArgumentException with the reason if it cannot
+     * @throws IllegalArgumentException if it cannot, with the reason
      */
     static void requireReadable(byte[] npy) {
         if (npy.length < VERSION_END || !Arrays.equals(Arrays.copyOf(npy, MAGIC.length), MAGIC)) {
@@ -75,7 +75,7 @@ final class NpyChecks {
     }
 
     private static void requireSize(String shape, int itemSize, long bytes) {
-        // Doubles, as a damaged shape could overflow anything else.
+        // In double precision: a damaged shape could overflow integers.
         double wanted = itemSize;
         for (String size : shape.split("[, ]+")) {
             wanted *= size.isEmpty() ? 1 : Double.parseDouble(size);

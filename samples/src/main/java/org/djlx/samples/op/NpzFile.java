@@ -41,8 +41,8 @@ final class NpzFile {
      * @param manager the manager that owns them, on the CPU
      * @param file the file
      * @return the arrays in the order of the file, with names
-     * @throws IOException if the file cannot be read, or is damaged, or has an array that PyTorch
-     *     cannot hold
+     * @throws IOException if the file cannot be read or is damaged, or PyTorch lacks the type of an
+     *     array
      */
     static NDList read(NDManager manager, Path file) throws IOException {
         NDList arrays = new NDList();

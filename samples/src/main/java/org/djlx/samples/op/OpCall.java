@@ -21,7 +21,7 @@ import org.djlx.nativeops.Torch;
  *
  * @param group the group
  * @param manager the manager of the arrays, on the group's device
- * @param inputs this rank's inputs; empty where only the root has some
+ * @param inputs this rank's inputs; empty if only the root has inputs
  * @param bs the right operands of matmuls
  * @param reduceOp how to reduce
  * @param root the root
@@ -71,7 +71,7 @@ record OpCall(
         return results;
     }
 
-    /** Returns an array like the root's input; ranks without input learn of its shape. */
+    /** Returns an array of the type and shape of the root's input, which all ranks receive. */
     NDArray resultLikeRoots() {
         long[] description = isRoot() ? describe(input()) : new long[DESCRIPTION];
         try (NDArray numbers = manager.create(description)) {
@@ -80,7 +80,7 @@ record OpCall(
         }
     }
 
-    /** Returns an array for what each rank has for this one; all learn of the shapes. */
+    /** Returns an array for each rank's input to this one; ranks exchange the shapes. */
     List<NDArray> resultsLikeExchanged() {
         int worldSize = group.worldSize();
         long[] descriptions = new long[worldSize * DESCRIPTION];

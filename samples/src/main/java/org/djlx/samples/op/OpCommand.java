@@ -15,17 +15,18 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
+import java.util.stream.IntStream;
 import org.djlx.collectives.Backends;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.ElementType;
-import org.djlx.samples.Main;
-import org.djlx.samples.Ranks;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.TextTable;
 import org.djlx.samples.launch.Launcher;
 import org.djlx.samples.op.OpKind.Takes;
 import org.djlx.samples.op.OpKind.Yields;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
@@ -36,33 +37,34 @@ import picocli.CommandLine.Spec;
 @Command(
         name = "op",
         description = {
-            "Runs a collective or a fused operator on arrays from NumPy's .npz files, says what"
-                + " each rank gets, and writes the results as .npz. In the name of a file, {rank}"
+            "Runs a collective or a fused operator on arrays from NumPy's .npz files, prints what"
+                + " each rank gets, and writes the results as .npz. {rank} in the name of a file"
                 + " stands for the rank.",
-            "Ranks are threads, or processes; in a process started by 'launch' or torchrun it runs"
+            "Ranks are threads, or processes; in a process started by 'launch' or torchrun, op runs"
                     + " that process's rank.",
-            "scatter, reduceScatter and allToAll pass an array for each rank, coalesced operations"
-                + " as many as there are, the others one. broadcast and scatter read on the root"
-                + " only. Results are named as numpy.savez does, arr_0 and so on; those of"
+            "scatter, reduceScatter and allToAll take an array for each rank, coalesced operations"
+                + " any number of arrays, all others one. broadcast and scatter read on the root"
+                + " only. Results are named arr_0 and so on, as by numpy.savez; those of"
                 + " allGatherMatmul product_0 and so on, and gathered; that of matmulReduceScatter"
                 + " product.",
-            "Example: samples/run.sh op allGatherMatmul --ranks 2 --input a.npz --split 0 --b"
-                    + " b-{rank}.npz --output out-{rank}.npz"
+            "Example: samples/run.sh op allGatherMatmul --ranks 2 --example"
         })
 public final class OpCommand implements Callable<Integer> {
 
-    private static final int DEFAULT_RANKS = 4;
+    private static final int SOME = 2; // example arrays where any number will do
 
     @Spec private CommandSpec spec;
 
     @Parameters(paramLabel = "OPERATION", description = "One of ${COMPLETION-CANDIDATES}.")
     private OpKind operation;
 
-    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 4 if not given.")
-    private Integer ranks;
-
-    @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
-    private boolean processes;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .ranks(4)
+                    .processes()
+                    .types(null)
+                    .typesOf("Converts the arrays read to a type");
 
     @Option(
             names = "--backend",
@@ -72,6 +74,13 @@ public final class OpCommand implements Callable<Integer> {
 
     @Option(names = "--input", paramLabel = "FILE", description = "The inputs.")
     private String input;
+
+    @Option(
+            names = "--example",
+            description =
+                    "Writes example arrays into those of the files of --input and --b that do not"
+                            + " exist; in-{rank}.npz and b-{rank}.npz if these are not given.")
+    private boolean example;
 
     @Option(
             names = "--array",
@@ -107,13 +116,6 @@ public final class OpCommand implements Callable<Integer> {
     private String output;
 
     @Option(
-            names = "--dtype",
-            description =
-                    "Converts the arrays read to one of ${COMPLETION-CANDIDATES}. A bfloat16 result"
-                            + " is written as float32, for NumPy has no such type.")
-    private ElementType dtype;
-
-    @Option(
             names = "--reduce",
             paramLabel = "OP",
             description = "One of ${COMPLETION-CANDIDATES}; SUM if not given.")
@@ -140,16 +142,23 @@ public final class OpCommand implements Callable<Integer> {
 
     @Override
     public Integer call() throws Exception {
-        checkOptions();
-        if (processes) {
-            checkCall(ranks == null ? DEFAULT_RANKS : ranks);
-            return launch();
+        if (example) {
+            input = input == null && operation.reads() ? "in-{rank}.npz" : input;
+            b = b == null && operation.takes(Takes.B) ? "b-{rank}.npz" : b;
         }
-        Ranks here = Ranks.of(ranks, DEFAULT_RANKS);
+        checkOptions();
+        if (options.inProcesses()) {
+            checkCall(options.count());
+            writeExamples(IntStream.range(0, options.count()).boxed().toList(), options.count());
+            return Launcher.launchRanksOf(spec, options.count());
+        }
+        Ranks here = options.here();
         checkCall(here.worldSize());
+        writeExamples(here.here(), here.worldSize());
         OpJob job = job();
         here.here().forEach(rank -> job.files(rank).forEach(this::checkFile));
-        // All is read before ranks wait for each other: a bad file is no news of a lost rank.
+        // Read all files before ranks wait for each other: a bad file must not look like a lost
+        // rank.
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Map<Integer, OpJob.Arrays> arrays = new HashMap<>();
             for (int rank : here.here()) {
@@ -162,8 +171,29 @@ public final class OpCommand implements Callable<Integer> {
         return 0;
     }
 
+    private void writeExamples(List<Integer> ranks, int worldSize) throws IOException {
+        if (!example) {
+            return;
+        }
+        for (String file : new String[] {input, b}) {
+            if (file != null
+                    && !Files.isDirectory(OpInput.file(file, 0).toAbsolutePath().getParent())) {
+                throw wrong("there is no folder for the example file %s; create it", file);
+            }
+        }
+        int count = operation.readsSome() ? SOME : operation.inputs(worldSize);
+        for (int rank : ranks) {
+            if (operation.readsOn(rank, root())) {
+                ExampleFiles.writeInputs(OpInput.file(input, rank), rank, count, worldSize);
+            }
+            if (b != null) {
+                ExampleFiles.writeB(OpInput.file(b, rank), rank);
+            }
+        }
+    }
+
     private OpJob job() {
-        ScalarType type = dtype == null ? null : dtype.scalarType();
+        ScalarType type = options.type() == null ? null : options.type().scalarType();
         return new OpJob(
                 operation,
                 input == null ? null : new OpInput(input, arrays, split, type),
@@ -179,7 +209,7 @@ public final class OpCommand implements Callable<Integer> {
     }
 
     private void checkOptions() {
-        Ranks.check(spec, "--ranks", ranks, processes);
+        options.check();
         try {
             Backends.get(backend);
         } catch (IllegalArgumentException e) {
@@ -192,10 +222,10 @@ public final class OpCommand implements Callable<Integer> {
         checkTaken("--root", root, operation.takes(Takes.ROOT));
         checkTaken("--dim", dim, operation.takes(Takes.DIM));
         if (operation.reads() && input == null) {
-            throw wrong("%s needs --input", operation);
+            throw wrong("%s needs --input FILE, or --example", operation);
         }
         if (operation.takes(Takes.B) && b == null) {
-            throw wrong("%s needs --b", operation);
+            throw wrong("%s needs --b FILE, or --example", operation);
         }
         checkSplit("--split", split, "--input", input);
         checkSplit("--split-b", splitB, "--b", b);
@@ -218,7 +248,8 @@ public final class OpCommand implements Callable<Integer> {
 
     private void checkCall(int worldSize) {
         if (root() < 0 || root() >= worldSize) {
-            throw wrong("--root %d is none of %s", root(), Ranks.count(worldSize));
+            throw wrong(
+                    "--root must be from 0 to %d, the last rank, not %d", worldSize - 1, root());
         }
         if (output == null) {
             return;
@@ -230,7 +261,7 @@ public final class OpCommand implements Callable<Integer> {
         }
         Path folder = Path.of(output).toAbsolutePath().getParent();
         if (!Files.isDirectory(folder)) {
-            throw wrong("there is no folder %s for --output", folder);
+            throw wrong("there is no folder %s for --output; create it", folder);
         }
     }
 
@@ -242,20 +273,6 @@ public final class OpCommand implements Callable<Integer> {
 
     private int root() {
         return root == null ? 0 : root;
-    }
-
-    /** Starts this command once for each rank; files are read there. */
-    private int launch() throws IOException, InterruptedException {
-        List<String> args =
-                spec.root().commandLine().getParseResult().originalArgs().stream()
-                        .filter(arg -> !arg.equals("--processes"))
-                        .toList();
-        return Launcher.builder()
-                .setProcesses(ranks == null ? DEFAULT_RANKS : ranks)
-                .setMainClass(Main.class.getName())
-                .optArgs(args)
-                .build()
-                .launch();
     }
 
     private ReduceOp reduceOp() {

@@ -18,11 +18,11 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * Where the ranks' arrays come from: a file for each rank, a file of which each rank takes its
- * part, or a file that all ranks read.
+ * The source of the ranks' arrays: a file for each rank, one file that is split among the ranks, or
+ * one file that all ranks read.
  *
  * @param pattern the name of the file; {rank} in it stands for the rank
- * @param names the arrays to take, in this order; all of the file if empty
+ * @param names the arrays to take, in this order; empty for all
  * @param split the dimension along which each array is split into equal parts, one for each rank;
  *     null if it is not
  * @param type the element type that arrays are converted to; null for that of the file
@@ -41,7 +41,7 @@ record OpInput(String pattern, List<String> names, Integer split, ScalarType typ
      * @param manager the manager that owns them, on the CPU
      * @return contiguous arrays
      * @throws IOException as {@link NpzFile#read}
-     * @throws IllegalArgumentException if the file has not the arrays, or they cannot be split
+     * @throws IllegalArgumentException if an array is missing or cannot be split
      */
     List<NDArray> read(NDManager manager, int rank, int worldSize) throws IOException {
         try (NDManager whole = manager.newSubManager()) {

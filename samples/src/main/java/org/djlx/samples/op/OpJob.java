@@ -22,7 +22,7 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * One operation from files to files.
+ * One operation: reads its inputs from files and writes its results to files.
  *
  * @param operation the operation
  * @param input where its inputs come from; null if it has none
@@ -43,7 +43,7 @@ record OpJob(
 
     private static final int SHOWN = 4; // values of a result
 
-    /** What one rank read, on the CPU. */
+    /** The arrays that one rank read, on the CPU. */
     record Arrays(List<NDArray> inputs, List<NDArray> bs) {}
 
     /** One result of one rank; the file is null if it was not written. */
@@ -62,11 +62,11 @@ record OpJob(
     }
 
     /**
-     * Reads what a rank passes.
+     * Reads the inputs of a rank.
      *
      * @param manager the manager that owns the arrays, on the CPU
      * @throws IOException if a file cannot be read
-     * @throws IllegalArgumentException if it does not hold what is needed
+     * @throws IllegalArgumentException if a file lacks an array
      */
     Arrays read(NDManager manager, int rank, int worldSize) throws IOException {
         List<NDArray> bs = b == null ? List.of() : b.read(manager, rank, worldSize);
@@ -151,7 +151,7 @@ record OpJob(
         }
     }
 
-    /** Returns a number with the digits that its type has. */
+    /** Returns a number with the digits of its type. */
     private static String text(Number value, ScalarType type) {
         boolean narrow = type.isFloatingPoint() && type != ScalarType.FLOAT64;
         return narrow ? Float.toString(value.floatValue()) : value.toString();

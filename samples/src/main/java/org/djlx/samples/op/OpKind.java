@@ -13,7 +13,7 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.GatheredMatmul;
 import org.djlx.fusedops.LowContention;
 
-/** The operations that {@code op} offers, by the names of the methods that they call. */
+/** The operations of {@code op}, named after the methods that they call. */
 enum OpKind {
     allReduce(Reads.ONE, Yields.EVERYWHERE, Takes.REDUCE) {
         @Override
@@ -198,7 +198,7 @@ enum OpKind {
         EVERYWHERE
     }
 
-    /** What else an operation is told. */
+    /** The other arguments of an operation. */
     enum Takes {
         REDUCE,
         ROOT,
@@ -216,7 +216,7 @@ enum OpKind {
         this.takes = Set.of(takes);
     }
 
-    /** Runs the operation and returns this rank's results; a GPU may still be at work on them. */
+    /** Runs the operation and returns this rank's results, which a GPU may still be computing. */
     abstract List<NDArray> run(OpCall call);
 
     boolean reads() {
@@ -228,18 +228,18 @@ enum OpKind {
         return reads() && (!onRoot || rank == root);
     }
 
-    /** Tells whether a rank passes as many arrays as it likes. */
+    /** Tells whether a rank may pass any number of arrays. */
     boolean readsSome() {
         return reads == Reads.SOME;
     }
 
-    /** Returns how many arrays a rank that reads passes otherwise. */
+    /** Returns the number of arrays that a rank passes, if it is fixed. */
     int inputs(int worldSize) {
         boolean perRank = reads == Reads.ONE_PER_RANK || reads == Reads.ONE_PER_RANK_ON_ROOT;
         return perRank ? worldSize : 1;
     }
 
-    /** Tells whether the root's list are the parts of one array, if that is to be split. */
+    /** Tells whether --split divides the root's array into one part for each rank. */
     boolean scattersParts() {
         return reads == Reads.ONE_PER_RANK_ON_ROOT;
     }

@@ -2,17 +2,20 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
+/* Package-private:
+ * OpJob - one operation from files to files
+ * OpKind - the operations
+ * OpCall - one rank's call
+ * OpInput - the source of the ranks' arrays
+ * ExampleFiles - writes example inputs
+ * NpzFile - reads and writes .npz files
+ * NpyChecks - checks an .npy array before DJL decodes it
+ */
 /**
- * Any operation, on arrays in NumPy files. *
+ * Runs any operation on arrays in NumPy files.
  *
- * <pre>
- *   OpCommand  the command
- *   OpJob      one operation from files to files
- *   OpKind     the operations that there are
- *   OpCall     one rank's call
- *   OpInput    where the ranks' arrays come from
- *   NpzFile    NumPy's files of arrays
- *   NpyChecks  checks of an array's bytes
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.samples.op.OpCommand} - {@code op}
+ * </ul>
  */
 package org.djlx.samples.op;

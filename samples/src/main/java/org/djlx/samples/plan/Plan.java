@@ -20,13 +20,14 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.MatmulShape;
+import org.djlx.samples.common.MatmulShape;
 
 /**
- * What an operator costs on groups of tensor-parallel ranks, each with a replica of B.
+ * The predicted cost of an operator on groups of tensor-parallel ranks. Each group has a replica of
+ * B.
  *
- * <p>A group has a host for itself, or several if it has more ranks than a host has GPUs; hosts
- * beyond have further replicas, which sum B's gradients across the network.
+ * <p>A group takes one host, or several if it has more ranks than a host has GPUs. Further hosts
+ * hold further replicas, which sum B's gradients across the network.
  */
 final class Plan {
 
@@ -45,9 +46,9 @@ final class Plan {
     /**
      * Makes a plan.
      *
-     * @param shape the sizes, of each replica
-     * @param ranks of a group
-     * @param hosts all of them; 0 for as many as a group needs
+     * @param shape the sizes of each replica
+     * @param ranks the ranks of a group
+     * @param hosts the number of all hosts; 0 for those of one group
      * @throws IllegalArgumentException if the shape cannot be divided among the ranks, or the hosts
      *     among groups
      */
@@ -88,12 +89,12 @@ final class Plan {
         return model.choose(work, model::possible, recorded);
     }
 
-    /** What the path takes that eager calls take. */
+    /** Returns the microseconds of the path that eager calls take. */
     private double micros() {
         return model.predict(work, choice(false).path()).micros(false);
     }
 
-    /** The gradients of a GPU's part of B. */
+    /** Returns the bytes of the gradients of a GPU's part of B. */
     private double gradientBytes() {
         return (double) shape.n() * shape.k() / ranks * type.itemSize();
     }
@@ -102,7 +103,7 @@ final class Plan {
         return network.allReduce(gradientBytes(), replicas());
     }
 
-    /** Returns each path with its predictions, what is taken and why, and what limits it. */
+    /** Returns the prediction for each path, the chosen path with its reason, and the limit. */
     String details() {
         Set<Path> possible = model.possible(work);
         Table table =
@@ -192,7 +193,7 @@ final class Plan {
         return eager && graph ? "yes" : eager ? "eager" : graph ? "in graph" : "";
     }
 
-    /** The rows of this operator; what was not measured is empty. */
+    /** Returns the measured time of a path; empty if there is none. */
     private String measured(String path) {
         return Measurement.all().stream()
                 .filter(row -> row.machine().equals(machine.name()))
@@ -212,7 +213,7 @@ final class Plan {
         return String.format(Locale.ROOT, value < 100 ? "%.1f" : "%.0f", value);
     }
 
-    /** Returns a row for each plan; with what training costs, if one of them has replicas. */
+    /** Returns a row for each plan, with the cost of training if any plan has replicas. */
     static Table table(List<Plan> plans) {
         boolean training = plans.stream().anyMatch(plan -> plan.replicas() > 1);
         List<String> header =
@@ -236,9 +237,9 @@ final class Plan {
     }
 
     /**
-     * A step is the operator and twice as much backwards. Its efficiency is the part of it in which
-     * a GPU does not wait for gradients: if they are summed when all has been computed, and if they
-     * are summed beside the backward pass.
+     * Returns the cells of this plan. A training step takes three times the operator: forward, and
+     * twice that backward. Its efficiency is the part of the time in which a GPU does not wait for
+     * gradients; the two figures are for sums after the backward pass and for sums beside it.
      */
     private List<String> row(boolean training) {
         double step = 3 * micros();

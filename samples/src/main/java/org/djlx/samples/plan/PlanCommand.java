@@ -13,23 +13,25 @@ import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.ElementType;
-import org.djlx.samples.MatmulShape;
+import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.MatmulShape;
+import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
-/** {@code plan}: what fused operators are predicted to cost; needs no GPU. */
+/** {@code plan}: predicts the cost of fused operators; needs no GPU. */
 @Command(
         name = "plan",
         description = {
-            "Predicts what a fused operator takes by each of its paths, what is taken and why, and"
+            "Predicts the time of each path of a fused operator, which path is taken and why, and"
                     + " the limit: the matmul alone, or the bytes into each GPU at the best rate."
                     + " The model is fitted to measurements; no GPU is needed.",
-            "With one shape, number of ranks and number of hosts it shows each path; with several,"
-                    + " or with --markdown, a row for each combination."
+            "Prints all paths of one combination of shape, ranks and hosts; of several, or with"
+                    + " --markdown, a row each."
         })
 public final class PlanCommand implements Callable<Integer> {
 
@@ -60,22 +62,12 @@ public final class PlanCommand implements Callable<Integer> {
     private List<String> shapes;
 
     @Option(
-            names = "--ranks",
-            paramLabel = "N",
-            split = ",",
-            defaultValue = "8",
-            description =
-                    "Tensor-parallel ranks of a group, or several numbers; ${DEFAULT-VALUE} if not"
-                            + " given.")
-    private List<Integer> ranks;
-
-    @Option(
             names = "--hosts",
             paramLabel = "N",
             split = ",",
             description =
-                    "Hosts, or several numbers. What a group does not need has further replicas,"
-                            + " which sum gradients; if not given, a group has what it needs.")
+                    "Hosts, or several numbers; those of one group if not given. Further hosts hold"
+                            + " replicas, which sum gradients.")
     private List<Integer> hosts = List.of();
 
     @Option(
@@ -85,22 +77,31 @@ public final class PlanCommand implements Callable<Integer> {
                             + " both if not given.")
     private Op op;
 
-    @Option(
-            names = "--dtype",
-            defaultValue = "bfloat16",
-            description = "float64, float32, float16 or bfloat16; ${DEFAULT-VALUE} if not given.")
-    private ElementType dtype;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .ranks(
+                            8,
+                            "Tensor-parallel ranks of a group, or several numbers; 8 if not given.")
+                    .several()
+                    .most(MAX_RANKS)
+                    .types(
+                            ElementType.bfloat16,
+                            ElementType.float64,
+                            ElementType.float32,
+                            ElementType.float16,
+                            ElementType.bfloat16);
 
     @Option(
             names = "--machine",
             defaultValue = "h200",
-            description = "The GPUs: h200, which is the only kind that was measured.")
+            description = "The GPUs; only h200 was measured.")
     private String machine;
 
     @Option(
             names = "--multiprocessors",
             paramLabel = "N",
-            description = "Scales to GPUs with so many; an H200 has 132.")
+            description = "Scales to GPUs with this many SMs; an H200 has 132.")
     private Integer multiprocessors;
 
     @Option(
@@ -108,21 +109,21 @@ public final class PlanCommand implements Callable<Integer> {
             paramLabel = "MHZ",
             defaultValue = "1980",
             description =
-                    "Scales to GPUs of that clock; ${DEFAULT-VALUE}, an H200's, if not given.")
+                    "Scales to GPUs of this clock; ${DEFAULT-VALUE}, an H200's, if not given.")
     private double clock;
 
     @Option(
             names = "--network-rate",
             paramLabel = "GB/S",
             defaultValue = "50",
-            description = "From host to host, for each GPU; ${DEFAULT-VALUE} if not given.")
+            description = "Rate between hosts for each GPU; ${DEFAULT-VALUE} if not given.")
     private double networkRate;
 
     @Option(
             names = "--network-latency",
             paramLabel = "US",
             defaultValue = "10",
-            description = "Of a message from host to host; ${DEFAULT-VALUE} if not given.")
+            description = "Latency of a message between hosts; ${DEFAULT-VALUE} if not given.")
     private double networkLatency;
 
     @Option(names = "--markdown", description = "Prints the rows as a table for docs/cost.md.")
@@ -132,6 +133,7 @@ public final class PlanCommand implements Callable<Integer> {
 
     @Override
     public Integer call() {
+        options.check();
         List<Plan> plans;
         try {
             plans = plans();
@@ -139,7 +141,7 @@ public final class PlanCommand implements Callable<Integer> {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
         PrintWriter out = spec.commandLine().getOut();
-        if (!markdown && shapes.size() == 1 && ranks.size() == 1 && hosts.size() <= 1) {
+        if (!markdown && shapes.size() == 1 && options.counts().size() == 1 && hosts.size() <= 1) {
             out.print(plans.stream().map(Plan::details).collect(Collectors.joining("\n")));
         } else {
             Table table = Plan.table(plans);
@@ -161,17 +163,12 @@ public final class PlanCommand implements Callable<Integer> {
         int count = multiprocessors == null ? Machine.H200.multiprocessors() : multiprocessors;
         Machine scaled = Machine.H200.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
-        ScalarType type = dtype.scalarType();
-        if (!type.isFloatingPoint()) {
-            throw new IllegalArgumentException(
-                    "--dtype must be a floating-point type, not " + dtype);
-        }
+        ScalarType type = options.type().scalarType();
         List<Plan> plans = new ArrayList<>();
         for (Op each : op == null ? List.of(Op.values()) : List.of(op)) {
             for (String shape : shapes) {
-                for (int size : ranks) {
+                for (int size : options.counts()) {
                     for (int all : hosts.isEmpty() ? List.of(0) : hosts) {
-                        requirePositive("--ranks", size);
                         if (!hosts.isEmpty()) {
                             requirePositive("--hosts", all);
                         }

@@ -8,7 +8,7 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.Collectors;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.TextTable;
 
 /** A table, as text or for a page of documentation. */
 final class Table {

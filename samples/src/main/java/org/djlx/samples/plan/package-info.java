@@ -2,13 +2,15 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
+/* Package-private:
+ * Plan - the predicted cost of an operator by path
+ * Table - a table as text or Markdown
+ */
 /**
- * What fused operators are predicted to cost, and which path they take. *
+ * Predicts the cost of fused operators, and the path that they take.
  *
- * <pre>
- *   PlanCommand  the command
- *   Plan         what an operator costs by each path
- *   Table        a table, as text or for a page
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.samples.plan.PlanCommand} - {@code plan}
+ * </ul>
  */
 package org.djlx.samples.plan;

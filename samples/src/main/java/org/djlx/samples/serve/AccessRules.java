@@ -12,10 +12,9 @@ import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 
 /**
- * Who may ask. With a token, whoever shows it. Without one, whoever reaches the port, but no page
- * of another site in a browser of this host: such a page can only name this server by a name that
- * its owner has given to this address (DNS rebinding), so names other than the server's own are
- * refused.
+ * Decides which requests are allowed. With a token: those that carry it. Without one: all that
+ * reach the port with the server's own name or an IP address as host. Other names are refused, as
+ * they are how a page of another site could reach this server from a browser (DNS rebinding).
  */
 final class AccessRules {
 
@@ -27,7 +26,7 @@ final class AccessRules {
         host = options.host();
     }
 
-    /** Tells whether the server's own name was used. */
+    /** Tells whether the request names this server as its host. */
     boolean allowsHost(HttpHeaders headers) {
         if (token != null) {
             return true;
@@ -40,7 +39,7 @@ final class AccessRules {
                 || name.startsWith("[") && NetUtil.isValidIpV6Address(name);
     }
 
-    /** Tells whether the token was shown, in a time that does not depend on what was shown. */
+    /** Tells whether the request has the token, in constant time. */
     boolean allowsToken(HttpHeaders headers) {
         return token == null
                 || MessageDigest.isEqual(

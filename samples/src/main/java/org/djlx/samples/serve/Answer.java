@@ -31,20 +31,20 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * An answer on its way to a client. The connection's event loop takes the pieces that are there
- * whenever the generator says so, and no more than the client reads: what it does not take waits in
- * the generations. All methods are called by the event loop.
+ * An answer being sent to a client. When the generator reports progress, the connection's event
+ * loop takes the pieces there are, but no more than the client reads; the rest waits in the
+ * generations. The event loop calls all methods.
  */
 final class Answer {
 
     private static final Logger logger = LoggerFactory.getLogger(Answer.class);
 
-    /** What happens when the client is to get no more of this answer. */
+    /** Called at the end of an answer. */
     interface Ending {
         /**
-         * Called once, when the last byte has been handed to the system.
+         * Called once, after the last byte was handed to the operating system.
          *
-         * @param status the status that the client was told
+         * @param status the HTTP status of the answer
          * @param sent whether it could be sent
          */
         void ended(int status, boolean sent);
@@ -68,14 +68,14 @@ final class Answer {
      * Creates an answer.
      *
      * @param context the connection
-     * @param format how it is worded
-     * @param text what to send
-     * @param chunked whether the client's HTTP knows chunks; if not, the end of the connection is
-     *     that of a streamed answer
+     * @param format the API's format
+     * @param text the text to send
+     * @param chunked whether the client's HTTP version has chunks; without them, a streamed answer
+     *     ends with the connection
      * @param keepAlive whether the connection stays open
-     * @param start when the request was there, by {@link System#nanoTime}
-     * @param metrics where to note times
-     * @param ending what to do afterwards
+     * @param start when the request arrived, by {@link System#nanoTime}
+     * @param metrics counts times
+     * @param ending called at the end
      */
     Answer(
             ChannelHandlerContext context,
@@ -96,7 +96,7 @@ final class Answer {
         this.ending = ending;
     }
 
-    /** Begins to send. */
+    /** Starts sending. */
     void start() {
         text.onProgress(this::wake);
     }
@@ -112,7 +112,7 @@ final class Answer {
         }
     }
 
-    /** Sends what is there and the client has room for. */
+    /** Sends the pieces there are, as far as the client reads. */
     void pump() {
         awake.set(false);
         if (over) {
@@ -128,9 +128,9 @@ final class Answer {
                 take(next);
             }
         } catch (TimeoutException e) {
-            // No more is there yet.
+            // No more pieces yet.
         } catch (CancellationException e) {
-            // Not by this client, who would not be here.
+            // Cancelled by the server: a client that leaves ends this answer before.
             fail(new ApiException(503, "server_error", null, e.getMessage()));
             return;
         } catch (EngineException e) {
@@ -147,7 +147,7 @@ final class Answer {
 
     private static void log(EngineException e) {
         if (e.getCause() instanceof CollectiveException) {
-            // The generator tells once, with the stack trace, why all generations fail.
+            // The generator logs once, with the stack trace, why all generations fail.
             logger.warn("A generation has failed: {}", e.getMessage());
         } else {
             logger.warn("A generation has failed", e);
@@ -198,9 +198,9 @@ final class Answer {
     }
 
     /**
-     * Ends the answer with an error, if it has not ended.
+     * Ends the answer with an error. No-op if it has ended.
      *
-     * @param failure what to tell the client
+     * @param failure the error for the client
      */
     void fail(ApiException failure) {
         if (over) {
@@ -214,7 +214,7 @@ final class Answer {
         }
     }
 
-    /** Ends the answer without a word: the client has gone. */
+    /** Ends the answer after the client has disconnected. */
     void abandon() {
         if (!over) {
             over = true;

@@ -32,15 +32,15 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * One connection, whose requests are answered one after the other. A clock runs all the time: while
- * a request is awaited, or comes in, and while it is answered, until the client has read all.
+ * One connection, which answers its requests one after the other. A timeout runs at all times:
+ * while a request is awaited or received, and until the client has read the answer.
  */
 final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpRequest> {
 
-    /** An event: answers must come to their end. */
+    /** Event: running answers must end now. */
     static final Object TIME_IS_UP = new Object();
 
-    /** The route of requests that go to none, for metrics. */
+    /** The route, in metrics, of requests without one. */
     static final String OTHER = "other";
 
     private static final String INVOCATIONS = "/invocations";
@@ -70,7 +70,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     public void channelActive(ChannelHandlerContext context) {
         int connections = server.metrics().connections().incrementAndGet();
         if (server.isClosing()) {
-            context.close(); // It was being accepted when the others were told.
+            context.close(); // It was accepted while the server started to close.
             return;
         }
         if (connections > server.options().maxConnections()) {
@@ -94,8 +94,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     /**
-     * The server is closing: goodbye to whoever has nothing under way, and when time is up to the
-     * others, too.
+     * Handles the server's closing: closes an idle connection at once, and ends a running answer
+     * when time is up.
      */
     @Override
     public void userEventTriggered(ChannelHandlerContext context, Object event) {
@@ -145,8 +145,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     /**
-     * Makes the request that is arriving the last one of the connection; false if one before waits
-     * for its answer.
+     * Makes the arriving request the last one of the connection; returns false if an earlier one
+     * waits for its answer.
      */
     boolean takeLast() {
         last = true;
@@ -156,7 +156,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     @Override
     protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
         if (busy || last) {
-            context.close(); // It does not wait for its answer, or was told to go.
+            context.close(); // The client pipelines requests, or was told that this connection
+            // ends.
             return;
         }
         busy = true;
@@ -227,7 +228,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
-    /** Makes a reply. */
+    /** Creates a reply. */
     private interface Reply {
         FullHttpResponse make();
     }
@@ -292,7 +293,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         try {
             name = new QueryStringDecoder(encodedName).path();
         } catch (IllegalArgumentException e) {
-            name = encodedName; // It is no name that a client has encoded.
+            name = encodedName; // Not percent-encoded.
         }
         String served = server.api().model();
         if (!name.equals(served)) {
@@ -321,7 +322,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         requireToken(request);
         requireMethod(request, HttpMethod.POST);
         String type = request.headers().get(HttpHeaderNames.CONTENT_TYPE, "");
-        // A page of another site can send other types without asking first.
+        // Browsers let pages of other sites send other types without a preflight request.
         if (!type.split(";")[0].trim().equalsIgnoreCase("application/json")) {
             throw new ApiException(
                     415,
@@ -348,7 +349,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                 429, "rate_limit_error", null, "too many requests wait; try again later");
     }
 
-    /** Tokenizes and submits a request, which may take a while, on a thread of its own. */
+    /** Tokenizes and submits a request on a reader thread, as that may take a while. */
     private void submit(ChannelHandlerContext context, Reader reader, byte[] json, long start) {
         ApiException failure;
         try {
@@ -366,16 +367,15 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             failure = tooMany();
         } catch (IllegalStateException e) {
             failure = new ApiException(503, "server_error", null, e.getMessage());
-        } catch (RuntimeException | Error e) { // Memory may run out; the client is to know.
+        } catch (RuntimeException
+                | Error e) { // Includes running out of memory: the client must get an answer.
             logger.warn("A request could not be submitted", e);
             failure = new ApiException(500, "server_error", null, "the request has failed: " + e);
         }
         onLoop(context, () -> refuse(context, failure));
     }
 
-    /**
-     * Runs code on the connection's event loop; tells whether it can, as the server may be closed.
-     */
+    /** Runs code on the connection's event loop; returns false if the server is closed. */
     private static boolean onLoop(ChannelHandlerContext context, Runnable code) {
         try {
             context.executor().execute(code);
@@ -406,10 +406,10 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                             next(context, sent);
                         });
         answer.start();
-        endAnswer(); // It may have been submitted when the others were told.
+        endAnswer(); // The server may have started to close meanwhile.
     }
 
-    /** Replies with an error, in the form of the schema of the path. */
+    /** Replies with an error in the format of the path's API. */
     private void refuse(ChannelHandlerContext context, ApiException e) {
         reply(context, Replies.error(route.equals(INVOCATIONS) ? e.forInvocation() : e));
     }

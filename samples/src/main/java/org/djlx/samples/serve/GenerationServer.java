@@ -41,8 +41,8 @@ import org.djlx.fusedops.llama.schema.ApiException;
 import org.djlx.fusedops.llama.schema.TextApi;
 
 /**
- * An HTTP server in front of a generator. Event loops move bytes; two threads tokenize; the
- * generator does the rest.
+ * An HTTP server in front of a generator. Event loops read and write; two threads tokenize; the
+ * generator's own threads generate.
  */
 public final class GenerationServer implements AutoCloseable {
 
@@ -77,8 +77,8 @@ public final class GenerationServer implements AutoCloseable {
      *
      * @param api reads requests
      * @param generator the model, which the caller closes after this
-     * @param options where to listen, and what is bounded
-     * @throws IOException if the port cannot be had
+     * @param options the address and the limits
+     * @throws IOException if the server cannot listen there
      */
     public GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)
             throws IOException {
@@ -108,9 +108,9 @@ public final class GenerationServer implements AutoCloseable {
     }
 
     /**
-     * Finds out whether a server could listen, without one.
+     * Checks that a server could listen.
      *
-     * @param options name the host and the port, which is free afterwards as it was before
+     * @param options the address, which stays free
      * @throws IOException if it cannot
      */
     static void checkAddress(ServerOptions options) throws IOException {
@@ -140,7 +140,7 @@ public final class GenerationServer implements AutoCloseable {
                 .addLast(new ConnectionHandler(this));
     }
 
-    /** Puts requests together, and tells who sends too large ones so in the API's words. */
+    /** Assembles requests, and answers too large ones with an error of the API. */
     private static final class Aggregator extends HttpObjectAggregator {
 
         private final ServerMetrics metrics;
@@ -153,16 +153,14 @@ public final class GenerationServer implements AutoCloseable {
         @Override
         protected void handleOversizedMessage(ChannelHandlerContext context, HttpMessage request) {
             if (!context.pipeline().get(ConnectionHandler.class).takeLast()) {
-                context.close(); // It would be read as the answer to the request before.
+                context.close(); // The client would take it for the answer to the request before.
                 return;
             }
-            // What the client is still sending is read and dropped, so that it gets to read this.
+            // The rest of the request is read and dropped, so that the client reads this reply.
             context.writeAndFlush(tooLarge());
         }
 
-        /**
-         * Answers a client that asks whether it may send its request, as curl does for large ones.
-         */
+        /** Answers {@code Expect: 100-continue}, which curl sends with large requests. */
         @Override
         protected Object newContinueResponse(
                 HttpMessage request, int maxBytes, ChannelPipeline pipeline) {
@@ -220,7 +218,7 @@ public final class GenerationServer implements AutoCloseable {
         return closing;
     }
 
-    /** Returns why no requests are taken, or empty. */
+    /** Returns why the server takes no requests; empty if it does. */
     Optional<String> unavailabilityCause() {
         return closing
                 ? Optional.of("the server is being closed")
@@ -228,7 +226,7 @@ public final class GenerationServer implements AutoCloseable {
     }
 
     /**
-     * Returns where the server listens.
+     * Returns the port that the server listens on.
      *
      * @return the port
      */
@@ -241,15 +239,14 @@ public final class GenerationServer implements AutoCloseable {
         return ((InetSocketAddress) listener.localAddress()).getAddress().isLoopbackAddress();
     }
 
-    /** Waits until somebody closes the server. */
+    /** Waits until the server is closed. */
     void await() throws InterruptedException {
         listener.closeFuture().await();
     }
 
     /**
-     * Takes no more requests, lets answers that are on their way come to their end for as long as
-     * the options say, cancels what is left, whose clients are told, and ends all threads. A second
-     * caller waits for the first.
+     * Takes no more requests, waits for running answers until the shutdown timeout, ends the
+     * remaining ones with an error, and stops all threads. A second caller waits for the first.
      */
     @Override
     public synchronized void close() {

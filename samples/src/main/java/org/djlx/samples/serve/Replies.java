@@ -18,7 +18,7 @@ import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import org.djlx.fusedops.llama.schema.ApiException;
 
-/** Responses that are whole. */
+/** Creates responses that are sent as a whole. */
 final class Replies {
 
     private static final byte[] PAGE = resource("chat.html");
@@ -33,7 +33,7 @@ final class Replies {
         }
     }
 
-    /** Returns the page to chat with, which may load nothing and talk to nobody but this server. */
+    /** Returns the chat page. Its security policy allows requests to this server only. */
     static FullHttpResponse page() {
         FullHttpResponse page =
                 reply(200, "text/html; charset=utf-8", Unpooled.wrappedBuffer(PAGE));

@@ -22,12 +22,12 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code serve}: a model behind HTTP, for OpenAI's clients and for browsers. */
+/** {@code serve}: serves a model over HTTP to OpenAI's clients and to browsers. */
 @Command(
         name = "serve",
         description = {
-            "Serves a Llama over HTTP: /v1/chat/completions, /v1/completions and /v1/models as"
-                    + " OpenAI's clients want them, /invocations as DJL Serving's do, /health,"
+            "Serves a Llama over HTTP: /v1/chat/completions, /v1/completions and /v1/models for"
+                    + " OpenAI's clients, /invocations for DJL Serving's, /health,"
                     + " /metrics for Prometheus, and a page to chat with at /.",
             "If the environment variable DJLX_SERVE_TOKEN is set, clients must send it as"
                     + " 'Authorization: Bearer TOKEN'. SIGTERM lets answers end before it stops."
@@ -60,21 +60,21 @@ public final class ServeCommand implements Callable<Integer> {
 
     @Option(
             names = "--name",
-            description = "What clients call the model; the directory's name if not given.")
+            description = "The model's name in the API; the directory's name if not given.")
     private String name;
 
     @Option(
             names = "--max-body",
             paramLabel = "BYTES",
             defaultValue = "1048576",
-            description = "How large a request may be; ${DEFAULT-VALUE} if not given.")
+            description = "Largest request; ${DEFAULT-VALUE} if not given.")
     private int maxBody;
 
     @Option(
             names = "--max-connections",
             paramLabel = "N",
             defaultValue = "1024",
-            description = "How many clients may be connected; ${DEFAULT-VALUE} if not given.")
+            description = "Most open connections; ${DEFAULT-VALUE} if not given.")
     private int maxConnections;
 
     @Option(
@@ -82,8 +82,8 @@ public final class ServeCommand implements Callable<Integer> {
             paramLabel = "SECONDS",
             defaultValue = "30",
             description =
-                    "How long a client may take for a request, or be idle; ${DEFAULT-VALUE} if not"
-                            + " given.")
+                    "How long a client may take to send a request, or be idle; ${DEFAULT-VALUE} if"
+                            + " not given.")
     private int requestTimeout;
 
     @Option(
@@ -113,11 +113,11 @@ public final class ServeCommand implements Callable<Integer> {
         model.requireTokenizer(directory);
         ChatTemplate template = ChatTemplate.of(directory);
         if (model.ranks().here().contains(0)) {
-            GenerationServer.checkAddress(options); // Loading may take a while.
+            GenerationServer.checkAddress(options); // Before loading, which may take minutes.
         }
         try (LlamaGenerator generator = model.load(directory)) {
             if (generator.isFollower()) {
-                // SIGTERM comes to all ranks: rank 0 needs this one until it has ended in order.
+                // SIGTERM reaches all ranks; close() waits for rank 0, which still needs this one.
                 Runtime.getRuntime().addShutdownHook(new Thread(generator::close, "serve-end"));
                 generator.awaitEnd();
                 return 0;
@@ -132,14 +132,16 @@ public final class ServeCommand implements Callable<Integer> {
         return 0;
     }
 
-    /** Returns what ends both in order when the process is told to end. */
+    /** Returns the shutdown hook, which closes the server, then the generator. */
     private Thread ending(GenerationServer server, TextGenerator generator) {
         return new Thread(
                 () -> {
                     int running = generator.statistics().running();
                     if (running > 0) {
                         PrintWriter err = spec.commandLine().getErr();
-                        err.printf("Ending: %d answers have %d s%n", running, shutdownTimeout);
+                        err.printf(
+                                "Stopping: %d running answers have %d s to end%n",
+                                running, shutdownTimeout);
                         err.flush();
                     }
                     server.close();
@@ -175,7 +177,10 @@ public final class ServeCommand implements Callable<Integer> {
         String shown = host.contains(":") ? '[' + host + ']' : host;
         out.printf("Serving %s at http://%s:%d/%n", modelName(), shown, server.port());
         if (System.getenv(TOKEN) == null && !server.listensOnLoopback()) {
-            out.printf("Whoever reaches this port can use it: %s is not set.%n", TOKEN);
+            out.printf(
+                    "Warning: anyone who reaches this port can use the model; set %s to require a"
+                            + " token.%n",
+                    TOKEN);
         }
         out.flush();
     }

@@ -13,14 +13,14 @@ import java.util.concurrent.atomic.LongAdder;
 import org.djlx.fusedops.llama.GeneratorStatistics;
 
 /**
- * What has happened, as text in <a
+ * Counters and times of the server, written in <a
  * href="https://prometheus.io/docs/instrumenting/exposition_formats/">Prometheus's format</a>.
  */
 final class ServerMetrics {
 
     private static final double[] BOUNDS = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
 
-    /** How many took how long. */
+    /** A histogram of durations. */
     private static final class Histogram {
 
         private final LongAdder[] counts = new LongAdder[BOUNDS.length + 1];
@@ -64,9 +64,9 @@ final class ServerMetrics {
     private final AtomicInteger connections = new AtomicInteger();
 
     /**
-     * Notes a reply.
+     * Counts a reply.
      *
-     * @param route the route, which must be one of few
+     * @param route the route, one of a fixed set
      * @param status its status
      */
     void replied(String route, int status) {
@@ -74,22 +74,22 @@ final class ServerMetrics {
         replies.computeIfAbsent(labels, key -> new LongAdder()).increment();
     }
 
-    /** Notes how long the first token of an answer took. */
+    /** Adds the time to the first token of an answer. */
     void firstToken(Duration duration) {
         firstToken.add(duration);
     }
 
-    /** Notes how long an answer took that is complete. */
+    /** Adds the time of a complete answer. */
     void answered(Duration duration) {
         answer.add(duration);
     }
 
-    /** Notes that a client went away before its answer was complete. */
+    /** Counts a client that disconnected before its answer was complete. */
     void disconnected() {
         disconnects.increment();
     }
 
-    /** Returns the number of connections, to be changed with them. */
+    /** Returns the number of open connections, which the caller updates. */
     AtomicInteger connections() {
         return connections;
     }
@@ -105,7 +105,7 @@ final class ServerMetrics {
         out.append(name).append(' ').append(value).append('\n');
     }
 
-    /** Writes all of it, with what the generator says of itself. */
+    /** Returns all metrics, with those of the generator. */
     String write(GeneratorStatistics generator) {
         StringBuilder out = new StringBuilder();
         describe(out, "djlx_http_requests_total", "counter", "Requests by path and status.");

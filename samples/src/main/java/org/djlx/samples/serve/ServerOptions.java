@@ -7,16 +7,16 @@ package org.djlx.samples.serve;
 import java.time.Duration;
 
 /**
- * Where a server listens, and what is bounded.
+ * The address and the limits of a server.
  *
  * @param host the address or name to listen on
  * @param port the port; 0 for any that is free
- * @param token what clients must show; null if they need not
- * @param maxBodyBytes how large a request may be
- * @param maxConnections how many clients may be connected
+ * @param token the token that clients must send; null for none
+ * @param maxBodyBytes the largest request
+ * @param maxConnections the most open connections
  * @param requestTimeout how long a connection may take to send a request, or be idle
- * @param answerTimeout how long an answer may take, until the client has it all
- * @param shutdownTimeout how long answers may go on when the server is closed
+ * @param answerTimeout how long an answer may take, until the client has read it
+ * @param shutdownTimeout how long running answers may go on after the server starts to close
  */
 public record ServerOptions(
         String host,
@@ -29,17 +29,17 @@ public record ServerOptions(
         Duration shutdownTimeout) {
 
     /**
-     * Checks what is given.
+     * Checks the options.
      *
      * @param host the address or name to listen on
      * @param port the port; 0 for any that is free
-     * @param token what clients must show; null if they need not
-     * @param maxBodyBytes how large a request may be
-     * @param maxConnections how many clients may be connected
+     * @param token the token that clients must send; null for none
+     * @param maxBodyBytes the largest request
+     * @param maxConnections the most open connections
      * @param requestTimeout how long a connection may take to send a request, or be idle
-     * @param answerTimeout how long an answer may take, until the client has it all
-     * @param shutdownTimeout how long answers may go on when the server is closed
-     * @throws IllegalArgumentException if one is impossible
+     * @param answerTimeout how long an answer may take, until the client has read it
+     * @param shutdownTimeout how long running answers may go on after the server starts to close
+     * @throws IllegalArgumentException if an option is out of range
      */
     public ServerOptions {
         if (token != null && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127))) {
@@ -52,11 +52,11 @@ public record ServerOptions(
         }
         if (maxBodyBytes < 1) {
             throw new IllegalArgumentException(
-                    "a request must be allowed 1 byte or more, not " + maxBodyBytes);
+                    "the largest request (--max-body) must be 1 byte or more, not " + maxBodyBytes);
         }
         if (maxConnections < 1) {
             throw new IllegalArgumentException(
-                    "1 connection or more must be allowed, not " + maxConnections);
+                    "the most connections must be 1 or more, not " + maxConnections);
         }
         for (Duration timeout : new Duration[] {requestTimeout, answerTimeout}) {
             if (timeout.isNegative() || timeout.isZero()) {

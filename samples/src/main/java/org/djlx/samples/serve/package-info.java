@@ -2,19 +2,20 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
+/* Package-private:
+ * ConnectionHandler - one connection: routes and answers requests
+ * Answer - an answer being sent to a client
+ * AccessRules - decides which requests are allowed
+ * ServerMetrics - counters and times for Prometheus
+ * Replies - creates whole responses
+ */
 /**
- * A model behind HTTP.
+ * Serves a model over HTTP. The resource {@code chat.html} is the chat page.
  *
- * <pre>
- * ServeCommand        the command line
- * GenerationServer    listens, and ends
- * ConnectionHandler   one connection: what each request is answered with
- * Answer              a generation on its way to a client
- * AccessRules         who may ask
- * ServerOptions       where to listen, and what is bounded
- * ServerMetrics       what has happened, for Prometheus
- * Replies             whole responses
- * chat.html           the page to chat with
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.samples.serve.ServeCommand} - {@code serve}
+ *   <li>{@link org.djlx.samples.serve.GenerationServer} - the HTTP server
+ *   <li>{@link org.djlx.samples.serve.ServerOptions} - its address and limits
+ * </ul>
  */
 package org.djlx.samples.serve;

@@ -18,13 +18,13 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.nativeops.ScalarType;
-import org.djlx.samples.TextTable;
+import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Spec;
 
-/** Prints which operation each backend supports with which element types, as it declares. */
+/** {@code support}: prints the operations and element types that each backend declares. */
 @Command(
         name = "support",
         description = "Prints what each backend supports: operation by element type.")

@@ -2,5 +2,11 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-/** What each backend supports, as it declares. */
+/**
+ * Prints the operations and element types of each backend.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.samples.support.SupportCommand} - {@code support}
+ * </ul>
+ */
 package org.djlx.samples.support;

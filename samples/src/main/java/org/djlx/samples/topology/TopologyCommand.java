@@ -13,12 +13,12 @@ import java.util.concurrent.Callable;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.samples.Gpus;
+import org.djlx.samples.common.Gpus;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Spec;
 
-/** {@code topology}: how the GPUs of this host are linked. */
+/** {@code topology}: prints the links between the GPUs of this host. */
 @Command(
         name = "topology",
         description = {

@@ -2,5 +2,11 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-/** How the GPUs of a host are linked. */
+/**
+ * Prints the links between the GPUs of this host.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.samples.topology.TopologyCommand} - {@code topology}
+ * </ul>
+ */
 package org.djlx.samples.topology;

@@ -5,12 +5,12 @@
 package org.djlx.samples.trace;
 
 /**
- * Something that a stream of a rank did.
+ * One step of a stream of a rank.
  *
- * @param stream which stream
- * @param name what
- * @param start when it began, in microseconds
- * @param end when it had ended
+ * @param stream the stream
+ * @param name the step's name
+ * @param start the start in microseconds
+ * @param end the end in microseconds
  */
 record Span(Stream stream, String name, double start, double end) {
 

@@ -9,15 +9,15 @@ import java.util.List;
 import java.util.function.DoubleSupplier;
 
 /**
- * The steps of one rank's operator, noted by its streams, which may be several threads. What the
- * current stream does between two steps is the operator's computation, which is given to it past
- * the {@link org.djlx.collectives.P2pStream}.
+ * The steps of one rank's operator, recorded by its streams, possibly on several threads. The time
+ * between two steps of the current stream is the operator's computation, which it gets without a
+ * {@link org.djlx.collectives.P2pStream}.
  */
 final class Steps {
 
     static final String COMPUTE = "compute";
 
-    // Between two steps that follow at once a few microseconds pass, without work.
+    // Adjacent steps are a few microseconds apart even without work between them.
     private static final double SHORTEST_COMPUTE_MICROS = 5;
 
     private record Step(
@@ -25,7 +25,7 @@ final class Steps {
 
     private final List<Step> steps = new ArrayList<>();
 
-    /** Does a step, and notes when. */
+    /** Runs a step and records its time. */
     void run(Span.Stream stream, Timeline timeline, String name, Runnable work) {
         DoubleSupplier start = timeline.mark();
         work.run();
@@ -35,10 +35,10 @@ final class Steps {
         }
     }
 
-    /** Returns what the streams did, when all of it is done. */
+    /** Returns the steps of all streams, once their work is done. */
     synchronized List<Span> spans() {
         List<Span> spans = new ArrayList<>();
-        double last = Double.NaN; // the end of the current stream's step before
+        double last = Double.NaN; // the end of the current stream's previous step
         for (Step step : steps) {
             double start = step.start.getAsDouble();
             double end = step.end.getAsDouble();

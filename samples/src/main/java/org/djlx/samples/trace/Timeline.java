@@ -9,18 +9,18 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
 
-/** Tells when a stream of one rank is at a point. */
+/** Measures when a stream of one rank reaches a point. */
 @FunctionalInterface
 interface Timeline {
 
     /**
-     * Marks the point behind all that the stream has been given.
+     * Marks the point after all work issued to the stream.
      *
-     * @return when it was reached, in microseconds, to be asked for when all work is done
+     * @return supplies the time of the point in microseconds, once all work is done
      */
     DoubleSupplier mark();
 
-    /** The calling thread is the stream. */
+    /** Returns the timeline of a stream that is the calling thread. */
     static Timeline ofHost() {
         return () -> {
             double micros = System.nanoTime() / 1e3;
@@ -29,9 +29,10 @@ interface Timeline {
     }
 
     /**
-     * A stream of a GPU. Its events live as long as the process, which traces one operator.
+     * Returns the timeline of a CUDA stream. Its events are never freed: a process traces one
+     * operator.
      *
-     * @param start the beginning, recorded on a stream of the same GPU
+     * @param start the origin of times, recorded on a stream of the same GPU
      */
     static Timeline of(CudaDevice device, CudaStream stream, CudaEvent start) {
         return () -> {

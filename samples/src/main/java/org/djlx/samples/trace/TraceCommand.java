@@ -22,27 +22,30 @@ import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
-import org.djlx.samples.Gpus;
-import org.djlx.samples.MatmulShape;
-import org.djlx.samples.Ranks;
+import org.djlx.samples.common.DeviceKind;
+import org.djlx.samples.common.Gpus;
+import org.djlx.samples.common.MatmulShape;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
-/** {@code trace}: one fused operator on all ranks, step by step. */
+/** {@code trace}: traces the steps of one fused operator on all ranks. */
 @Command(
         name = "trace",
         description = {
-            "Runs a fused operator some times, then once more with the time of each step, and"
-                    + " writes a trace that ui.perfetto.dev and chrome://tracing show: a rank is"
-                    + " a process, its streams are threads. One sees which pushes go on while the"
-                    + " matmul runs, and who waits for whom.",
-            "Ranks are threads. On GPUs times are those of events around the steps, ranks are"
-                    + " aligned by a barrier before the operator, and the operator is made of"
-                    + " several launches even where it would be one otherwise."
+            "Warms a fused operator up, runs it once with the time of each step, and writes a trace"
+                + " for ui.perfetto.dev and chrome://tracing: a rank is a process, its streams are"
+                + " threads. The trace shows which pushes overlap with the matmul, and which rank"
+                + " waits for which.",
+            "Ranks are threads. On GPUs, times are those of events around the steps, a barrier"
+                    + " before the operator aligns the ranks, and the operator never takes its"
+                    + " single-kernel path."
         })
 public final class TraceCommand implements Callable<Integer> {
 
@@ -52,28 +55,11 @@ public final class TraceCommand implements Callable<Integer> {
         matmulReduceScatter
     }
 
-    /** Where the tensors are, of which type and shape unless told otherwise. */
-    enum DeviceKind {
-        cpu("shm", ScalarType.FLOAT32, "2048,1024,1024"),
-        gpu("cuda_p2p", ScalarType.BFLOAT16, "8192,8192,8192");
-
-        private final String backend;
-        private final ScalarType type;
-        private final String shape;
-
-        DeviceKind(String backend, ScalarType type, String shape) {
-            this.backend = backend;
-            this.type = type;
-            this.shape = shape;
-        }
-    }
-
     private static final int CALLS_BEFORE = 5;
-    private static final int DEFAULT_RANKS = 2;
 
     @Spec private CommandSpec spec;
 
-    @Parameters(index = "0", paramLabel = "FILE", description = "Where the trace goes, JSON.")
+    @Parameters(index = "0", paramLabel = "FILE", description = "The file to write, JSON.")
     private Path file;
 
     @Option(
@@ -82,14 +68,7 @@ public final class TraceCommand implements Callable<Integer> {
             description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
     private Operator operator;
 
-    @Option(names = "--ranks", paramLabel = "N", description = "Number of ranks; 2 if not given.")
-    private Integer ranks;
-
-    @Option(
-            names = "--device",
-            defaultValue = "cpu",
-            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
-    private DeviceKind device;
+    @Mixin private final RankOptions options = new RankOptions().ranks(2).device();
 
     @Option(
             names = "--shape",
@@ -99,23 +78,35 @@ public final class TraceCommand implements Callable<Integer> {
                             + " in bfloat16 on GPUs if not given.")
     private String shape;
 
+    private DeviceKind device;
+
     private TraceCommand() {}
+
+    private String usualShape() {
+        return device == DeviceKind.gpu ? "8192,8192,8192" : "2048,1024,1024";
+    }
+
+    private ScalarType type() {
+        return device == DeviceKind.gpu ? ScalarType.BFLOAT16 : ScalarType.FLOAT32;
+    }
 
     @Override
     public Integer call() throws IOException {
-        Ranks.check(spec, "--ranks", ranks, false);
+        options.check();
+        device = options.deviceKind();
         if (System.getenv("RANK") != null) {
             throw new ParameterException(
                     spec.commandLine(),
                     "trace runs ranks that are threads, but this process is itself a rank: RANK is"
                             + " set");
         }
-        int worldSize = Ranks.of(ranks, DEFAULT_RANKS).worldSize();
+        int worldSize = options.here().worldSize();
         MatmulShape sizes = sizes(worldSize);
         if (device == DeviceKind.gpu) {
             Gpus.require(worldSize, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         }
-        List<ProcessGroup> groups = TracedBackend.groups(device.backend, worldSize, options(sizes));
+        List<ProcessGroup> groups =
+                TracedBackend.groups(device.backend(), worldSize, options(sizes));
         try {
             List<List<Span>> spans = ProcessGroups.run(groups, group -> run(group, sizes));
             String title =
@@ -131,7 +122,7 @@ public final class TraceCommand implements Callable<Integer> {
 
     private MatmulShape sizes(int worldSize) {
         try {
-            MatmulShape sizes = MatmulShape.parse(shape == null ? device.shape : shape);
+            MatmulShape sizes = MatmulShape.parse(shape == null ? usualShape() : shape);
             for (long size : new long[] {sizes.m(), sizes.n(), sizes.k()}) {
                 if (size % worldSize != 0) {
                     throw new IllegalArgumentException(
@@ -147,16 +138,16 @@ public final class TraceCommand implements Callable<Integer> {
         }
     }
 
-    /** Buffers with two slots for each rank, of the larger of what operators push. */
+    /** Returns options with buffers of two slots for each rank, each for the larger operand. */
     private BackendOptions options(MatmulShape sizes) {
-        long pushed = sizes.m() * Math.max(sizes.n(), sizes.k()) * device.type.itemSize();
+        long pushed = sizes.m() * Math.max(sizes.n(), sizes.k()) * type().itemSize();
         long bufferSize = 2 * pushed + (1 << 20);
         return device == DeviceKind.gpu
                 ? CudaP2pOptions.builder().optBufferSize(bufferSize).build()
                 : ShmOptions.builder().optBufferSize(bufferSize).build();
     }
 
-    /** What the operator does on one rank. */
+    /** Returns the steps of the operator on one rank. */
     private List<Span> run(ProcessGroup group, MatmulShape sizes) {
         TracedBuffers buffers = (TracedBuffers) group.p2pBuffers().orElseThrow();
         int worldSize = group.worldSize();
@@ -192,7 +183,7 @@ public final class TraceCommand implements Callable<Integer> {
 
     private NDArray random(NDManager manager, long rows, long columns) {
         try (NDArray floats = manager.randomNormal(new Shape(rows, columns))) {
-            return Torch.cast(floats, device.type);
+            return Torch.cast(floats, type());
         }
     }
 }

@@ -21,13 +21,13 @@ import org.djlx.collectives.Work;
 import org.djlx.nativeops.CudaDevice;
 
 /**
- * Another backend, whose P2P buffers can note what an operator does with them. Of operations it has
- * those that fused operators are: what is executed.
+ * A backend around another one, whose P2P buffers record the steps of an operator. It only executes
+ * operations, which fused operators need; it has no collectives.
  */
 final class TracedBackend extends Backend {
 
     private final Backend inner;
-    private final TracedBuffers buffers; // null if the other has none
+    private final TracedBuffers buffers; // null if the other backend has none
 
     private TracedBackend(Backend inner) {
         this.inner = inner;
@@ -43,7 +43,7 @@ final class TracedBackend extends Backend {
                         .orElse(null);
     }
 
-    /** What makes such backends of those that another factory makes. */
+    /** Wraps the backends of another factory. */
     private record Factory(BackendFactory inner) implements BackendFactory {
 
         @Override
@@ -63,11 +63,11 @@ final class TracedBackend extends Backend {
     }
 
     /**
-     * Creates a group whose ranks are threads, with such a backend. It stands in for the other one
-     * while it is created, so that no other name is known to the JVM for good.
+     * Creates a group whose ranks are threads, with a traced backend. The backend is registered
+     * under the other one's name during the call only.
      *
-     * @param name the other backend
-     * @param options that one's options
+     * @param name the name of the backend to trace
+     * @param options its options
      */
     static List<ProcessGroup> groups(String name, int worldSize, BackendOptions options) {
         BackendFactory inner = Backends.get(name);

@@ -18,8 +18,9 @@ import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 
 /**
- * A group's buffers, with streams that note their steps once that is asked for. They have no
- * signals for kernels: an operator that is one launch shows no steps, and is made of several here.
+ * A group's P2P buffers, with streams that record their steps between {@link #begin} and {@link
+ * #end}. They offer no kernel signals, so operators do not take their single-kernel path, which has
+ * no steps to record.
  */
 final class TracedBuffers extends P2pBuffers implements AutoCloseable {
 
@@ -27,10 +28,10 @@ final class TracedBuffers extends P2pBuffers implements AutoCloseable {
     private final CudaDevice device; // null on the CPU
     private CudaStream side;
     private CudaEvent start;
-    private Steps steps; // null if nothing is to be noted
+    private Steps steps; // null while nothing is recorded
 
     /**
-     * Wraps buffers.
+     * Wraps the buffers of a rank.
      *
      * @param device the rank's GPU, owned by this object from now on; null on the CPU
      */
@@ -45,12 +46,12 @@ final class TracedBuffers extends P2pBuffers implements AutoCloseable {
         this.device = device;
     }
 
-    /** Notes the steps of the next operation; called on all ranks. */
+    /** Starts to record steps; all ranks call it. */
     void begin() {
         steps = new Steps();
     }
 
-    /** Ends that, when the operation is done; returns what it did. */
+    /** Stops recording after the operation is done; returns its steps. */
     List<Span> end() {
         List<Span> spans = steps.spans();
         steps = null;
@@ -62,7 +63,7 @@ final class TracedBuffers extends P2pBuffers implements AutoCloseable {
         if (steps == null) {
             return inner.currentStream(operation);
         }
-        // So that all ranks begin together; GPUs have no other clock in common.
+        // The barrier is the common origin of time: GPUs share no clock.
         inner.intraNodeBarrier(operation);
         if (device == null) {
             return begun(new TracedHostStream(inner, operation, Span.Stream.CURRENT, steps));
@@ -73,7 +74,7 @@ final class TracedBuffers extends P2pBuffers implements AutoCloseable {
         return begun(cudaStream(operation, Span.Stream.CURRENT, current));
     }
 
-    /** What follows is computed from here on. */
+    /** Starts the first computation. */
     private static P2pStream begun(TracedStream stream) {
         stream.step("", () -> {});
         return stream;

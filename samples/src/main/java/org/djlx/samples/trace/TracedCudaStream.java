@@ -13,7 +13,7 @@ import org.djlx.nativeops.CudaStream;
 import org.djlx.nativeops.CudaStreamGuard;
 import org.djlx.nativeops.Torch;
 
-/** A stream on a GPU, with an event before and behind each step. */
+/** A CUDA stream with an event before and after each step. */
 final class TracedCudaStream extends TracedStream {
 
     private final CudaDevice device;
@@ -39,7 +39,7 @@ final class TracedCudaStream extends TracedStream {
 
     private record StreamEvent(CudaEvent event) implements Event {}
 
-    /** Signals are raised and awaited by libtorch's current stream. */
+    /** Signals are put and awaited on libtorch's current stream. */
     @Override
     void enqueue(Consumer<Timeline> work) {
         if (isCurrent) {
@@ -72,7 +72,7 @@ final class TracedCudaStream extends TracedStream {
         step("wait for the other stream", () -> cuda.waitEvent(((StreamEvent) event).event()));
     }
 
-    /** Does nothing: what was enqueued goes on. */
+    /** No-op: enqueued work goes on. */
     @Override
     public void close() {}
 }

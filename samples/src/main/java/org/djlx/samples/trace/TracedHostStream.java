@@ -18,7 +18,7 @@ final class TracedHostStream extends TracedStream {
 
     private static final Timeline TIMELINE = Timeline.ofHost();
 
-    private final ExecutorService thread; // null if it is the calling one
+    private final ExecutorService thread; // null if it is the calling thread
     private CompletableFuture<Void> last = CompletableFuture.completedFuture(null);
 
     TracedHostStream(P2pBuffers buffers, Operation operation, Span.Stream stream, Steps steps) {

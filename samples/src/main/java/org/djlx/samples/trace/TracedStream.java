@@ -11,8 +11,8 @@ import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.P2pStream;
 
 /**
- * A stream that does what the one of a group's buffers does, and notes when. A stream of its own,
- * since when a step begins is known only where it runs.
+ * A stream that works as that of the group's buffers, and records when each step runs. It is an
+ * implementation of its own, as only the executing thread or stream knows when a step begins.
  */
 abstract class TracedStream implements P2pStream {
 
@@ -28,10 +28,10 @@ abstract class TracedStream implements P2pStream {
         this.steps = steps;
     }
 
-    /** Adds work to the stream, which is given the stream's timeline where it runs. */
+    /** Adds work to the stream. The work gets the stream's timeline when it runs. */
     abstract void enqueue(Consumer<Timeline> work);
 
-    /** Copies; called where the work runs. */
+    /** Copies; called when the work runs. */
     abstract void copyNow(long destination, long source, long byteSize);
 
     /** Adds a step; one without a name only ends the computation before it. */

@@ -2,20 +2,22 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
+/* Package-private:
+ * TracedBackend - a backend whose buffers record the steps of an operator
+ * TracedBuffers - its buffers
+ * TracedStream - a stream that records when its steps run
+ * TracedCudaStream - such a stream on a GPU
+ * TracedHostStream - such a stream on the CPU
+ * Steps - the recorded steps of a rank
+ * Timeline - measures when a stream reaches a point
+ * Span - one step
+ * TraceFile - writes steps for Perfetto
+ */
 /**
- * The steps of a fused operator on all ranks, as a trace in which one sees what overlaps. *
+ * Traces the steps of a fused operator on all ranks, to see what overlaps.
  *
- * <pre>
- *   TraceCommand      the command
- *   TracedBackend     another backend, whose buffers note what an operator does with them
- *   TracedBuffers     those buffers
- *   TracedStream      a stream that does what another does, and notes when
- *   TracedCudaStream  one on a GPU
- *   TracedHostStream  one on the CPU
- *   Steps             the steps that the streams of a rank note
- *   Timeline          when a stream is at a point
- *   Span              something that a stream did
- *   TraceFile         spans as a file for Perfetto
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.samples.trace.TraceCommand} - {@code trace}
+ * </ul>
  */
 package org.djlx.samples.trace;

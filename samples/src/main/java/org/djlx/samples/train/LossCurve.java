@@ -11,15 +11,15 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import org.knowm.xchart.BitmapEncoder;
 import org.knowm.xchart.BitmapEncoder.BitmapFormat;
 import org.knowm.xchart.XYChart;
 import org.knowm.xchart.XYChartBuilder;
+import org.knowm.xchart.style.lines.SeriesLines;
 import org.knowm.xchart.style.markers.SeriesMarkers;
 
-/**
- * Losses over steps: kept beside checkpoints, so that a job that goes on has them all, and drawn.
- */
+/** Training and held-out losses over steps: saved beside checkpoints, and drawn. */
 final class LossCurve {
 
     private static final int WIDTH = 900;
@@ -27,21 +27,29 @@ final class LossCurve {
 
     private final List<Integer> steps = new ArrayList<>();
     private final List<Float> losses = new ArrayList<>();
+    private final List<Float> heldOut = new ArrayList<>();
 
-    void add(int step, float loss) {
+    void add(int step, float loss, float heldOutLoss) {
         steps.add(step);
         losses.add(loss);
+        heldOut.add(heldOutLoss);
     }
 
-    List<Float> losses() {
-        return losses;
+    /** The training loss of the last step; NaN if there is none. */
+    float last() {
+        return losses.isEmpty() ? Float.NaN : losses.get(losses.size() - 1);
     }
 
-    /** Writes lines of a step and its loss, all or none. */
+    /** The held-out loss of the last step; NaN if there is none. */
+    float lastHeldOut() {
+        return heldOut.isEmpty() ? Float.NaN : heldOut.get(heldOut.size() - 1);
+    }
+
+    /** Writes a line for each step, with its losses; the file is replaced as a whole. */
     void save(Path file) throws IOException {
         List<String> lines = new ArrayList<>();
         for (int i = 0; i < steps.size(); i++) {
-            lines.add(steps.get(i) + "," + losses.get(i));
+            lines.add(steps.get(i) + "," + losses.get(i) + "," + heldOut.get(i));
         }
         Files.createDirectories(file.getParent());
         Path temporary = file.resolveSibling(file.getFileName() + ".incomplete");
@@ -49,7 +57,7 @@ final class LossCurve {
         Files.move(temporary, file, StandardCopyOption.ATOMIC_MOVE);
     }
 
-    /** Reads what was saved, up to a step; nothing if there is no such file. */
+    /** Reads a saved curve up to a step; does nothing if there is no such file. */
     void load(Path file, long last) throws IOException {
         if (!Files.exists(file)) {
             return;
@@ -59,28 +67,40 @@ final class LossCurve {
             try {
                 int step = Integer.parseInt(words[0]);
                 if (step <= last) {
-                    add(step, Float.parseFloat(words[1]));
+                    add(step, Float.parseFloat(words[1]), Float.parseFloat(words[2]));
                 }
             } catch (RuntimeException e) {
-                throw new IOException(file + " has a line that is no step and loss: " + line, e);
+                throw new IOException(file + ": expected a step and two losses, found: " + line, e);
             }
         }
     }
 
-    /** Draws a PNG. */
-    void draw(Path file) throws IOException {
+    /**
+     * Draws curves into one PNG.
+     *
+     * @param curves the curves by the names of their runs; a single run needs none
+     */
+    static void draw(Path file, Map<String, LossCurve> curves) throws IOException {
         System.setProperty("java.awt.headless", "true");
         XYChart chart =
                 new XYChartBuilder()
                         .width(WIDTH)
                         .height(HEIGHT)
-                        .title("Loss of a batch")
+                        .title("Loss over steps")
                         .xAxisTitle("step")
-                        .yAxisTitle("nats a token")
+                        .yAxisTitle("nats per token")
                         .build();
-        chart.getStyler().setLegendVisible(false);
         chart.getStyler().setYAxisMin(0.0);
-        chart.addSeries("loss", steps, losses).setMarker(SeriesMarkers.NONE);
+        curves.forEach(
+                (run, curve) -> {
+                    String before = run.isEmpty() ? "" : run + ", ";
+                    chart.addSeries(before + "training", curve.steps, curve.losses)
+                            .setMarker(SeriesMarkers.NONE)
+                            .setLineStyle(SeriesLines.SOLID);
+                    chart.addSeries(before + "held out", curve.steps, curve.heldOut)
+                            .setMarker(SeriesMarkers.NONE)
+                            .setLineStyle(SeriesLines.DASH_DASH);
+                });
         try (OutputStream out = Files.newOutputStream(file)) {
             BitmapEncoder.saveBitmap(chart, out, BitmapFormat.PNG);
         }

@@ -12,54 +12,42 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.LinkedHashMap;
-import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.stream.Collectors;
 import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.samples.Main;
-import org.djlx.samples.Ranks;
+import org.djlx.samples.common.DeviceKind;
+import org.djlx.samples.common.Durations;
+import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.TextTable;
 import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
-/** {@code train}: a language model of a text, trained on several ranks with DJL. */
+/** {@code train}: trains a language model of a text on several ranks with DJL. */
 @Command(
         name = "train",
         description = {
-            "Trains a small Llama that tells the next byte of a text from the 64 before it, with"
-                    + " DJL's trainer on the engine PyTorch-P2P, and lets it write. With --resume a"
-                    + " job that was ended goes on.",
-            "Ranks that share a model divide its layers, and groups of them divide each batch;"
-                    + " losses are the same either way. In a process started by 'launch' or"
-                    + " torchrun it runs that process's rank."
+            "Trains a small Llama to predict the next byte of a text, with DJL's trainer on the"
+                    + " engine PyTorch-P2P. Prints the loss on batches and on a held-out tenth of"
+                    + " the text, and samples of the model before, during and after the training.",
+            "With --tensor-parallel, ranks divide the layers of a model; with --data-parallel,"
+                    + " copies of the model divide each batch. The losses are the same either way.",
+            "With --resume, a job that was stopped goes on. In a process started by 'launch' or"
+                    + " torchrun, train runs that process's rank.",
+            "Example: samples/run.sh train --compare --chart losses.png"
         })
 public final class TrainCommand implements Callable<Integer> {
-
-    /** Where the model is. */
-    enum DeviceKind {
-        cpu("shm"),
-        gpu("cuda_p2p");
-
-        private final String backend;
-
-        DeviceKind(String backend) {
-            this.backend = backend;
-        }
-    }
-
-    /** In what the model computes. */
-    enum ElementType {
-        float32,
-        bfloat16
-    }
 
     private static final int DEFAULT_RANKS = 2;
     private static final int MOST_CONTEXT = 4096;
@@ -71,96 +59,89 @@ public final class TrainCommand implements Callable<Integer> {
             names = "--data-parallel",
             paramLabel = "N",
             description =
-                    "Number of copies of the model, each with a part of every batch; 2 ranks in all"
-                            + " if not given.")
+                    "Copies of the model, each with a part of every batch; 2 ranks in all if not"
+                            + " given.")
     private Integer dataParallel;
 
     @Option(
             names = "--tensor-parallel",
             paramLabel = "N",
             defaultValue = "1",
-            description =
-                    "Number of ranks that share a copy of the model; ${DEFAULT-VALUE} if not"
-                            + " given.")
+            description = "Ranks that divide a copy of the model; ${DEFAULT-VALUE} if not given.")
     private int tensorParallel;
 
     @Option(
-            names = "--dtype",
-            defaultValue = "float32",
+            names = "--compare",
             description =
-                    "In what the model computes, one of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE}"
-                            + " if not given. Parameters are of float32.")
-    private ElementType type;
+                    "Trains three times: on one rank, on two data-parallel ranks and on two"
+                            + " tensor-parallel ranks; --chart then shows all losses.")
+    private boolean compare;
 
-    @Option(names = "--processes", description = "Runs the ranks as processes, not threads.")
-    private boolean processes;
-
-    @Option(
-            names = "--device",
-            defaultValue = "cpu",
-            description =
-                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu every"
-                            + " rank has a GPU of its own.")
-    private DeviceKind device;
+    @Mixin
+    private final RankOptions options =
+            new RankOptions()
+                    .processes()
+                    .device()
+                    .types(ElementType.float32, ElementType.float32, ElementType.bfloat16)
+                    .typesOf("Element type of activations (parameters are float32)");
 
     @Option(
             names = "--text",
             paramLabel = "FILE",
-            description = "The text; the README if not given.")
+            description =
+                    "The text; if not given, the licences in /usr/share/common-licenses and of"
+                            + " the JDK.")
     private Path text;
 
     @Option(
             names = "--steps",
             defaultValue = "850",
-            description = "How many batches to train on; ${DEFAULT-VALUE} if not given.")
+            description = "Batches to train on; ${DEFAULT-VALUE} if not given.")
     private int steps;
 
     @Option(
             names = "--context",
             defaultValue = "64",
             description =
-                    "How many tokens a piece of text has, a byte each but the first, which begins"
-                            + " every text: as many as the model can look back on;"
-                            + " ${DEFAULT-VALUE} if not given.")
+                    "Tokens of a piece of text: one that begins every text, then bytes. The model"
+                            + " looks back on as many; ${DEFAULT-VALUE} if not given.")
     private int context;
 
     @Option(
             names = "--batch",
             defaultValue = "16",
-            description =
-                    "The number of pieces of text in a batch, of all ranks; ${DEFAULT-VALUE} if not"
-                            + " given.")
+            description = "Pieces of text in a batch of all ranks; ${DEFAULT-VALUE} if not given.")
     private int batch;
 
     @Option(
             names = "--seed",
             defaultValue = "1",
-            description = "From which what is random follows; ${DEFAULT-VALUE} if not given.")
+            description = "Seed of weights, batches and samples; ${DEFAULT-VALUE} if not given.")
     private long seed;
 
     @Option(
             names = "--resume",
             paramLabel = "FOLDER",
             description =
-                    "Where checkpoints are: goes on from the newest, if there is one, with the"
-                            + " losses that it would have had; text, seed, batch, context, dtype"
-                            + " and tensor parallelism must be the same.")
+                    "Folder of checkpoints. The job goes on from the newest one, if there is any,"
+                            + " with the losses of a job that was never stopped. Text, seed, batch,"
+                            + " context, dtype and tensor parallelism must be the same.")
     private Path checkpoints;
 
     @Option(
             names = "--checkpoint-every",
             paramLabel = "STEPS",
             description =
-                    "With --resume: saves one after each so many steps, and at the end; a tenth of"
-                            + " all steps if not given.")
+                    "With --resume: steps between checkpoints; a tenth of all steps if not given."
+                            + " The last step has one, too.")
     private Integer checkpointEvery;
 
     @Option(
             names = "--save-llama",
             paramLabel = "DIR",
             description =
-                    "Writes the trained model there, for generate and serve, in Hugging Face's"
-                            + " layout. It writes texts of --context tokens at most.")
+                    "Writes the trained model to a folder in Hugging Face's layout, for generate"
+                            + " and serve. Its longest text has --context tokens.")
     private Path llama;
 
     @Option(
@@ -168,21 +149,31 @@ public final class TrainCommand implements Callable<Integer> {
             paramLabel = "BYTES",
             defaultValue = "400",
             description =
-                    "How much the trained model writes, one byte after the other;"
-                            + " ${DEFAULT-VALUE} if not given.")
+                    "Bytes that the trained model writes at the end; ${DEFAULT-VALUE} if not"
+                            + " given.")
     private int sample;
 
-    @Option(names = "--chart", paramLabel = "FILE", description = "Draws the losses, as PNG.")
+    @Option(
+            names = "--chart",
+            paramLabel = "FILE",
+            description = "Draws the losses into a file FILE.png.")
     private Path chart;
+
+    private ElementType type;
+    private DeviceKind device;
+    private String name; // of the text
 
     private TrainCommand() {}
 
     @Override
     public Integer call() throws Exception {
-        if (text == null) {
-            text = Path.of(System.getProperty("djlx.home", "."), "README.md");
+        options.check();
+        type = options.type();
+        device = options.deviceKind();
+        boolean processes = options.inProcesses();
+        if (device == DeviceKind.cpu || dataParallel == null || dataParallel < 1) {
+            Ranks.check(spec, "--data-parallel", dataParallel, processes);
         }
-        Ranks.check(spec, "--data-parallel", dataParallel, processes);
         if (tensorParallel < 1 || TrainJob.heads() % tensorParallel != 0) {
             throw new ParameterException(
                     spec.commandLine(),
@@ -216,19 +207,27 @@ public final class TrainCommand implements Callable<Integer> {
         } else if (checkpoints == null || checkpointEvery < 1) {
             throw new ParameterException(
                     spec.commandLine(),
-                    "--checkpoint-every must be 1 or more, and takes --resume, which says where");
+                    "--checkpoint-every must be 1 or more and needs --resume, which names the"
+                            + " folder");
         }
         if (chart != null) {
             checkChart();
         }
+        if (compare) {
+            checkCompare();
+        }
         byte[] bytes = readText();
+        if (compare) {
+            Ranks.requireGpus(device.backend(), DEFAULT_RANKS);
+            return compare(bytes);
+        }
         Ranks all = processes ? null : Ranks.of(dataParallel == null ? null : wanted(), wanted());
         checkDivision(processes ? wanted() : all.worldSize());
         if (checkpoints != null) {
             checkJob(bytes);
         }
-        Ranks.requireGpus(device.backend, processes ? wanted() : all.here().size());
-        // Nothing is refused from here on: what is made now stays.
+        Ranks.requireGpus(device.backend(), processes ? wanted() : all.here().size());
+        // No argument is refused from here on: folders made now stay.
         if (llama != null) {
             Files.createDirectories(llama.toAbsolutePath());
         }
@@ -237,29 +236,90 @@ public final class TrainCommand implements Callable<Integer> {
             writeJob(bytes);
         }
         if (processes) {
-            return launch();
+            return Launcher.launchRanksOf(spec, wanted());
         }
-        boolean threads = System.getenv("RANK") == null;
+        Map<String, LossCurve> curves = new LinkedHashMap<>();
+        boolean threads = !all.areProcesses();
         all.run(
-                device.backend,
+                device.backend(),
                 group -> {
-                    run(bytes, group, threads);
+                    TrainJob.Result result = run(bytes, group, threads);
+                    if (group.rank() == 0) {
+                        curves.put("", result.curve());
+                    }
                     return group.rank();
                 });
+        if (chart != null && !curves.isEmpty()) {
+            LossCurve.draw(chart, curves);
+        }
         return 0;
     }
 
-    /** Refuses before the training what could not be written behind it. */
+    private void checkCompare() {
+        if (dataParallel != null
+                || tensorParallel != 1
+                || options.inProcesses()
+                || System.getenv("RANK") != null
+                || checkpoints != null
+                || llama != null) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--compare chooses the ranks itself, as threads: leave out --data-parallel,"
+                            + " --tensor-parallel, --processes, --resume and --save-llama");
+        }
+    }
+
+    /** Trains on one rank, on two data-parallel and on two tensor-parallel ranks. */
+    private int compare(byte[] bytes) throws Exception {
+        Map<String, LossCurve> curves = new LinkedHashMap<>();
+        TextTable table = new TextTable("ranks", "training loss", "held out", "time", "tokens/s");
+        for (int[] ranks : new int[][] {{1, 1}, {2, 1}, {1, 2}}) {
+            int worldSize = ranks[0] * ranks[1];
+            String name =
+                    worldSize == 1
+                            ? "one rank"
+                            : "two " + (ranks[0] == 2 ? "data" : "tensor") + "-parallel ranks";
+            tensorParallel = ranks[1];
+            spec.commandLine().getOut().printf("%n== %s%n", name);
+            long start = System.nanoTime();
+            LossCurve curve =
+                    Ranks.of(worldSize, worldSize)
+                            .run(device.backend(), group -> run(bytes, group, true))
+                            .get(0)
+                            .curve();
+            Duration time = Duration.ofNanos(System.nanoTime() - start);
+            curves.put(name, curve);
+            table.add(
+                    name,
+                    String.format("%.3f", curve.last()),
+                    String.format("%.3f", curve.lastHeldOut()),
+                    Durations.text(time),
+                    String.format("%.0f", 1e9 * steps * batch * context / time.toNanos()));
+        }
+        spec.commandLine().getOut().printf("%n%s", table);
+        spec.commandLine().getOut().flush();
+        if (chart != null) {
+            LossCurve.draw(chart, curves);
+        }
+        return 0;
+    }
+
+    /** Refuses, before the training, a chart that could not be written after it. */
     private void checkChart() {
         if (Files.isDirectory(chart)) {
             throw new ParameterException(
                     spec.commandLine(), "--chart " + chart + " is a folder, not a file");
         }
+        if (!chart.toString().toLowerCase(Locale.ROOT).endsWith(".png")) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--chart " + chart + " must end in .png, the one format that is drawn");
+        }
         Path parent = chart.toAbsolutePath().getParent();
         if (!Files.isDirectory(parent)) {
             throw new ParameterException(
                     spec.commandLine(),
-                    "--chart " + chart + ": there is no such folder as " + parent);
+                    "--chart " + chart + ": there is no such folder as " + parent + "; create it");
         }
     }
 
@@ -281,24 +341,31 @@ public final class TrainCommand implements Callable<Integer> {
         }
     }
 
-    /** Returns the number of ranks that the user asks for. */
+    /** Returns the number of ranks of the job. */
     private int wanted() {
         int copies = Math.max(1, DEFAULT_RANKS / tensorParallel);
         return (dataParallel == null ? copies : dataParallel) * tensorParallel;
     }
 
     private byte[] readText() throws IOException {
-        if (!Files.isRegularFile(text) || !Files.isReadable(text)) {
+        byte[] bytes;
+        if (text == null) {
+            name = "licence texts";
+            bytes = LicenceTexts.read();
+        } else if (Files.isRegularFile(text) && Files.isReadable(text)) {
+            name = text.getFileName().toString();
+            bytes = Files.readAllBytes(text);
+        } else {
             throw new ParameterException(
                     spec.commandLine(), "cannot read the text file " + text.toAbsolutePath());
         }
-        byte[] bytes = Files.readAllBytes(text);
         if (bytes.length < TrainJob.shortest(context)) {
             throw new ParameterException(
                     spec.commandLine(),
                     String.format(
-                            "the text file %s has %d bytes; it takes %d to learn from",
-                            text, bytes.length, TrainJob.shortest(context)));
+                            "the text, %s, has %d bytes; --context %d takes %d or more: name a"
+                                    + " longer one by --text",
+                            name, bytes.length, context, TrainJob.shortest(context)));
         }
         return bytes;
     }
@@ -307,7 +374,7 @@ public final class TrainCommand implements Callable<Integer> {
         return checkpoints.toAbsolutePath().resolve("job.txt");
     }
 
-    /** Says of what job checkpoints are: what its losses depend on. */
+    /** Returns the settings that a job's losses depend on. */
     private String job(byte[] bytes) {
         return String.format(
                 "--context %d --batch %d --seed %d --dtype %s --tensor-parallel %d, text of"
@@ -315,7 +382,7 @@ public final class TrainCommand implements Callable<Integer> {
                 context, batch, seed, type, tensorParallel, bytes.length, checksum(bytes));
     }
 
-    /** Refuses to go on from checkpoints of another job, whose losses would be those of neither. */
+    /** Refuses to go on from checkpoints of a job with other settings. */
     private void checkJob(byte[] bytes) throws IOException {
         if (!Files.exists(jobFile())) {
             return;
@@ -375,33 +442,8 @@ public final class TrainCommand implements Callable<Integer> {
         return checksum.getValue();
     }
 
-    private int launch() throws IOException, InterruptedException {
-        List<String> args = new ArrayList<>(List.of(spec.name()));
-        args.addAll(List.of("--text", text.toAbsolutePath().toString()));
-        args.addAll(List.of("--device", device.name(), "--dtype", type.name()));
-        args.addAll(List.of("--tensor-parallel", "" + tensorParallel));
-        args.addAll(List.of("--steps", "" + steps, "--context", "" + context));
-        args.addAll(List.of("--batch", "" + batch, "--seed", "" + seed));
-        args.addAll(List.of("--sample", "" + sample));
-        if (checkpoints != null) {
-            args.addAll(List.of("--resume", checkpoints.toAbsolutePath().toString()));
-            args.addAll(List.of("--checkpoint-every", "" + checkpointEvery));
-        }
-        if (llama != null) {
-            args.addAll(List.of("--save-llama", llama.toAbsolutePath().toString()));
-        }
-        if (chart != null) {
-            args.addAll(List.of("--chart", chart.toAbsolutePath().toString()));
-        }
-        return Launcher.builder()
-                .setProcesses(wanted())
-                .setMainClass(Main.class.getName())
-                .optArgs(args)
-                .build()
-                .launch();
-    }
-
-    private void run(byte[] bytes, ProcessGroup group, boolean threads) throws IOException {
+    private TrainJob.Result run(byte[] bytes, ProcessGroup group, boolean threads)
+            throws IOException {
         TrainJob.Settings settings =
                 new TrainJob.Settings(
                         group,
@@ -420,10 +462,10 @@ public final class TrainCommand implements Callable<Integer> {
                         ? spec.commandLine().getOut()
                         : new PrintWriter(Writer.nullWriter());
         out.printf(
-                "Training on %d bytes of %s, %s, %s, data parallel %d, tensor parallel %d, %s,"
-                        + " device %s%n",
+                "Training on %d bytes of %s, a tenth held out, %s, %s, data parallel %d, tensor"
+                        + " parallel %d, %s, device %s%n",
                 bytes.length,
-                text.getFileName(),
+                name,
                 Ranks.count(group.worldSize()),
                 threads ? "threads" : "processes",
                 group.worldSize() / tensorParallel,
@@ -431,25 +473,38 @@ public final class TrainCommand implements Callable<Integer> {
                 type,
                 device);
         out.flush();
-        TrainJob.Result result =
-                new TrainJob(bytes, settings, new Progress(out, settings.isFirst())).run();
+        Progress progress = new Progress(out, settings.isFirst());
+        Thread stopped = new Thread(progress::stopped, "train-stopped");
+        if (settings.isFirst()) {
+            Runtime.getRuntime().addShutdownHook(stopped);
+        }
+        TrainJob.Result result = new TrainJob(bytes, settings, progress).run();
+        if (settings.isFirst()) {
+            Runtime.getRuntime().removeShutdownHook(stopped);
+        }
         if (llama != null) {
             out.printf("%nWrote a Llama of %d tokens of context to %s%n", context, llama);
         }
-        if (settings.isFirst() && chart != null) {
-            result.curve().draw(chart);
-        }
         out.printf("%nWhat it writes:%n%s%n", result.text());
         out.flush();
+        return result;
     }
 
-    /** A bar on a terminal; otherwise ten lines, and one where there has been none for a while. */
+    /**
+     * Prints the progress: a bar on a terminal; otherwise ten lines, and one after each silence of
+     * ten seconds.
+     */
     private final class Progress implements TrainJob.Listener {
 
         private final PrintWriter out;
         private final ProgressBar bar; // null if the output is no terminal
-        private long printed = System.nanoTime();
-        private String last = ""; // what is known of the loss
+        private final long start = System.nanoTime();
+        private long printed = start;
+        private String losses = ""; // the last ones
+        private long firstStep; // from which the job goes on
+        private long warm; // when the first step ended
+        private volatile long saved;
+        private volatile long done;
 
         Progress(PrintWriter out, boolean reports) {
             this.out = out;
@@ -471,8 +526,45 @@ public final class TrainCommand implements Callable<Integer> {
             printed = System.nanoTime();
         }
 
+        /** Returns the time since the start, and an estimate of the time that is left. */
+        private String times(long step) {
+            long now = System.nanoTime();
+            long nanos = now - start;
+            // The first step is left out: the JVM loads classes, and libtorch allocates.
+            if (step == firstStep + 1) {
+                warm = now;
+            }
+            long left = (now - warm) / Math.max(1, step - firstStep - 1) * (steps - step);
+            String elapsed = Durations.text(Duration.ofNanos(nanos));
+            return step == steps || step == firstStep + 1
+                    ? elapsed
+                    : elapsed + ", " + Durations.text(Duration.ofNanos(left)) + " left";
+        }
+
+        /** Says, when the process is told to end, how the job goes on. */
+        void stopped() {
+            if (done == 0) {
+                return;
+            }
+            PrintWriter err = spec.commandLine().getErr();
+            if (checkpoints == null) {
+                err.printf(
+                        "%nStopped after step %d of %d; nothing is saved. With --resume FOLDER a"
+                                + " job can go on.%n",
+                        done, steps);
+            } else {
+                err.printf(
+                        "%nStopped after step %d of %d. The same command, with --resume %s, goes on"
+                                + " from step %d.%n",
+                        done, steps, checkpoints, saved);
+            }
+            err.flush();
+        }
+
         @Override
         public void restored(long step) {
+            firstStep = step;
+            saved = step;
             print(
                     step < steps
                             ? "Going on from step " + step
@@ -480,26 +572,45 @@ public final class TrainCommand implements Callable<Integer> {
         }
 
         @Override
-        public void untrained(String text) {
-            // Among random bytes are some that terminals obey.
-            print(String.format("Untrained it writes:%n%s%n", text.replaceAll("\\p{Cc}", "·")));
+        public void saved(long step) {
+            saved = step;
+        }
+
+        @Override
+        public void sampled(int percent, String text) {
+            // Control characters would change the terminal.
+            String shown = text.replaceAll("[\\p{Cc}&&[^\n]]", "·");
+            String when = percent == 0 ? "Untrained" : "After " + percent + " % of the steps";
+            print(String.format("%s it writes:%n%s%n", when, shown));
         }
 
         @Override
         public void trained(int step, float loss, double tokensPerSecond) {
-            String numbers = String.format("loss %.3f   %.0f tokens/s", loss, tokensPerSecond);
-            last = String.format(", the loss was %.3f in step %d", loss, step);
-            if (bar != null) {
-                bar.update(step - 1L, numbers + "   ");
-            } else if (step == 1 || step == steps || step % TrainJob.tenth(steps) == 0) {
-                print(String.format("step %6d   %s", step, numbers));
-            }
+            losses = String.format("loss %.3f", loss);
+        }
+
+        @Override
+        public void heldOut(int step, float loss) {
+            losses += String.format("   held out %.3f", loss);
         }
 
         @Override
         public void stepped(int step, double tokensPerSecond) {
-            if (bar == null && System.nanoTime() - printed > SILENCE.toNanos()) {
-                print(String.format("step %6d   %.0f tokens/s%s", step, tokensPerSecond, last));
+            done = step;
+            String times = times(step);
+            if (bar != null) {
+                bar.update(step - 1L, losses + "   " + times + "   ");
+                return;
+            }
+            boolean reported = step == 1 || step == steps || step % TrainJob.tenth(steps) == 0;
+            if (reported || System.nanoTime() - printed > SILENCE.toNanos()) {
+                print(
+                        String.format(
+                                "step %6d   %s   %.0f tokens/s   %s",
+                                step,
+                                reported ? losses : "last " + losses,
+                                tokensPerSecond,
+                                times));
             }
         }
     }

@@ -42,14 +42,18 @@ import org.djlx.fusedops.nn.RmsNorm;
 import org.djlx.fusedops.nn.RotaryEmbedding;
 import org.djlx.fusedops.nn.ShardedBlock;
 import org.djlx.fusedops.nn.VocabularyParallelCrossEntropy;
+import org.djlx.nativeops.NoGradient;
 import org.djlx.nativeops.ScalarType;
 import org.djlx.nativeops.Torch;
 import org.djlx.samples.llama.TrainedLlama;
 
 /**
- * Trains a small Llama that tells the next byte of a text from those before it, on one rank of
- * several: some share a model, some share batches. What is drawn depends on the seed alone, so
- * losses are the same for any number of ranks, up to rounding.
+ * One rank of a training: a small Llama learns to predict the next byte of a text. Ranks share a
+ * model (tensor parallel) or a batch (data parallel). Random numbers depend on the seed alone, so
+ * any number of ranks has the same losses, up to rounding.
+ *
+ * <p>The last tenth of the text is held out: the model never trains on it, and its loss there shows
+ * whether it learns the language or only the text.
  */
 final class TrainJob {
 
@@ -59,25 +63,27 @@ final class TrainJob {
     private static final int KEY_VALUE_HEADS = 4;
     private static final int HIDDEN = 256;
     private static final int POINTS = 200; // of the curve
-    private static final int PROMPT = 16;
-    private static final int UNTRAINED = 80; // with the prompt
+    private static final int PROMPT = 16; // bytes
+    private static final int SHORT_SAMPLE = 160; // bytes, with the prompt
+    private static final int FEWEST_STEPS_SAMPLED = 8;
     private static final int REPORTS = 10;
+    private static final int HELD_OUT_PART = 10; // a tenth
+    private static final float TEMPERATURE = 0.7f;
     private static final double EPSILON = 1e-5; // of the norms
     private static final double THETA = 10_000; // of the rotations
 
     /**
-     * What to do.
+     * Settings of a training.
      *
-     * @param group this rank's handle on all ranks
+     * @param group this rank's handle of the group of all ranks
      * @param tensorParallel how many neighbouring ranks share a model
      * @param bfloat16 whether activations are of bfloat16; otherwise of float32, as parameters
-     * @param context the number of tokens of a piece of text: the bytes before the one to be told,
-     *     behind a token that begins every text
-     * @param batch the number of pieces of text in a batch, of all ranks
-     * @param checkpoints where they are; null for none
-     * @param checkpointEvery how many steps there are from one to the next
-     * @param llama where the trained model is written to; null for nowhere
-     * @param sample how many bytes the trained model writes
+     * @param context the tokens of a piece of text: the token that begins every text, then bytes
+     * @param batch the pieces of text in a batch of all ranks
+     * @param checkpoints the folder of checkpoints; null for none
+     * @param checkpointEvery the steps between two checkpoints
+     * @param llama the folder that the trained model is written to; null for none
+     * @param sample the bytes that the trained model writes
      */
     record Settings(
             ProcessGroup group,
@@ -98,51 +104,62 @@ final class TrainJob {
     }
 
     /**
-     * What came of it.
+     * The result of a training.
      *
      * @param curve the losses
      * @param text what the model wrote; empty on ranks that do not share the first one's model
      */
     record Result(LossCurve curve, String text) {}
 
-    /** Who hears of the progress. */
+    /** Gets the progress of a training. */
     interface Listener {
 
         /** The job goes on from a checkpoint, which may be of a later step than the last one. */
         void restored(long step);
 
-        /** What the model writes before it is trained; on ranks that share the first one. */
-        default void untrained(String text) {}
+        /** A checkpoint is saved. */
+        default void saved(long step) {}
 
-        /** The loss of a batch, of all ranks; 200 in all, and a few more. */
+        /**
+         * The model wrote a sample before it was trained (0), or after a part of the steps. Called
+         * on the ranks that share the first rank's model.
+         */
+        default void sampled(int percent, String text) {}
+
+        /** The loss of a batch of all ranks; 200 times, and a few more. */
         void trained(int step, float loss, double tokensPerSecond);
+
+        /** The loss on the held-out part, after {@link #trained} of the same step. */
+        default void heldOut(int step, float loss) {}
 
         /** This rank has done a step; its loss is not known. */
         default void stepped(int step, double tokensPerSecond) {}
     }
 
     private final byte[] text;
+    private final int trainLength; // bytes before the held-out part
     private final Settings settings;
     private final Listener listener;
     private final LossCurve curve = new LossCurve();
 
     TrainJob(byte[] text, Settings settings, Listener listener) {
         this.text = text;
+        trainLength = text.length - Math.max(settings.context, text.length / HELD_OUT_PART);
         this.settings = settings;
         this.listener = listener;
     }
 
-    /** The shortest text from which there is something to learn, in bytes. */
+    /** The bytes of the shortest text that can be learned. */
     static int shortest(int context) {
         return Math.max(4 * context, PROMPT);
     }
 
-    /** How many steps there are from one report to the next. */
+    /** The steps between two reports. */
     static int tenth(int steps) {
         return Math.max(1, steps / REPORTS);
     }
 
-    /** The model's number of heads, which the ranks that share it divide. */
+    /** The model's attention heads, which the ranks of a model divide. */
     static int heads() {
         return HEADS;
     }
@@ -190,7 +207,7 @@ final class TrainJob {
                                 .build());
     }
 
-    /** Draws the same full weights on all ranks, also if they are threads that draw at once. */
+    /** Returns an initializer that gives all ranks the same full weights. */
     private Initializer weights() {
         Random random = new Random(settings.seed);
         return (manager, shape, type) -> {
@@ -251,8 +268,8 @@ final class TrainJob {
                 curve.load(curveFile(), done);
             }
         }
-        if (done == 0 && data.rank() == 0) {
-            listener.untrained(write(trainer, tensor, UNTRAINED));
+        if (done == 0) {
+            sample(trainer, data, tensor, 0);
         }
         int every = Math.max(1, settings.steps / POINTS);
         int tenth = tenth(settings.steps);
@@ -264,8 +281,10 @@ final class TrainJob {
             double seconds = (System.nanoTime() - begin) / 1e9;
             double speed = (double) (step - done) * settings.batch * settings.context / seconds;
             if (reported) {
-                curve.add(step, loss);
+                float heldOut = heldOutLoss(trainer, data);
+                curve.add(step, loss, heldOut);
                 listener.trained(step, loss, speed);
+                listener.heldOut(step, heldOut);
             }
             listener.stepped(step, speed);
             if (checkpoints != null && (step % settings.checkpointEvery == 0 || last)) {
@@ -273,6 +292,13 @@ final class TrainJob {
                     curve.save(curveFile());
                 }
                 checkpoints.save(trainer, new TrainingProgress(step, 0, step));
+                listener.saved(step);
+            }
+            for (int percent = 25; percent <= 50; percent += 25) {
+                if (settings.steps >= FEWEST_STEPS_SAMPLED
+                        && step == settings.steps * percent / 100) {
+                    sample(trainer, data, tensor, percent);
+                }
             }
         }
     }
@@ -281,52 +307,82 @@ final class TrainJob {
         return settings.checkpoints.toAbsolutePath().resolve("losses.csv");
     }
 
-    /** Returns where the checkpoints of a part of the model are. */
+    private void sample(Trainer trainer, ProcessGroup data, ProcessGroup tensor, int percent) {
+        if (data.rank() == 0) {
+            listener.sampled(percent, write(trainer, tensor, SHORT_SAMPLE));
+        }
+    }
+
+    /** Returns the folder of the checkpoints of a part of the model. */
     private Path checkpoints(int part) {
         boolean divided = settings.tensorParallel > 1;
         return divided ? settings.checkpoints.resolve("part-" + part) : settings.checkpoints;
     }
 
-    /** Trains on a batch, and returns its loss if it is asked for: that of all ranks. */
+    /** Trains on a batch, and returns its loss on all ranks if it is asked for. */
     private float step(Trainer trainer, ProcessGroup data, int step, boolean wanted) {
-        int own = settings.batch / data.worldSize();
-        int context = settings.context;
         Random random = new Random(settings.seed * 1_000_003 + step);
-        long[] batch = new long[own * context];
-        long[] next = new long[own * context];
-        for (int row = 0; row < settings.batch; row++) {
-            int begin = random.nextInt(text.length - context + 1);
-            int place = (row - own * data.rank()) * context;
-            if (place >= 0 && place < batch.length) {
-                for (int i = 0; i < context; i++) {
-                    batch[place + i] = i == 0 ? TrainedLlama.BEGIN : token(begin + i - 1);
-                    next[place + i] = token(begin + i);
-                }
-            }
-        }
+        int[] begins = new int[settings.batch];
+        Arrays.setAll(begins, i -> random.nextInt(trainLength - settings.context + 1));
         try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
-            NDList input = new NDList(manager.create(batch));
-            NDList labels = new NDList(manager.create(next));
+            NDList input = new NDList();
+            NDList labels = new NDList();
+            addPieces(begins, data, manager, input, labels);
             NDArray loss;
             try (GradientCollector collector = trainer.newGradientCollector()) {
                 loss = trainer.getLoss().evaluate(labels, trainer.forward(input, labels));
                 collector.backward(loss);
             }
             trainer.step();
-            if (!wanted) {
-                return Float.NaN;
-            }
-            NDArray mean = loss.stopGradient();
-            data.allReduce(mean, ReduceOp.AVG).await();
-            return mean.getFloat();
+            return wanted ? mean(loss.stopGradient(), data) : Float.NaN;
         }
+    }
+
+    /** Returns the loss on a batch of pieces spread over the held-out part. */
+    private float heldOutLoss(Trainer trainer, ProcessGroup data) {
+        int last = text.length - settings.context;
+        int[] begins = new int[settings.batch];
+        Arrays.setAll(
+                begins,
+                i -> trainLength + (int) ((long) (last - trainLength) * i / settings.batch));
+        try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
+            NDList input = new NDList();
+            NDList labels = new NDList();
+            addPieces(begins, data, manager, input, labels);
+            NDList predictions = trainer.evaluate(input);
+            return mean(
+                    NoGradient.get(() -> trainer.getLoss().evaluate(labels, predictions)), data);
+        }
+    }
+
+    private static float mean(NDArray loss, ProcessGroup data) {
+        data.allReduce(loss, ReduceOp.AVG).await();
+        return loss.getFloat();
+    }
+
+    /** Adds this rank's part of a batch: pieces of text, and the bytes that follow each token. */
+    private void addPieces(
+            int[] begins, ProcessGroup data, NDManager manager, NDList input, NDList labels) {
+        int own = begins.length / data.worldSize();
+        int context = settings.context;
+        long[] tokens = new long[own * context];
+        long[] next = new long[own * context];
+        for (int row = 0; row < own; row++) {
+            int begin = begins[own * data.rank() + row];
+            for (int i = 0; i < context; i++) {
+                tokens[row * context + i] = i == 0 ? TrainedLlama.BEGIN : token(begin + i - 1);
+                next[row * context + i] = token(begin + i);
+            }
+        }
+        input.add(manager.create(tokens));
+        labels.add(manager.create(next));
     }
 
     private int token(int place) {
         return Byte.toUnsignedInt(text[place]);
     }
 
-    /** Collects the weights on all ranks that share the model; the first one writes them. */
+    /** Gathers the weights on all ranks of a model; its first rank writes them. */
     private void saveLlama(SequentialBlock block, ProcessGroup tensor, NDManager parent)
             throws IOException {
         LlamaConfig config =
@@ -375,15 +431,20 @@ final class TrainJob {
     }
 
     /**
-     * Has the model go on from the beginning of the text; on all ranks that share it.
+     * Has the model continue the beginning of the text, in valid UTF-8. All ranks of the model call
+     * it.
      *
      * @param length the number of bytes, with the beginning
      */
     private String write(Trainer trainer, ProcessGroup tensor, int length) {
         Random random = new Random(settings.seed);
         byte[] written = Arrays.copyOf(text, length);
+        Utf8Bytes characters = new Utf8Bytes();
+        for (int i = 0; i < PROMPT; i++) {
+            characters.add(token(i));
+        }
         for (int i = PROMPT; i < written.length; i++) {
-            // What follows the last token does not matter to it.
+            // The tokens after the last one do not affect its prediction.
             long[] context = new long[settings.context];
             context[0] = TrainedLlama.BEGIN;
             int begin = Math.max(0, i - settings.context + 1);
@@ -393,23 +454,38 @@ final class TrainJob {
             try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
                 NDList input = new NDList(manager.create(context));
                 NDArray part = trainer.evaluate(input).singletonOrThrow();
-                NDArray scores = DifferentiableCollectives.allGather(part, -1, tensor);
-                NDArray last = scores.get((i - begin) + ", :" + TrainedLlama.BYTES);
-                written[i] = (byte) draw(Torch.cast(last, ScalarType.FLOAT32).softmax(0), random);
+                NDArray logits = DifferentiableCollectives.allGather(part, -1, tensor);
+                NDArray last = logits.get((i - begin) + ", :" + TrainedLlama.BYTES);
+                float[] values = Torch.cast(last, ScalarType.FLOAT32).toFloatArray();
+                int next = sample(values, characters, written.length - i, random);
+                characters.add(next);
+                written[i] = (byte) next;
             }
         }
         return new String(written, StandardCharsets.UTF_8);
     }
 
-    private static int draw(NDArray distribution, Random random) {
-        float[] probabilities = distribution.toFloatArray();
-        float left = random.nextFloat();
-        for (int i = 0; i < probabilities.length; i++) {
-            left -= probabilities[i];
-            if (left < 0) {
-                return i;
+    /** Samples among the bytes that may follow; all ranks sample the same. */
+    private static int sample(float[] logits, Utf8Bytes characters, int room, Random random) {
+        float largest = Float.NEGATIVE_INFINITY;
+        for (int i = 0; i < logits.length; i++) {
+            if (characters.allows(i, room)) {
+                largest = Math.max(largest, logits[i]);
             }
         }
-        return probabilities.length - 1;
+        double[] weights = new double[logits.length];
+        double sum = 0;
+        for (int i = 0; i < logits.length; i++) {
+            boolean allowed = characters.allows(i, room);
+            weights[i] = allowed ? Math.exp((logits[i] - largest) / TEMPERATURE) : 0;
+            sum += weights[i];
+        }
+        double left = random.nextDouble() * sum;
+        int last = 0;
+        for (int i = 0; i < weights.length && left >= 0; i++) {
+            left -= weights[i];
+            last = weights[i] > 0 ? i : last;
+        }
+        return last;
     }
 }

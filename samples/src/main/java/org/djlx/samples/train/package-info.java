@@ -2,13 +2,17 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
+/* Package-private:
+ * TrainJob - one rank of a training
+ * LossCurve - losses over steps, saved and drawn
+ * LicenceTexts - the default text
+ * Utf8Bytes - tells which bytes may follow in UTF-8
+ */
 /**
- * Training with DJL: a language model over the bytes of a text, on several ranks. *
+ * Trains a language model on the bytes of a text with DJL on several ranks.
  *
- * <pre>
- *   TrainCommand  the command
- *   TrainJob      one rank of a training
- *   LossCurve     losses over steps, kept and drawn
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.samples.train.TrainCommand} - {@code train}
+ * </ul>
  */
 package org.djlx.samples.train;

@@ -183,7 +183,7 @@ class FlightCommandTest {
         assertEquals(0, run("flight", before, early, late, same), err::toString);
         assertEquals(
                 alone
-                        + "left out, as later ones are there: 2; to see them give their files alone"
+                        + "records of earlier jobs left out: 2; give their files alone to see them"
                         + System.lineSeparator(),
                 out.toString());
     }

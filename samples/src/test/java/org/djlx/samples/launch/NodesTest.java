@@ -158,7 +158,7 @@ class NodesTest {
         String message =
                 assertThrows(IllegalArgumentException.class, node(1, 1, "sleep").build()::launch)
                         .getMessage();
-        assertTrue(message.contains("Another launcher has --node-rank 1"), message);
+        assertTrue(message.contains("--node-rank 1 is taken by another launcher"), message);
         message =
                 assertThrows(IllegalArgumentException.class, node(1, 3, "sleep").build()::launch)
                         .getMessage();

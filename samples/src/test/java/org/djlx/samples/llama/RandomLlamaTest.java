@@ -98,7 +98,7 @@ class RandomLlamaTest {
     void needsRoom() {
         Path missing = folder.resolve("missing");
         IOException e = assertThrows(IOException.class, () -> RandomLlama.write(SMALL, missing));
-        assertTrue(e.getMessage().contains("no directory with room for"), e::getMessage);
+        assertTrue(e.getMessage().contains("has no room for"), e::getMessage);
         assertFalse(Files.exists(missing));
     }
 }

@@ -164,6 +164,7 @@ class ServeModelCommandTest {
         }
         Path file = folder.resolve("file");
         Files.createFile(file);
-        assertTrue(run(1, file).contains(file + ": a file is there already, and is no folder"));
+        assertTrue(
+                run(1, file).contains(file + ": a file of that name exists; a folder is needed"));
     }
 }

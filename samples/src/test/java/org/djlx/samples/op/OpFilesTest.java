@@ -4,6 +4,7 @@
  */
 package org.djlx.samples.op;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -23,6 +24,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** Files that {@code op} cannot use: one line says which file, and what is wrong with it. */
@@ -69,6 +71,22 @@ class OpFilesTest {
                 ZipOutputStream zip = new ZipOutputStream(out)) {
             zip.putNextEntry(new ZipEntry(entry));
             zip.write(content);
+        }
+    }
+
+    /** Each operation runs on the examples; files that exist are left as they are. */
+    @ParameterizedTest
+    @EnumSource(OpKind.class)
+    void examplesAreWritten(OpKind kind) throws IOException {
+        String files = kind.reads() ? " --input in-{rank}.npz" : "";
+        files += kind.takes(OpKind.Takes.B) ? " --b b-{rank}.npz" : "";
+        assertEquals(0, op.run((kind + files + " --example").split(" ")), op::err);
+        if (kind == OpKind.allReduce) {
+            // 0 + 100, 1 + 101, … of two ranks
+            assertTrue(op.out().contains("100.0 102.0 104.0 106.0"), op::out);
+            byte[] before = Files.readAllBytes(file("in-0.npz"));
+            assertEquals(0, op.run((kind + files + " --example").split(" ")), op::err);
+            assertArrayEquals(before, Files.readAllBytes(file("in-0.npz")));
         }
     }
 

@@ -128,9 +128,10 @@ class PlanCommandTest {
                 "plan --shape 1,2; --shape must be M,N,K",
                 "plan --shape 0,8,8; --shape must be M,N,K",
                 "plan --shape 8x8x8; --shape must be M,N,K",
-                "plan --shape 8,8,8 --dtype int8; --dtype must be a floating-point type",
+                "plan --shape 8,8,8 --dtype int8; --dtype must be one of float64, float32, float16,"
+                        + " bfloat16, not int8",
                 "plan --shape 8,8,8 --machine a100; --machine must be h200",
-                "plan --shape 8,8,8 --ranks 0; --ranks must be at least 1",
+                "plan --shape 8,8,8 --ranks 0; --ranks must be from 1 to 1024, not 0",
                 "plan --shape 8,8,8 --ranks 3; among 3 ranks",
                 "plan --shape 8,8,8 --hosts 0; --hosts must be at least 1",
                 "plan --shape 32,32,32 --ranks 16 --hosts 3; which do not divide 3",

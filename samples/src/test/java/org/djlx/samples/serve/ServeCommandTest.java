@@ -202,7 +202,7 @@ class ServeCommandTest {
 
     @Test
     void wrongArgumentsAreNamed() {
-        assertTrue(run(2, "serve", model + "x").contains("is no directory"));
+        assertTrue(run(2, "serve", model + "x").contains("is not a directory"));
         assertTrue(run(2, "serve", model, "--max-body", "0").contains("1 byte or more"));
         assertTrue(run(2, "serve", model, "--ranks", "5").contains("among 5 ranks"));
         for (String option : List.of("--ranks", "--max-length", "--cache-bytes", "--max-running")) {

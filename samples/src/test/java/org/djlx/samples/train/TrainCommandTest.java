@@ -147,6 +147,23 @@ class TrainCommandTest {
         }
     }
 
+    @Test
+    void comparesRanksInOneChart() throws IOException {
+        Path chart = folder.resolve("compared.png");
+        String output = run(0, with(train(9), "--compare", "--chart", chart));
+        for (String row :
+                List.of("one rank ", "two data-parallel ranks ", "two tensor-parallel ranks ")) {
+            assertTrue(output.lines().anyMatch(line -> line.startsWith(row)), output);
+        }
+        assertTrue(output.contains("After 25 % of the steps it writes:\nThe quick brown "), output);
+        assertTrue(output.contains("After 50 % of the steps it writes:\nThe quick brown "), output);
+        assertEquals(27, output.lines().filter(line -> line.contains("   held out ")).count());
+        assertTrue(ImageIO.read(chart.toFile()).getWidth() > 100);
+        for (String option : List.of("--processes", "--data-parallel=2", "--resume=x")) {
+            assertTrue(run(2, with(train(9), "--compare", option)).contains("leave out"), option);
+        }
+    }
+
     private byte[] checkpoint(String folder, int step) throws IOException {
         return Files.readAllBytes(
                 this.folder.resolve(folder).resolve("checkpoint-" + step + ".safetensors"));
@@ -332,6 +349,8 @@ class TrainCommandTest {
                         .contains("9 cannot be divided among --tensor-parallel 2"));
         assertTrue(run(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
         assertTrue(run(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
+        assertTrue(
+                run(2, "train", "--chart", folder.resolve("x.jpg")).contains("must end in .png"));
         String chart = folder.resolve("none/c.png").toString();
         assertTrue(run(2, "train", "--text", text, "--chart", chart).contains("no such folder"));
         assertFalse(Files.exists(folder.resolve("none")));

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Measures a Llama's decoding written with PyTorch's operators, for ci/bench/run.sh bench-decode --torch.
+
+Says {"torch": VERSION} when all ranks are ready, then a line of JSON for each measurement, and at last {"done": true}:
+  {"batch": B, "method": "nccl", "oneShot" or "alone", "micros": ...}    a step, replayed from a CUDA graph
+  {"prompt": N, "matmulMicros": ...}                                      all matmuls of a prompt, called by the host
+With "note" in place of the figure where PyTorch refuses; {"error": WHY} if something goes wrong altogether. Weights are
+random, bfloat16, and divided as in our model, with two all-reduces a layer: NCCL's, or the one-shot one of symmetric
+memory; "alone" is one rank, without any. The cache is static, and the new token is the last of its context. Figures are
+medians of the slowest rank. Ranks are processes, one a GPU. Ends when it is done, or a rank is dead, or after --limit.
+"""
+
+import argparse
+import signal
+import statistics
+
+import torch_peer
+
+WARM_UP = 5
+REPLAYS = 30
+EPSILON = 1e-5
+
+
+class Llama(torch_peer.Rank):
+    """A rank's part of the model."""
+
+    def __init__(self, rank, ranks, meeting, sizes):
+        super().__init__(rank, ranks, meeting)
+        self.make(sizes)
+
+    def make(self, sizes):
+        torch = self.torch
+        torch.manual_seed(0)  # Then all ranks have the same embedding, and go on from the same values.
+        self.sizes, self.size = sizes, sizes.head_size
+        self.heads, self.kv = sizes.heads // self.ranks, max(1, sizes.kv_heads // self.ranks)
+        self.inner, self.tokens = sizes.inner // self.ranks, sizes.vocabulary // self.ranks
+        hidden = sizes.hidden
+        self.embedding = self.matrix(sizes.vocabulary, hidden)
+        self.layers = [
+            {
+                "norm": self.random(hidden),
+                "qkv": self.matrix((self.heads + 2 * self.kv) * self.size, hidden),
+                "out": self.matrix(hidden, self.heads * self.size),
+                "mlp_norm": self.random(hidden),
+                "gate_up": self.matrix(2 * self.inner, hidden),
+                "down": self.matrix(hidden, self.inner),
+            }
+            for _ in range(sizes.layers)
+        ]
+        self.norm = self.random(hidden)
+        self.head = self.matrix(self.tokens, hidden)
+
+    def matrix(self, rows, columns):
+        return self.random(rows, columns).mul_(columns**-0.5)
+
+    def measure(self, case):
+        with self.torch.no_grad():
+            if "prompt" in case:
+                return {"matmulMicros": self.matmuls(case["prompt"])}
+            return {"micros": self.decoding(case["batch"], case["method"])}
+
+    def decoding(self, batch, method):
+        graph = self.capture(self.step(batch, method), 1)
+        self.barrier()
+        micros = self.times(graph.replay)
+        self.barrier()  # Then no rank reads another's buffers any more.
+        return micros
+
+    def times(self, call):
+        for _ in range(WARM_UP):
+            call()
+        marks = self.events(REPLAYS + 1)
+        marks[0].record()
+        for mark in marks[1:]:
+            call()
+            mark.record()
+        self.torch.cuda.synchronize()
+        return statistics.median(1e3 * a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+
+    def step(self, batch, method):
+        """Returns what decodes a token of each sequence, which is that of the step before."""
+        torch, dist, functional, sizes = self.torch, self.dist, self.torch.nn.functional, self.sizes
+        hidden, last = sizes.hidden, sizes.context - 1
+        caches = [[self.random(batch, self.kv, sizes.context, self.size) for _ in range(2)] for _ in self.layers]
+        position = torch.tensor([last], device=self.device)
+        angles = last * sizes.theta ** (-torch.arange(0, self.size, 2, device=self.device) / self.size)
+        cos, sin = (f(torch.cat([angles, angles])).to(torch.bfloat16) for f in (torch.cos, torch.sin))
+        tokens = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        best = torch.empty(self.ranks, 2, batch, dtype=torch.float32, device=self.device)
+        if method == "oneShot":
+            buffer = self.symm_mem.empty(batch, hidden, dtype=torch.bfloat16, device=self.device)
+            self.symm_mem.rendezvous(buffer, self.group)
+
+        def rotated(x):
+            a, b = x.chunk(2, -1)
+            return x * cos + torch.cat([-b, a], -1) * sin
+
+        def reduced(x, weight):
+            if method == "oneShot":  # It waits for all before it reads, and before it returns.
+                torch.mm(x, weight.t(), out=buffer)
+                return torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", self.group)
+            product = functional.linear(x, weight)
+            if method == "nccl":
+                dist.all_reduce(product)
+            return product
+
+        def run(_):
+            x = functional.embedding(tokens, self.embedding)
+            for layer, cache in zip(self.layers, caches):
+                normed = functional.rms_norm(x, (hidden,), layer["norm"], EPSILON)
+                qkv = functional.linear(normed, layer["qkv"]).view(batch, -1, self.size)
+                q, k, v = qkv.split([self.heads, self.kv, self.kv], 1)
+                cache[0].index_copy_(2, position, rotated(k).unsqueeze(2))
+                cache[1].index_copy_(2, position, v.unsqueeze(2))
+                attended = functional.scaled_dot_product_attention(rotated(q).unsqueeze(2), *cache, enable_gqa=True)
+                x = x + reduced(attended.reshape(batch, -1), layer["out"])
+                normed = functional.rms_norm(x, (hidden,), layer["mlp_norm"], EPSILON)
+                gate, up = functional.linear(normed, layer["gate_up"]).chunk(2, -1)
+                x = x + reduced(functional.silu(gate) * up, layer["down"])
+            scores = functional.linear(functional.rms_norm(x, (hidden,), self.norm, EPSILON), self.head)
+            score, token = scores.max(-1)  # of this rank's tokens; float32 holds the number of each
+            own = torch.stack([score.float(), (token + self.rank * self.tokens).float()]).unsqueeze(0)
+            if self.ranks > 1:
+                dist.all_gather_into_tensor(best, own)
+            else:
+                best.copy_(own)
+            winner = best[:, 0].argmax(0, keepdim=True)
+            tokens.copy_(best[:, 1].gather(0, winner).squeeze(0))
+
+        return run
+
+    def matmuls(self, rows):
+        """All matmuls of a prompt, one after the other; of its last token alone the scores."""
+        linear, sizes = self.torch.nn.functional.linear, self.sizes
+        x = self.random(rows, sizes.hidden)
+        heads, inner = self.random(rows, self.heads * self.size), self.random(rows, self.inner)
+
+        def call():
+            for layer in self.layers:
+                linear(x, layer["qkv"])
+                linear(heads, layer["out"])
+                linear(x, layer["gate_up"])
+                linear(inner, layer["down"])
+            linear(x[-1:], self.head)
+
+        self.barrier()
+        return self.times(call)
+
+
+def run_rank(rank, ranks, meeting, cases, answers, sizes):
+    """The main of a rank's process."""
+    torch_peer.serve(rank, cases, answers, lambda: Llama(rank, ranks, meeting, sizes))
+
+
+def slowest(answers):
+    """Merges the ranks' answers: the slowest one's, or why there is none."""
+    merged = {}
+    for answer in answers:
+        if "notes" in answer:
+            return {"note": "; ".join(answer["notes"].values())}
+        for name, micros in answer.items():
+            merged[name] = round(max(micros, merged.get(name, 0)), 2)
+    return merged
+
+
+def numbers(text):
+    return [int(number) for number in text.split(",")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--inner", type=int, default=14336)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-size", type=int, default=128)
+    parser.add_argument("--vocabulary", type=int, default=128256)
+    parser.add_argument("--theta", type=float, default=500000)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--limit", type=int, default=400, help="seconds")
+    sizes = parser.parse_args()
+
+    def late(*_):
+        raise RuntimeError(f"not done after {sizes.limit} s")
+
+    def use(ask):
+        cases = [{"batch": batch, "method": "nccl" if sizes.ranks > 1 else "alone"} for batch in sizes.batches]
+        cases.append({"prompt": sizes.prompt})
+        if sizes.ranks > 1:  # Last, as what it does to a GPU when it fails ends the ranks.
+            cases.extend({"batch": batch, "method": "oneShot"} for batch in sizes.batches)
+        for case in cases:
+            torch_peer.say({**case, **slowest(ask(case))})
+        torch_peer.say({"done": True})
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(sizes.limit)
+    torch_peer.with_ranks(sizes.ranks, run_rank, use, sizes)
+
+
+if __name__ == "__main__":
+    main()

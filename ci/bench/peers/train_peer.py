@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Measures PyTorch's data-parallel training step, for ci/bench/run.sh bench-train --torch.
+
+Says {"torch": VERSION} when all ranks are ready, then reads a case a line and answers each with a line of JSON:
+  {"who": "TORCH_ALONE", "TORCH_DDP" or "TORCH_DDP_TUNED", "rows": R, "layers": L, "width": W, "hidden": H, "warmUp": U, "steps": S}
+  -> {"milliseconds": [the time of each step], "matmulError": E}
+  {"forget": true} -> {}: models and batches are given up
+What goes wrong is {"error": WHY}. The model is L times (Linear W -> H, ReLU, Linear H -> W) in float32, without TF32, each rank
+has R rows, and SGD updates it. DDP is DistributedDataParallel as it is without options; tuned, gradients are views of its buckets
+and SGD is fused; alone is without it. A time is the slowest rank's, from a batch on the GPU until the GPU has done the step. E is
+the relative error of a product of matrices, to be compared with the other side's: about 1e-7 in float32, 1e-4 with TF32. Ranks are
+processes, one a GPU. Ends with its standard input, or when a rank is dead or does not answer.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+import torch_peer
+
+
+class Training(torch_peer.Rank):
+    """A rank, with the models that it trains."""
+
+    def __init__(self, rank, ranks, meeting):
+        super().__init__(rank, ranks, meeting)
+        self.torch.backends.cuda.matmul.allow_tf32 = False
+        self.torch.backends.cudnn.allow_tf32 = False
+        self.models = {}
+
+    def measure(self, case):
+        if "forget" in case:
+            self.models.clear()
+            return {}
+        key = tuple(case[name] for name in ("who", "layers", "width", "hidden"))
+        if key not in self.models:
+            self.models[key] = self.make(*key)
+        x = self.torch.randn(case["rows"], case["width"], device=self.device)
+        times = [self.step(*self.models[key], x) for _ in range(case["warmUp"] + case["steps"])]
+        return {"milliseconds": times[case["warmUp"] :], "matmulError": self.matmul_error()}
+
+    def make(self, who, layers, width, hidden):
+        torch = self.torch
+        linear, blocks = torch.nn.Linear, []
+        for _ in range(layers):
+            blocks += [linear(width, hidden, device=self.device), torch.nn.ReLU(), linear(hidden, width, device=self.device)]
+        model = torch.nn.Sequential(*blocks)
+        tuned = who == "TORCH_DDP_TUNED"
+        if who != "TORCH_ALONE":
+            parallel = torch.nn.parallel.DistributedDataParallel
+            model = parallel(model, device_ids=[self.rank], gradient_as_bucket_view=tuned)
+        return model, torch.optim.SGD(model.parameters(), lr=1e-3, fused=tuned)
+
+    def step(self, model, optimizer, x):
+        self.barrier()
+        begin = time.perf_counter_ns()
+        optimizer.zero_grad()
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+        self.torch.cuda.synchronize()
+        return (time.perf_counter_ns() - begin) / 1e6
+
+    def matmul_error(self):
+        a, b = (self.torch.randn(512, 512, device=self.device) for _ in range(2))
+        exact = a.double() @ b.double()
+        return (((a @ b).double() - exact).norm() / exact.norm()).item()
+
+
+def run_rank(rank, ranks, meeting, cases, answers):
+    """The main of a rank's process."""
+    torch_peer.serve(rank, cases, answers, lambda: Training(rank, ranks, meeting))
+
+
+def slowest(answers):
+    """Merges the ranks' answers."""
+    for answer in answers:
+        if "notes" in answer:
+            return {"error": "; ".join(answer["notes"].values())}
+    if not answers[0]:
+        return {}
+    return {
+        "milliseconds": [round(max(times), 3) for times in zip(*(answer["milliseconds"] for answer in answers))],
+        "matmulError": max(answer["matmulError"] for answer in answers),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, required=True)
+
+    def use(ask):
+        for line in sys.stdin:
+            torch_peer.say(slowest(ask(json.loads(line))))
+
+    torch_peer.with_ranks(parser.parse_args().ranks, run_rank, use)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import java.io.IOException;
+import java.lang.management.ManagementFactory;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Optional;
+
+/**
+ * A report of a benchmark as JSON: benchmark, date, commit, machine, versions, then the results.
+ * All benchmarks share this form.
+ */
+final class BenchReport {
+
+    private final Map<String, Object> values = new LinkedHashMap<>();
+
+    /**
+     * Creates a report.
+     *
+     * @param benchmark the description of the benchmark
+     * @param commit the commit that is measured; null if not known
+     * @param versions the versions of libraries; those of Java and the system are added
+     */
+    BenchReport(String benchmark, String commit, Map<String, String> versions) throws IOException {
+        put("benchmark", benchmark);
+        put("date", Instant.now().truncatedTo(ChronoUnit.SECONDS).toString());
+        put("commit", commit == null || commit.isBlank() ? "unknown" : commit);
+        put("machine", cpuModel());
+        put("cores", Runtime.getRuntime().availableProcessors());
+        Map<String, String> all = new LinkedHashMap<>();
+        all.put("java", System.getProperty("java.vm.version"));
+        all.put("os", System.getProperty("os.name") + " " + System.getProperty("os.version"));
+        all.putAll(versions);
+        put("versions", all);
+        put(
+                "jvmOptions",
+                ManagementFactory.getRuntimeMXBean().getInputArguments().stream()
+                        .filter(option -> option.startsWith("-XX:"))
+                        .toList());
+    }
+
+    /** Sets a value that Gson can write; a value of the same name is replaced. */
+    void put(String name, Object value) {
+        values.put(name, value);
+    }
+
+    /** Writes the report as it is now. */
+    void store(Path json) throws IOException {
+        Gson gson = new GsonBuilder().setPrettyPrinting().create();
+        Path file = json.toAbsolutePath();
+        Files.createDirectories(file.getParent());
+        Files.writeString(file, gson.toJson(values) + "\n");
+    }
+
+    private static String cpuModel() throws IOException {
+        try (var lines = Files.lines(Path.of("/proc/cpuinfo"))) {
+            Optional<String> model =
+                    lines.filter(line -> line.startsWith("model name")).findFirst();
+            return model.map(line -> line.substring(line.indexOf(':') + 1).strip())
+                    .orElse(System.getProperty("os.arch"));
+        }
+    }
+}

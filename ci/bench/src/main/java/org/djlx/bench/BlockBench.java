@@ -1,0 +1,221 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Parameter;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.initializer.NormalInitializer;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.fusedops.nn.ParallelTransformerBlock;
+import org.djlx.fusedops.nn.RotaryEmbedding;
+import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * Times the forward and backward pass of a sequence-parallel transformer block on one rank and, as
+ * lower bounds, its matmuls and its attention alone.
+ */
+final class BlockBench {
+
+    /**
+     * The sizes of a block, as in Llama 3.
+     *
+     * @param tokens the length of the sequence, over all ranks
+     */
+    record Size(int tokens, int size, int heads, int keyValueHeads, int headSize, int hidden) {}
+
+    /**
+     * Median milliseconds of a round.
+     *
+     * @param fromIdle the block, each round starting with an idle GPU, which waits until the host
+     *     has launched the first kernels. A model of many layers, whose host runs ahead, waits once
+     *     a step, not once a block
+     * @param both matmuls, then attention. Matmuls at full power lower the GPU's clock, so both
+     *     take longer than the sum of each alone
+     */
+    record Times(double block, double fromIdle, double matmuls, double attention, double both) {}
+
+    private final ProcessGroup group;
+    private final Size size;
+    private final ScalarType type;
+    private final int warmUp;
+    private final int turns;
+    private final int rounds;
+
+    /**
+     * Creates a benchmark.
+     *
+     * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred
+     *     rounds; until then the GPU waits for the host at the start of a round
+     * @param turns the number of measurements
+     * @param rounds the rounds of a turn, one after the other
+     */
+    BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
+        this.group = group;
+        this.size = size;
+        this.type = type;
+        this.warmUp = warmUp;
+        this.turns = turns;
+        this.rounds = rounds;
+    }
+
+    Times run() {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            Round block = block(manager);
+            Round matmuls = matmuls(manager);
+            Round attention = attention(manager);
+            double fromIdle = median(block, 1);
+            return new Times(
+                    median(block, rounds),
+                    fromIdle,
+                    median(matmuls, rounds),
+                    median(attention, rounds),
+                    median(
+                            own -> {
+                                matmuls.run(own);
+                                attention.run(own);
+                            },
+                            rounds));
+        }
+    }
+
+    private interface Round {
+        void run(NDManager manager);
+    }
+
+    /** Times turns. Each starts once all ranks have arrived and all devices are idle. */
+    private double median(Round round, int rounds) {
+        double[] times = new double[turns];
+        for (int i = -(warmUp + rounds - 1) / rounds; i < turns; i++) {
+            try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+                NDArray mark = manager.zeros(new Shape(1));
+                mark.getFloat(); // Waits for all queued work.
+                group.barrier().await();
+                long begin = System.nanoTime();
+                for (int j = 0; j < rounds; j++) {
+                    try (NDManager own = manager.newSubManager()) {
+                        round.run(own);
+                    }
+                }
+                // Waits for the device.
+                NoGradient.get(() -> mark.add(mark).getFloat());
+                if (i >= 0) {
+                    times[i] = (System.nanoTime() - begin) / 1e6 / rounds;
+                }
+            }
+        }
+        return Stats.median(times);
+    }
+
+    private NDArray random(NDManager manager, long... shape) {
+        return NoGradient.get(
+                () ->
+                        Torch.cast(
+                                manager.randomNormal(0, 0.02f, new Shape(shape), DataType.FLOAT32),
+                                type));
+    }
+
+    private Round block(NDManager manager) {
+        ParallelTransformerBlock block =
+                ParallelTransformerBlock.builder()
+                        .setGroup(group)
+                        .optSequenceParallel(true)
+                        .setHeads(size.heads)
+                        .optKeyValueHeads(size.keyValueHeads)
+                        .setHeadSize(size.headSize)
+                        .setHidden(size.hidden)
+                        .optRotary(RotaryEmbedding.builder().setHeadSize(size.headSize).build())
+                        .build();
+        Shape shape = new Shape(size.tokens / group.worldSize(), size.size);
+        block.setInitializer(new NormalInitializer(0.02f), Parameter.Type.WEIGHT);
+        block.initialize(manager, DataType.FLOAT32, shape);
+        ParameterStore store = new ParameterStore(manager, false);
+        NDArray x = random(manager, shape.getShape());
+        NDArray gradient = random(manager, shape.getShape());
+        return round -> {
+            try (GradientScope scope = GradientScope.open()) {
+                NDArray input = input(scope, round, x);
+                NDArray y = block.forward(store, new NDList(input), true).singletonOrThrow();
+                scope.backward(List.of(y), List.of(gradient));
+            }
+        };
+    }
+
+    /** The matmuls of this rank's part of the block, each with both gradients. */
+    private Round matmuls(NDManager manager) {
+        int ranks = group.worldSize();
+        long keyValue = 2L * Math.max(1, size.keyValueHeads / ranks) * size.headSize;
+        long own = (long) size.heads * size.headSize / ranks;
+        long[][] weights = {
+            {size.size, own + keyValue},
+            {own, size.size},
+            {size.size, 2L * size.hidden / ranks},
+            {size.hidden / ranks, size.size}
+        };
+        List<NDArray[]> all = new ArrayList<>();
+        for (long[] shape : weights) {
+            all.add(
+                    new NDArray[] {
+                        random(manager, size.tokens, shape[0]),
+                        random(manager, shape),
+                        random(manager, size.tokens, shape[1])
+                    });
+        }
+        return round ->
+                NoGradient.run(
+                        () -> {
+                            for (NDArray[] each : all) {
+                                each[0].matMul(each[1]).close();
+                                each[2].matMul(each[1].transpose()).close();
+                                each[0].transpose().matMul(each[2]).close();
+                            }
+                        });
+    }
+
+    /** The attention of this rank's heads, with its gradients. */
+    private Round attention(NDManager manager) {
+        long ranks = group.worldSize();
+        long own = size.heads / ranks;
+        long shared = Math.max(1, size.keyValueHeads / ranks);
+        NDArray queries = random(manager, 1, own, size.tokens, size.headSize);
+        NDArray keys = random(manager, 1, shared, size.tokens, size.headSize);
+        NDArray values = random(manager, 1, shared, size.tokens, size.headSize);
+        NDArray gradient = random(manager, 1, own, size.tokens, size.headSize);
+        return round -> {
+            try (GradientScope scope = GradientScope.open()) {
+                NDArray y =
+                        Torch.attention(
+                                input(scope, round, queries),
+                                input(scope, round, keys),
+                                input(scope, round, values),
+                                true);
+                scope.backward(List.of(y), List.of(gradient));
+            }
+        };
+    }
+
+    /** Returns an input whose gradient is computed and dropped. */
+    private static NDArray input(GradientScope scope, NDManager round, NDArray x) {
+        NDArray input = x.stopGradient();
+        input.attach(round);
+        scope.record(
+                "the layer before",
+                List.of(x),
+                List.of(),
+                List.of(input),
+                (inputs, kept, gradients) -> Collections.singletonList(null));
+        return input;
+    }
+}

@@ -1,0 +1,238 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDArray;
+import java.io.PrintWriter;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Random;
+import java.util.concurrent.Callable;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.TextTable;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code bench-coalesced}: compares coalesced collectives with separate ones. */
+@Command(
+        name = "bench-coalesced",
+        description = {
+            "Measures coalesced float32 collectives on CPU ranks and, in turns, separate ones on"
+                    + " the same tensors: the median time of the slowest rank. Checks the coalesced"
+                    + " results.",
+            "Ranks are threads; in a process started by 'launch' or torchrun, the command runs that"
+                    + " process's rank."
+        })
+public final class CoalescedBenchCommand implements Callable<Integer> {
+
+    private static final List<BenchOp> OPERATIONS =
+            List.of(BenchOp.ALL_REDUCE, BenchOp.ALL_GATHER, BenchOp.REDUCE_SCATTER);
+    private static final int[] TENSORS = {2, 20};
+    private static final List<String> SIZES = List.of("4", "4K", "64K", "256K", "1M", "4M");
+    private static final long BYTES = 100L << 20; // of a rank in all turns of a row, about
+    private static final int MIN_TURNS = 40;
+    private static final int MAX_TURNS = 4000;
+    private static final int WARM_UPS = 4;
+
+    @Spec private CommandSpec spec;
+
+    @Mixin private final RankOptions options = new RankOptions().ranks(2);
+
+    @Mixin private ReportOptions reports;
+
+    @Parameters(
+            paramLabel = "SIZE",
+            description = "Bytes of a rank's part of a tensor; 4 to 4M if not given.")
+    private List<String> sizes = SIZES;
+
+    private CoalescedBenchCommand() {}
+
+    /**
+     * A row of the results.
+     *
+     * @param operation the collective
+     * @param tensors the tensors of a call
+     * @param bytes the size of a rank's part of a tensor
+     * @param turns the timed calls of each kind
+     * @param separateMicros one call a tensor, and the wait for all
+     * @param coalescedMicros one coalesced call, and its wait
+     * @param ratio of coalesced to separate time
+     * @param wrong the wrong elements of the last coalesced call on all ranks
+     */
+    record Row(
+            String operation,
+            int tensors,
+            long bytes,
+            int turns,
+            double separateMicros,
+            double coalescedMicros,
+            double ratio,
+            long wrong) {}
+
+    @Override
+    public Integer call() throws Exception {
+        options.check();
+        Ranks here = options.here();
+        int most = Arrays.stream(TENSORS).max().orElseThrow();
+        int tensors = most * (here.worldSize() + 1) * here.worldSize();
+        List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES, tensors);
+        List<Row> rows = here.run("shm", group -> measure(group, cases)).get(0);
+        if (here.here().contains(0)) {
+            PrintWriter out = spec.commandLine().getOut();
+            TextTable table =
+                    new TextTable(
+                            "operation",
+                            "tensors",
+                            "bytes",
+                            "separate",
+                            "coalesced",
+                            "ratio",
+                            "wrong");
+            rows.forEach(
+                    row ->
+                            table.add(
+                                    row.operation,
+                                    row.tensors,
+                                    row.bytes,
+                                    rounded(row.separateMicros),
+                                    rounded(row.coalescedMicros),
+                                    rounded(row.ratio),
+                                    row.wrong));
+            out.printf("# %s, microseconds%n%s", Ranks.count(here.worldSize()), table);
+            out.flush();
+            if (reports.json() != null) {
+                BenchReport report =
+                        reports.report("float32 coalesced and separate, on one host", Map.of());
+                report.put("ranks", here.worldSize());
+                report.put("rows", rows);
+                report.store(reports.json());
+            }
+        }
+        return rows.stream().allMatch(row -> row.wrong == 0) ? 0 : 1;
+    }
+
+    private static String rounded(double value) {
+        return String.format(Locale.ROOT, "%.2f", value);
+    }
+
+    /** Measures on one rank; returns the same rows on all ranks. */
+    private static List<Row> measure(ProcessGroup group, List<BenchCase> cases) {
+        // Warms the JVM up, which compiles during the first 20,000 calls or so.
+        for (int i = 0; i < WARM_UPS; i++) {
+            for (BenchOp op : OPERATIONS) {
+                measure(group, op, 2, 1);
+            }
+        }
+        List<Row> rows = new ArrayList<>();
+        for (BenchOp op : OPERATIONS) {
+            for (int tensors : TENSORS) {
+                for (BenchCase wanted : cases) {
+                    rows.add(measure(group, op, tensors, wanted.size() / Float.BYTES));
+                }
+            }
+        }
+        return rows;
+    }
+
+    private static Row measure(ProcessGroup group, BenchOp op, int tensors, long elements) {
+        int worldSize = group.worldSize();
+        long bytes = elements * Float.BYTES;
+        int turns = (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, BYTES / tensors / bytes));
+        try (BenchJob job = new BenchJob(group, op, ScalarType.FLOAT32)) {
+            List<NDArray> outputs = new ArrayList<>();
+            List<NDArray> inputs = new ArrayList<>();
+            for (int i = 0; i < tensors; i++) {
+                outputs.add(job.tensor(elements * op.outputParts(worldSize), at -> 0));
+                inputs.add(
+                        op.inPlace()
+                                ? outputs.get(i)
+                                : job.tensor(elements * op.inputParts(worldSize), at -> 0));
+            }
+            Random order = new Random(turns); // the same on all ranks
+            double[] separate = new double[turns];
+            double[] coalesced = new double[turns];
+            for (int turn = -turns / 4; turn < turns; turn++) { // Negative turns warm up.
+                // In random order: the caches depend on the call before.
+                boolean first = order.nextBoolean();
+                for (boolean together : new boolean[] {first, !first}) {
+                    double micros =
+                            timed(
+                                    group,
+                                    () -> {
+                                        if (together) {
+                                            coalesced(group, op, outputs, inputs).await();
+                                        } else {
+                                            separate(group, op, outputs, inputs);
+                                        }
+                                    });
+                    if (turn >= 0) {
+                        (together ? coalesced : separate)[turn] = micros;
+                    }
+                }
+            }
+            // Tensors differ, so that mixed-up tensors show.
+            for (int i = 0; i < tensors; i++) {
+                int factor = i + 1;
+                job.fill(inputs.get(i), at -> factor * BenchOp.input(group.rank(), at));
+            }
+            coalesced(group, op, outputs, inputs).await();
+            double wrong = 0;
+            for (int i = 0; i < tensors; i++) {
+                int factor = i + 1;
+                wrong +=
+                        job.wrong(
+                                outputs.get(i),
+                                at -> factor * op.expected(group.rank(), worldSize, elements, at));
+            }
+            double theirs = slowest(job, separate);
+            double ours = slowest(job, coalesced);
+            long wrongOfAll = (long) job.reduce(new double[] {wrong}, ReduceOp.SUM)[0];
+            return new Row(
+                    op.toString(), tensors, bytes, turns, theirs, ours, ours / theirs, wrongOfAll);
+        }
+    }
+
+    private static double timed(ProcessGroup group, Runnable calls) {
+        group.barrier().await();
+        long start = System.nanoTime();
+        calls.run();
+        return (System.nanoTime() - start) / 1e3;
+    }
+
+    private static void separate(
+            ProcessGroup group, BenchOp op, List<NDArray> outputs, List<NDArray> inputs) {
+        IntStream.range(0, outputs.size())
+                .mapToObj(i -> op.issue(group, outputs.get(i), inputs.get(i)))
+                .toList()
+                .forEach(Work::await);
+    }
+
+    private static Work coalesced(
+            ProcessGroup group, BenchOp op, List<NDArray> outputs, List<NDArray> inputs) {
+        return switch (op) {
+            case ALL_REDUCE -> group.allReduceCoalesced(outputs, ReduceOp.SUM);
+            case ALL_GATHER -> group.allGatherCoalesced(outputs, inputs);
+            case REDUCE_SCATTER -> group.reduceScatterCoalesced(outputs, inputs, ReduceOp.SUM);
+            default -> throw new AssertionError(op);
+        };
+    }
+
+    /** Returns the median over turns of the slowest rank's time. */
+    private static double slowest(BenchJob job, double[] micros) {
+        return Stats.median(job.reduce(micros, ReduceOp.MAX));
+    }
+}

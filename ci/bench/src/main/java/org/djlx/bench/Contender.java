@@ -1,0 +1,43 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDArray;
+
+/**
+ * One way to do an operation on one rank. It rotates through the inputs of several turns, so that
+ * no input is in a cache from the call before.
+ */
+@FunctionalInterface
+interface Contender extends AutoCloseable {
+
+    /**
+     * Runs the operation; on a GPU, enqueues it on the current stream.
+     *
+     * @param turn the number of the inputs
+     * @return the result, which the caller closes; null if it is in the {@link #kept} array
+     */
+    NDArray call(int turn);
+
+    /** Restores the inputs that calls overwrite. */
+    default void reset() {}
+
+    /**
+     * Returns the array of the first turn's result.
+     *
+     * @return the array; null if calls return their results
+     */
+    default NDArray kept() {
+        return null;
+    }
+
+    /** Tells whether the result is checked. */
+    default boolean isChecked() {
+        return true;
+    }
+
+    @Override
+    default void close() {}
+}

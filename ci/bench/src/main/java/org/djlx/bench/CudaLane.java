@@ -1,0 +1,72 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.CudaGraph;
+import org.djlx.nativeops.CudaStream;
+
+/** A stream of a GPU: marks are events, recordings CUDA graphs. */
+final class CudaLane implements Lane {
+
+    private final CudaDevice device;
+    private final CudaStream stream;
+    private final List<CudaEvent> events = new ArrayList<>();
+
+    /**
+     * Wraps a stream.
+     *
+     * @param device stays the caller's
+     * @param stream stays the caller's. Not the default stream, and used for measured work only, so
+     *     that libtorch gives no memory of a graph to other work
+     */
+    CudaLane(CudaDevice device, CudaStream stream) {
+        this.device = device;
+        this.stream = stream;
+    }
+
+    @Override
+    public void set(int mark) {
+        while (events.size() <= mark) {
+            events.add(CudaEvent.createTiming(device));
+        }
+        events.get(mark).record(stream);
+    }
+
+    @Override
+    public void synchronize() {
+        // Not the device: ranks may share it, and the others' work may wait for this rank.
+        stream.synchronize();
+    }
+
+    @Override
+    public double micros(int from, int to) {
+        return 1000.0 * events.get(to).elapsedMillisSince(events.get(from));
+    }
+
+    @Override
+    public Recording record(Runnable work) {
+        CudaGraph graph = CudaGraph.capture(stream, work);
+        return new Recording() {
+            @Override
+            public void launch() {
+                graph.launch(stream);
+            }
+
+            @Override
+            public void close() {
+                graph.close();
+            }
+        };
+    }
+
+    @Override
+    public void close() {
+        events.forEach(CudaEvent::close);
+    }
+}

@@ -1,0 +1,196 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.net.URI;
+import java.net.http.HttpClient;
+import java.net.http.HttpRequest;
+import java.net.http.HttpRequest.BodyPublishers;
+import java.net.http.HttpResponse;
+import java.net.http.HttpResponse.BodyHandlers;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Objects;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.function.ToDoubleFunction;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+
+/** Measures text generation as seen by clients of the HTTP server. */
+final class DecodeBench {
+
+    private static final Duration PATIENCE = Duration.ofMinutes(10);
+
+    private final URI completions;
+    private final int tokens;
+    private final HttpClient http = HttpClient.newHttpClient();
+
+    /**
+     * Creates clients of a server.
+     *
+     * @param port the server's port on this host
+     * @param tokens the tokens of an answer
+     */
+    DecodeBench(int port, int tokens) {
+        completions = URI.create("http://127.0.0.1:" + port + "/v1/completions");
+        this.tokens = tokens;
+    }
+
+    /**
+     * The results of concurrent clients, each of which sends its requests one after the other.
+     *
+     * @param clients the number of clients
+     * @param requests the requests of all clients
+     * @param errors the errors of requests that failed or got too few tokens
+     * @param tokensPerSecond the tokens of all answers divided by the total time
+     * @param firstTextMillis the median time to the first text of an answer; special tokens and
+     *     parts of a character have no text
+     * @param answerMillis the median time to the end of an answer
+     */
+    record Row(
+            int clients,
+            int requests,
+            List<String> errors,
+            double tokensPerSecond,
+            double firstTextMillis,
+            double answerMillis) {}
+
+    /**
+     * An answer.
+     *
+     * @param error the error; null for none
+     * @param first the time to the first text in milliseconds
+     * @param last the time to the end of the answer
+     */
+    private record Answer(String error, double first, double last) {
+
+        static Answer failed(String error) {
+            return new Answer(error, 0, 0);
+        }
+    }
+
+    /**
+     * Runs concurrent clients.
+     *
+     * @param clients the number of clients
+     * @param each the requests of each client
+     * @return their results
+     */
+    Row run(int clients, int each) throws InterruptedException, ExecutionException {
+        ExecutorService threads = Executors.newFixedThreadPool(clients);
+        try {
+            CountDownLatch go = new CountDownLatch(1);
+            List<Future<List<Answer>>> futures = new ArrayList<>();
+            for (int client = 0; client < clients; client++) {
+                String prompt = "Client " + client + " of " + clients + " asks for a story.";
+                Callable<List<Answer>> asks =
+                        () -> {
+                            go.await();
+                            List<Answer> answers = new ArrayList<>();
+                            for (int i = 0; i < each; i++) {
+                                answers.add(ask(prompt));
+                            }
+                            return answers;
+                        };
+                futures.add(threads.submit(asks));
+            }
+            long start = System.nanoTime();
+            go.countDown();
+            List<Answer> answers = new ArrayList<>();
+            for (Future<List<Answer>> future : futures) {
+                answers.addAll(future.get());
+            }
+            double seconds = (System.nanoTime() - start) / 1e9;
+            List<Answer> whole = answers.stream().filter(a -> a.error == null).toList();
+            return new Row(
+                    clients,
+                    answers.size(),
+                    answers.stream().map(Answer::error).filter(Objects::nonNull).toList(),
+                    whole.size() * tokens / seconds,
+                    median(whole, Answer::first),
+                    median(whole, Answer::last));
+        } finally {
+            threads.shutdownNow();
+        }
+    }
+
+    private Answer ask(String prompt) throws InterruptedException {
+        JsonObject json = new JsonObject();
+        json.addProperty("prompt", prompt);
+        json.addProperty("max_tokens", tokens);
+        json.addProperty("temperature", 0);
+        json.addProperty("ignore_eos", true);
+        json.addProperty("stream", true);
+        JsonObject options = new JsonObject();
+        options.addProperty("include_usage", true);
+        json.add("stream_options", options);
+        HttpRequest request =
+                HttpRequest.newBuilder(completions)
+                        .timeout(PATIENCE)
+                        .header("Content-Type", "application/json")
+                        .POST(BodyPublishers.ofString(json.toString()))
+                        .build();
+        long start = System.nanoTime();
+        try {
+            HttpResponse<Stream<String>> response = http.send(request, BodyHandlers.ofLines());
+            try (Stream<String> lines = response.body()) {
+                return response.statusCode() == 200
+                        ? read(lines.iterator(), start)
+                        : Answer.failed(
+                                response.statusCode() + ": " + lines.collect(Collectors.joining()));
+            }
+        } catch (IOException | UncheckedIOException e) {
+            return Answer.failed(e.toString());
+        }
+    }
+
+    /**
+     * Reads server-sent events to the end, so that the connection can be reused. The last event but
+     * one has the token count.
+     */
+    private Answer read(Iterator<String> lines, long start) {
+        double first = 0;
+        String event = "";
+        boolean done = false;
+        while (lines.hasNext()) {
+            String line = lines.next();
+            if (line.equals("data: [DONE]")) {
+                done = true;
+            } else if (line.startsWith("data: ")) {
+                first = event.isEmpty() ? millisSince(start) : first;
+                event = line.substring("data: ".length());
+            }
+        }
+        if (!done || event.isEmpty() || !hasAllTokens(event)) {
+            return Answer.failed((done ? "not all tokens: " : "cut off after ") + event);
+        }
+        return new Answer(null, first, millisSince(start));
+    }
+
+    private boolean hasAllTokens(String event) {
+        JsonObject usage = JsonParser.parseString(event).getAsJsonObject().getAsJsonObject("usage");
+        return usage != null && usage.get("completion_tokens").getAsInt() == tokens;
+    }
+
+    private static double millisSince(long start) {
+        return (System.nanoTime() - start) / 1e6;
+    }
+
+    /** Returns the median of a value over answers; 0 without answers. */
+    private static double median(List<Answer> answers, ToDoubleFunction<Answer> value) {
+        return Stats.median(answers.stream().mapToDouble(value).toArray());
+    }
+}

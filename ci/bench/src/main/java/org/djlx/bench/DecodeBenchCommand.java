@@ -1,0 +1,472 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeoutException;
+import java.util.stream.IntStream;
+import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.llama.LlamaGenerator;
+import org.djlx.fusedops.llama.TextTokenizer;
+import org.djlx.fusedops.llama.schema.ChatTemplate;
+import org.djlx.fusedops.llama.schema.TextApi;
+import org.djlx.nativeops.NativeVersions;
+import org.djlx.samples.common.Gpus;
+import org.djlx.samples.common.TextTable;
+import org.djlx.samples.llama.ModelOptions;
+import org.djlx.samples.llama.RandomLlama;
+import org.djlx.samples.serve.GenerationServer;
+import org.djlx.samples.serve.ServerOptions;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/** {@code bench-decode}: measures loading and text generation of a model. */
+@Command(
+        name = "bench-decode",
+        description = {
+            "Measures a Llama: loading, decode steps of full batches, the time to the first token"
+                + " of a long prompt, and streamed answers to clients of its HTTP server. Server"
+                + " and clients share a process and its cores."
+        })
+public final class DecodeBenchCommand implements Callable<Integer> {
+
+    private static final Duration PATIENCE = Duration.ofMinutes(10);
+    private static final int FIRST_TOKEN_RUNS = 5;
+    private static final double BYTES_PER_SECOND = 4.8e12;
+    private static final long DEFAULT_CACHE_BYTES = 2L << 30; // the generator's own choice at most
+
+    @Spec private CommandSpec spec;
+
+    @Parameters(
+            arity = "0..1",
+            paramLabel = "DIR",
+            description =
+                    "A Llama in Hugging Face's layout; if not given, a random one is written first"
+                            + " and deleted at the end.")
+    private Path given;
+
+    @Option(
+            names = "--model",
+            paramLabel = "SIZE",
+            description =
+                    "Size of the random model, one of ${COMPLETION-CANDIDATES}; tiny if not given.")
+    private RandomLlama.Size size;
+
+    @Option(
+            names = "--directory",
+            paramLabel = "PARENT",
+            description =
+                    "Parent folder of the random model; if not given, /dev/shm or, with too little"
+                            + " memory, the JVM's temporary folder.")
+    private Path parent;
+
+    @Mixin private ModelOptions model;
+
+    @Option(
+            names = "--batches",
+            split = ",",
+            defaultValue = "1,8,32",
+            description = "Batch sizes of the decode steps; ${DEFAULT-VALUE} if not given.")
+    private int[] batches;
+
+    @Option(
+            names = "--prompt-tokens",
+            paramLabel = "N",
+            defaultValue = "512",
+            description = "Tokens of the prompts in a batch; ${DEFAULT-VALUE} if not given.")
+    private int promptTokens;
+
+    @Option(
+            names = "--long-prompt",
+            paramLabel = "N",
+            defaultValue = "4096",
+            description = "Tokens of the long prompt; ${DEFAULT-VALUE} if not given.")
+    private int longPrompt;
+
+    @Option(
+            names = "--clients",
+            split = ",",
+            defaultValue = "1,64",
+            description = "Numbers of concurrent clients; ${DEFAULT-VALUE} if not given.")
+    private int[] clients;
+
+    @Option(
+            names = "--tokens",
+            paramLabel = "N",
+            defaultValue = "64",
+            description = "Tokens of an answer; ${DEFAULT-VALUE} if not given.")
+    private int tokens;
+
+    @Option(
+            names = "--requests",
+            paramLabel = "N",
+            defaultValue = "8",
+            description = "Requests of each client; ${DEFAULT-VALUE} if not given.")
+    private int requests;
+
+    @Option(
+            names = "--torch",
+            paramLabel = "PYTHON",
+            description =
+                    "A Python with PyTorch, such as python3: measures the same model written with"
+                            + " PyTorch's operators on GPUs, or reports why it cannot.")
+    private String python;
+
+    @Mixin private ReportOptions reports;
+
+    private BenchReport report;
+
+    private DecodeBenchCommand() {}
+
+    /**
+     * The speed of loading.
+     *
+     * @param bytes the size of the weights' files
+     * @param seconds the time until the model was ready
+     * @param readSeconds the time to read the files before, with a thread for each rank
+     * @param partOfReadSpeed the speed of loading divided by that of reading
+     */
+    private record Loading(
+            long bytes,
+            double seconds,
+            double gigabytesPerSecond,
+            double readSeconds,
+            double readGigabytesPerSecond,
+            double partOfReadSpeed) {
+
+        static Loading of(long bytes, double seconds, double readSeconds) {
+            return new Loading(
+                    bytes,
+                    seconds,
+                    bytes / seconds / 1e9,
+                    readSeconds,
+                    bytes / readSeconds / 1e9,
+                    readSeconds / seconds);
+        }
+    }
+
+    /**
+     * Decode steps of a batch, greedy and sampled; on GPUs with the time to read the weights alone,
+     * and PyTorch's steps.
+     */
+    private record StepRow(
+            int batch,
+            int promptTokens,
+            int newTokens,
+            int steps,
+            double medianMicros,
+            double p90Micros,
+            double tokensPerSecond,
+            double drawnMedianMicros,
+            Double limitMicros,
+            Map<String, Double> torchMicros) {}
+
+    /** The time to the first token; on GPUs with PyTorch's matmuls of the prompt. */
+    private record FirstToken(int promptTokens, double medianMicros, Double torchMatmulMicros) {}
+
+    @Override
+    public Integer call() throws Exception {
+        model.check();
+        checkOptions();
+        if (given != null) {
+            return measure(given);
+        }
+        try (RandomLlama random =
+                RandomLlama.write(size == null ? RandomLlama.Size.TINY : size, parent)) {
+            return measure(random.directory());
+        }
+    }
+
+    private void checkOptions() {
+        List<Integer> positive =
+                new ArrayList<>(List.of(tokens, requests, promptTokens, longPrompt));
+        Arrays.stream(batches).forEach(positive::add);
+        Arrays.stream(clients).forEach(positive::add);
+        check(
+                positive.stream().allMatch(value -> value > 0),
+                "--tokens, --requests, --prompt-tokens, --long-prompt, --batches and --clients must"
+                        + " be 1 or more");
+        check(
+                given == null || (size == null && parent == null),
+                "--model and --directory are for random models; leave them out with " + given);
+        check(
+                given != null || !model.ranks().areProcesses(),
+                "ranks that are processes need a model that exists: give DIR");
+    }
+
+    private void check(boolean right, String problem) {
+        if (!right) {
+            throw new ParameterException(spec.commandLine(), problem);
+        }
+    }
+
+    private int measure(Path directory) throws Exception {
+        int ranks = model.ranks().worldSize();
+        report = reports.report("text generation", NativeVersions.query());
+        List<Path> files = FileReads.weights(directory);
+        long bytes = 0;
+        for (Path file : files) {
+            bytes += Files.size(file);
+        }
+        double readSeconds = FileReads.seconds(files, ranks);
+        LlamaConfig config = LlamaConfig.read(directory);
+        long cache = cacheBytes(config, ranks);
+        List<StepRow> steps;
+        FirstToken first;
+        List<DecodeBench.Row> served;
+        long start = System.nanoTime();
+        try (LlamaGenerator generator =
+                model.load(directory, cache > DEFAULT_CACHE_BYTES ? cache : 0)) {
+            if (generator.isFollower()) {
+                generator.awaitEnd();
+                return 0;
+            }
+            Loading loading = Loading.of(bytes, (System.nanoTime() - start) / 1e9, readSeconds);
+            begin(config, loading);
+            steps = steps(generator, ranks);
+            first = firstToken(generator);
+            served = serve(directory, generator);
+        }
+        if (python != null) {
+            compare(config, ranks, steps, first);
+        }
+        return served.stream().allMatch(row -> row.errors().isEmpty()) ? 0 : 1;
+    }
+
+    /** Returns the bytes of a rank's KV cache for the largest batch. */
+    private long cacheBytes(LlamaConfig config, int ranks) {
+        long heads = Math.max(1, config.kvHeads() / ranks);
+        long token = 2 * config.layers() * heads * config.headSize() * config.type().itemSize();
+        long each = (promptTokens + tokens + 15) / 16 * 16;
+        return token * each * Arrays.stream(batches).max().orElseThrow();
+    }
+
+    /**
+     * Returns the bytes of weights that a rank reads in a decode step: all except the embedding.
+     */
+    private static long stepBytes(LlamaConfig config, int ranks) {
+        long hidden = config.hiddenSize();
+        long heads = config.heads() / ranks + Math.max(1, config.kvHeads() / ranks);
+        long layer =
+                hidden * (2 * heads * config.headSize() + 3 * config.intermediateSize() / ranks);
+        long output = hidden * ((config.vocabularySize() + ranks - 1) / ranks);
+        long norms = hidden * (2L * config.layers() + 1);
+        return (layer * config.layers() + output + norms) * config.type().itemSize();
+    }
+
+    private void begin(LlamaConfig config, Loading loading) throws IOException {
+        int ranks = model.ranks().worldSize();
+        if (model.isGpu()) {
+            report.put("gpus", Gpus.names().subList(0, ranks));
+            report.put(
+                    "limitMicros",
+                    String.format(
+                            "the %d bytes of the weights that a rank reads in a step, at %.1e"
+                                    + " bytes/s, an H200's memory",
+                            stepBytes(config, ranks), BYTES_PER_SECOND));
+        }
+        report.put("config", config);
+        report.put("ranks", model.placement());
+        report.put("loading", loading);
+        print(
+                "%s%n%d bytes loaded in %.2f s, %.2f GB/s; read in %.2f s, %.2f GB/s: %.2f of that"
+                        + " speed%n",
+                model.placement(),
+                loading.bytes,
+                loading.seconds,
+                loading.gigabytesPerSecond,
+                loading.readSeconds,
+                loading.readGigabytesPerSecond,
+                loading.partOfReadSpeed);
+        store();
+    }
+
+    private List<StepRow> steps(LlamaGenerator generator, int ranks)
+            throws IOException, InterruptedException, TimeoutException {
+        int longest = Math.max(longPrompt + 1, promptTokens + tokens);
+        check(
+                longest <= generator.maxLength(),
+                String.format(
+                        "--long-prompt or --prompt-tokens and --tokens need %d tokens, but the"
+                                + " longest sequence of this model is set to %d",
+                        longest, generator.maxLength()));
+        Double limit =
+                model.isGpu()
+                        ? stepBytes(generator.config(), ranks) / BYTES_PER_SECOND * 1e6
+                        : null;
+        StepBench bench = new StepBench(generator, generator.config().vocabularySize());
+        List<StepRow> rows = new ArrayList<>();
+        for (int batch : batches) {
+            StepBench.Steps steps = bench.steps(batch, promptTokens, tokens, false);
+            StepBench.Steps drawn = bench.steps(batch, promptTokens, tokens, true);
+            rows.add(
+                    new StepRow(
+                            batch,
+                            promptTokens,
+                            tokens,
+                            steps.steps(),
+                            steps.medianMicros(),
+                            steps.p90Micros(),
+                            steps.tokensPerSecond(),
+                            drawn.medianMicros(),
+                            limit,
+                            null));
+            report.put("steps", rows);
+            store();
+        }
+        TextTable table =
+                new TextTable(
+                        "batch",
+                        "steps",
+                        "median us",
+                        "90 % us",
+                        "tokens/s",
+                        "drawn us",
+                        "limit us");
+        for (StepRow row : rows) {
+            table.add(
+                    row.batch,
+                    row.steps,
+                    text(row.medianMicros),
+                    text(row.p90Micros),
+                    text(row.tokensPerSecond),
+                    text(row.drawnMedianMicros),
+                    limit == null ? "-" : text(limit));
+        }
+        print("%n%s", table);
+        return rows;
+    }
+
+    private FirstToken firstToken(LlamaGenerator generator)
+            throws IOException, InterruptedException, TimeoutException {
+        StepBench bench = new StepBench(generator, generator.config().vocabularySize());
+        double micros = bench.firstTokenMicros(longPrompt, FIRST_TOKEN_RUNS);
+        FirstToken first = new FirstToken(longPrompt, micros, null);
+        report.put("firstToken", first);
+        store();
+        print("%nfirst token of a prompt of %d after %.0f us%n", longPrompt, micros);
+        return first;
+    }
+
+    private List<DecodeBench.Row> serve(Path directory, LlamaGenerator generator)
+            throws IOException, InterruptedException, ExecutionException {
+        ServerOptions options =
+                new ServerOptions(
+                        "127.0.0.1", 0, null, 1 << 20, 1024, PATIENCE, PATIENCE, Duration.ZERO);
+        TextApi api = new TextApi("bench", generator, ChatTemplate.of(directory));
+        List<DecodeBench.Row> rows = new ArrayList<>();
+        try (GenerationServer server = new GenerationServer(api, generator, options)) {
+            DecodeBench bench = new DecodeBench(server.port(), tokens);
+            for (int count : clients) {
+                bench.run(count, 1); // Uncounted: the JVM compiles.
+                rows.add(bench.run(count, requests));
+            }
+        }
+        report.put("servedTokens", tokens);
+        report.put("tokensWithoutText", tokensWithoutText(generator));
+        report.put("served", rows);
+        store();
+        TextTable table =
+                new TextTable(
+                        "clients", "requests", "errors", "tokens/s", "first text ms", "answer ms");
+        for (DecodeBench.Row row : rows) {
+            table.add(
+                    row.clients(),
+                    row.requests(),
+                    row.errors().size(),
+                    text(row.tokensPerSecond()),
+                    text(row.firstTextMillis()),
+                    text(row.answerMillis()));
+        }
+        print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
+        rows.stream()
+                .flatMap(row -> row.errors().stream())
+                .distinct()
+                .forEach(spec.commandLine().getErr()::println);
+        return rows;
+    }
+
+    /**
+     * Counts the tokens without text, which clients do not see: those without a whole character. A
+     * random model has the special tokens and the parts of characters only.
+     */
+    private static long tokensWithoutText(LlamaGenerator generator) {
+        TextTokenizer tokenizer = generator.tokenizer().orElseThrow();
+        return IntStream.range(0, generator.config().vocabularySize())
+                .mapToObj(token -> tokenizer.decode(new int[] {token}))
+                .filter(text -> text.isEmpty() || text.contains("\ufffd"))
+                .count();
+    }
+
+    /** Measures PyTorch, which has the GPUs to itself now, and adds its times to the report. */
+    private void compare(LlamaConfig config, int ranks, List<StepRow> steps, FirstToken first)
+            throws IOException {
+        DecodePeer.Result result =
+                DecodePeer.run(
+                        python,
+                        TorchPeer.script(DecodePeer.SCRIPT),
+                        DecodePeer.arguments(config, ranks, promptTokens, batches, longPrompt));
+        report.put("torch", result.torch());
+        report.put("torchNotes", result.notes());
+        List<StepRow> rows = new ArrayList<>();
+        for (StepRow row : steps) {
+            rows.add(
+                    new StepRow(
+                            row.batch,
+                            row.promptTokens,
+                            row.newTokens,
+                            row.steps,
+                            row.medianMicros,
+                            row.p90Micros,
+                            row.tokensPerSecond,
+                            row.drawnMedianMicros,
+                            row.limitMicros,
+                            result.stepMicros().get(row.batch)));
+        }
+        report.put("steps", rows);
+        report.put(
+                "firstToken",
+                new FirstToken(first.promptTokens, first.medianMicros, result.matmulMicros()));
+        store();
+        print(
+                "%nPyTorch %s: microseconds of a step %s, of the matmuls of %d tokens %s %s%n",
+                result.torch(),
+                result.stepMicros(),
+                longPrompt,
+                result.matmulMicros(),
+                result.notes());
+    }
+
+    private static String text(double value) {
+        return String.format("%.1f", value);
+    }
+
+    private void print(String format, Object... values) {
+        PrintWriter out = spec.commandLine().getOut();
+        out.printf(format, values);
+        out.flush();
+    }
+
+    private void store() throws IOException {
+        if (reports.json() != null) {
+            report.store(reports.json());
+        }
+    }
+}

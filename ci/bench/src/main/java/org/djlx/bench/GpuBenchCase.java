@@ -1,0 +1,512 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import static org.djlx.bench.GpuBenchRow.COMMUNICATION;
+import static org.djlx.bench.GpuBenchRow.MATMUL;
+import static org.djlx.bench.GpuBenchRow.NCCL;
+import static org.djlx.bench.GpuBenchRow.NCCL_WINDOWS;
+import static org.djlx.bench.GpuBenchRow.OURS;
+import static org.djlx.bench.GpuBenchRow.OURS_APART;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.function.IntConsumer;
+import java.util.function.IntFunction;
+import java.util.function.Supplier;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.NormedResidual;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * An operation at one size in bfloat16: its contenders, and the expected result.
+ *
+ * @param operation all-reduce, or a fused operator
+ * @param bytes the size of an all-reduce's tensor; 0 for others
+ * @param m the rows of the unsharded A of a fused operator, or the rows of an all-reduce + RMSNorm
+ * @param n the columns of the unsharded B, or the elements of a row
+ * @param k the columns of A and rows of B
+ */
+record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
+
+    /** The operations, named as in the API. */
+    enum Operation {
+        allReduce,
+        allGatherMatmul,
+        matmulReduceScatter,
+        allReduceRmsNorm
+    }
+
+    private static final float EPSILON = 1e-5f; // of an RMSNorm
+
+    private static final double HALF_ULP = 1 / 256.0;
+
+    // All turns together exceed the GPU's L2 cache, 50 MB on Hopper.
+    private static final long ROTATED_BYTES = 256 << 20;
+    private static final int MIN_TURNS = 2;
+    private static final int MAX_TURNS = 20;
+
+    static GpuBenchCase allReduce(long bytes) {
+        return new GpuBenchCase(Operation.allReduce, bytes, 0, 0, 0);
+    }
+
+    static GpuBenchCase fused(Operation operation, int m, int n, int k) {
+        return new GpuBenchCase(operation, 0, m, n, k);
+    }
+
+    static GpuBenchCase norm(int rows, int hidden) {
+        return new GpuBenchCase(Operation.allReduceRmsNorm, 0, rows, hidden, 0);
+    }
+
+    /** Returns the number of rotating inputs; those of small sizes all stay in the cache. */
+    int turns(int worldSize) {
+        long turns = 1 + ROTATED_BYTES / turnBytes(worldSize);
+        return (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, turns));
+    }
+
+    /** Returns the bytes of a rank's operands and results of one turn. */
+    private long turnBytes(int worldSize) {
+        long mk = (long) m * k;
+        long kn = (long) k * n / worldSize;
+        long mn = (long) m * n;
+        return switch (operation) {
+            case allReduce -> bytes;
+            case allGatherMatmul -> 2 * (mk + kn + mn / worldSize);
+            case matmulReduceScatter -> 2 * (mk / worldSize + kn + mn);
+            case allReduceRmsNorm -> 2 * (4 * mn + n);
+        };
+    }
+
+    /** The contenders, and the first turn's expected result in float64. */
+    private record Prepared(Map<String, Contender> contenders, Supplier<NDArray> expected) {}
+
+    /** Measures on this rank; the row's error is the largest of its contenders. */
+    GpuBenchRow measure(GpuBenchRank rank, int gpus, int threads, int rounds) {
+        int turns = turns(rank.worldSize());
+        Map<String, String> notes = new LinkedHashMap<>();
+        Prepared prepared =
+                switch (operation) {
+                    case allReduce -> prepareAllReduce(rank, turns, notes);
+                    case allGatherMatmul -> prepareGather(rank, turns);
+                    case matmulReduceScatter -> prepareScatter(rank, turns);
+                    case allReduceRmsNorm -> prepareNorm(rank, turns);
+                };
+        // NCCL rounds at each rank, and a product is rounded once before the reduction.
+        double allowed = HALF_ULP * (rank.worldSize() + 1);
+        double[] error = {0};
+        SideBySide.Result result;
+        try (NDManager checks = rank.manager().newSubManager()) {
+            // Before graphs are recorded: replays write into memory that is temporary now.
+            NDArray expected = prepared.expected.get();
+            expected.attach(checks);
+            result =
+                    new SideBySide(rank, turns, turnBytes(rank.worldSize()), rounds)
+                            .measure(
+                                    prepared.contenders,
+                                    (name, array) -> {
+                                        double own = error(array, expected);
+                                        if (!(own <= allowed)) {
+                                            notes.put(name, "wrong by " + own);
+                                        }
+                                        error[0] = Math.max(error[0], own);
+                                    });
+        }
+        // All ranks are done with each other's memory. A failed rank does not get here.
+        rank.meeting().await();
+        prepared.contenders.values().forEach(Contender::close);
+        notes.putAll(result.notes());
+        return new GpuBenchRow(
+                operation.name(),
+                sizes(),
+                operation == Operation.allReduce ? bytes : null,
+                rank.worldSize(),
+                threads,
+                gpus,
+                error[0],
+                allowed,
+                result.columns(),
+                result.replay(),
+                notes);
+    }
+
+    private List<Integer> sizes() {
+        return switch (operation) {
+            case allReduce -> null;
+            case allReduceRmsNorm -> List.of(m, n);
+            default -> List.of(m, n, k);
+        };
+    }
+
+    private Prepared prepareAllReduce(GpuBenchRank rank, int turns, Map<String, String> notes) {
+        long count = bytes / 2;
+        List<NDArray> inputs = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
+        Map<String, Contender> contenders = new LinkedHashMap<>();
+        List<NDArray> own = arrays(turns, i -> rank.empty(count));
+        contenders.put(
+                OURS,
+                inPlace(
+                        inputs,
+                        own,
+                        i -> rank.ours().allReduce(own.get(i), ReduceOp.SUM, false),
+                        null));
+        if (rank.baseline() != null) {
+            List<NDArray> plain = arrays(turns, i -> rank.empty(count));
+            contenders.put(
+                    NCCL,
+                    inPlace(inputs, plain, i -> rank.baseline().allReduce(plain.get(i)), null));
+            String failure = putWindows(rank, contenders, inputs);
+            if (!failure.isEmpty()) {
+                notes.put(NCCL_WINDOWS, failure);
+            }
+        }
+        return new Prepared(
+                contenders,
+                () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count), true)));
+    }
+
+    /**
+     * Adds the baseline on a window, if it has windows; returns the cause if one cannot be created.
+     */
+    private String putWindows(
+            GpuBenchRank rank, Map<String, Contender> contenders, List<NDArray> inputs) {
+        // Aligned as an allocation.
+        long distance = (bytes + 255) / 256 * 256;
+        Baseline.Window window = null;
+        String failure = "";
+        try {
+            window = rank.baseline().window(distance * inputs.size());
+        } catch (RuntimeException e) {
+            failure = String.valueOf(e.getMessage());
+        }
+        failure = rank.meeting().failureOfAny(failure);
+        if (!failure.isEmpty() && window != null) {
+            window.close();
+        } else if (window != null) {
+            Baseline.Window made = window;
+            List<NDArray> views =
+                    arrays(
+                            inputs.size(),
+                            i -> made.view(rank.manager(), i * distance, inputs.get(i).getShape()));
+            contenders.put(
+                    NCCL_WINDOWS,
+                    inPlace(inputs, views, i -> rank.baseline().allReduce(views.get(i)), made));
+        }
+        return failure;
+    }
+
+    private static Contender inPlace(
+            List<NDArray> inputs,
+            List<NDArray> tensors,
+            IntConsumer reduce,
+            Baseline.Window window) {
+        return inPlace(inputs, tensors, reduce, tensors.get(0), window);
+    }
+
+    /**
+     * Returns a contender that reduces in place. Its reset restores the inputs, as sums of sums
+     * would overflow.
+     *
+     * @param kept the first turn's result; null if it is not checked
+     * @param window the window of the tensors; null without one
+     */
+    private static Contender inPlace(
+            List<NDArray> inputs,
+            List<NDArray> tensors,
+            IntConsumer reduce,
+            NDArray kept,
+            Baseline.Window window) {
+        Contender contender =
+                new Contender() {
+                    @Override
+                    public NDArray call(int turn) {
+                        reduce.accept(turn);
+                        return null;
+                    }
+
+                    @Override
+                    public void reset() {
+                        for (int i = 0; i < tensors.size(); i++) {
+                            Torch.copy(tensors.get(i), inputs.get(i));
+                        }
+                    }
+
+                    @Override
+                    public NDArray kept() {
+                        return kept;
+                    }
+
+                    @Override
+                    public boolean isChecked() {
+                        return kept != null;
+                    }
+
+                    @Override
+                    public void close() {
+                        if (window != null) {
+                            tensors.forEach(NDArray::close);
+                            window.close();
+                        }
+                    }
+                };
+        contender.reset();
+        return contender;
+    }
+
+    private Prepared prepareGather(GpuBenchRank rank, int turns) {
+        int rows = m / rank.worldSize();
+        int columns = n / rank.worldSize();
+        int own = rank.ours().rank();
+        List<NDArray> as = arrays(turns, i -> rank.input(own, i, 0, rows, k));
+        List<NDArray> bs = arrays(turns, i -> rank.input(own, i, 1, k, columns));
+        List<NDArray> gathered = arrays(turns, i -> rank.input(own, i, 2, m, k));
+        List<NDArray> outs = arrays(turns, i -> rank.empty(m, columns));
+        Map<String, Contender> contenders = new LinkedHashMap<>();
+        contenders.put(
+                OURS,
+                turn ->
+                        FusedOps.allGatherMatmul(
+                                        as.get(turn), List.of(bs.get(turn)), 0, rank.ours(), false)
+                                .outputs()
+                                .get(0));
+        IntConsumer matmul = i -> Torch.mmOut(outs.get(i), gathered.get(i), bs.get(i));
+        putBaselines(
+                rank,
+                contenders,
+                i -> rank.baseline().allGather(gathered.get(i), as.get(i)),
+                matmul,
+                true,
+                outs.get(0));
+        return new Prepared(
+                contenders,
+                () -> {
+                    try (NDArray b = doubles(rank.input(own, 0, 1, k, columns), true)) {
+                        NDArray expected =
+                                Torch.empty(
+                                        rank.manager(), new Shape(m, columns), ScalarType.FLOAT64);
+                        for (int r = 0; r < rank.worldSize(); r++) {
+                            try (NDArray a = doubles(rank.input(r, 0, 0, rows, k), true);
+                                    NDArray part = a.matMul(b);
+                                    NDArray place = expected.get(r * rows + ":" + (r + 1) * rows)) {
+                                Torch.copy(place, part);
+                            }
+                        }
+                        return expected;
+                    }
+                });
+    }
+
+    private Prepared prepareScatter(GpuBenchRank rank, int turns) {
+        int rows = m / rank.worldSize();
+        int inner = k / rank.worldSize();
+        int own = rank.ours().rank();
+        List<NDArray> as = arrays(turns, i -> rank.input(own, i, 0, m, inner));
+        List<NDArray> bs = arrays(turns, i -> rank.input(own, i, 1, inner, n));
+        List<NDArray> products = arrays(turns, i -> rank.empty(m, n));
+        List<NDArray> parts = arrays(turns, i -> rank.empty(rows, n));
+        Map<String, Contender> contenders = new LinkedHashMap<>();
+        contenders.put(
+                OURS,
+                turn ->
+                        FusedOps.matmulReduceScatter(
+                                as.get(turn), bs.get(turn), ReduceOp.SUM, 0, rank.ours()));
+        IntConsumer matmul = i -> Torch.mmOut(products.get(i), as.get(i), bs.get(i));
+        putBaselines(
+                rank,
+                contenders,
+                i -> rank.baseline().reduceScatter(parts.get(i), products.get(i)),
+                matmul,
+                false,
+                parts.get(0));
+        return new Prepared(
+                contenders,
+                () ->
+                        sum(
+                                rank.worldSize(),
+                                r -> {
+                                    try (NDArray a = rank.input(r, 0, 0, m, inner);
+                                            NDArray mine =
+                                                    doubles(
+                                                            a.get(
+                                                                    own * rows
+                                                                            + ":"
+                                                                            + (own + 1) * rows),
+                                                            true);
+                                            NDArray b =
+                                                    doubles(rank.input(r, 0, 1, inner, n), true)) {
+                                        return mine.matMul(b);
+                                    }
+                                }));
+    }
+
+    private Prepared prepareNorm(GpuBenchRank rank, int turns) {
+        List<NDArray> partials = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, m, n));
+        List<NDArray> residuals = arrays(turns, i -> rank.input(0, i, 1, m, n));
+        List<NDArray> weights = arrays(turns, i -> rank.input(0, i, 2, n));
+        Contender ours =
+                turn -> {
+                    NormedResidual result =
+                            FusedOps.allReduceRmsNorm(
+                                    partials.get(turn),
+                                    residuals.get(turn),
+                                    weights.get(turn),
+                                    EPSILON,
+                                    rank.ours());
+                    result.residual().close();
+                    return result.norm();
+                };
+        Map<String, Contender> contenders = new LinkedHashMap<>();
+        contenders.put(OURS, ours);
+        if (rank.baseline() != null) {
+            // Not the last contender: ranks meet before the next one, outside of this scope.
+            contenders.put(OURS_APART, turn -> notFused(ours, turn));
+            List<NDArray> sums = arrays(turns, i -> rank.empty(m, n));
+            List<NDArray> norms = arrays(turns, i -> rank.empty(m, n));
+            NDArray epsilon = rank.manager().create(EPSILON);
+            IntConsumer collective = i -> rank.baseline().allReduce(sums.get(i));
+            IntConsumer both =
+                    collective.andThen(
+                            i ->
+                                    norm(
+                                            sums.get(i),
+                                            residuals.get(i),
+                                            weights.get(i),
+                                            epsilon,
+                                            norms.get(i)));
+            contenders.put(NCCL, inPlace(partials, sums, both, norms.get(0), null));
+            contenders.put(COMMUNICATION, inPlace(partials, sums, collective, null, null));
+        }
+        return new Prepared(
+                contenders,
+                () ->
+                        expectedNorm(
+                                sum(
+                                        rank.worldSize(),
+                                        r -> doubles(rank.input(r, 0, 0, m, n), true)),
+                                residuals.get(0),
+                                weights.get(0)));
+    }
+
+    /** Calls with fallback forced, which affects all threads of the process. */
+    @SuppressWarnings("try") // the scope is not named in the body
+    private static NDArray notFused(Contender contender, int turn) {
+        try (FusedOps.Scope scope = FusedOps.forceFallback()) {
+            return contender.call(turn);
+        }
+    }
+
+    /** The unfused norm. It uses arrays only, so that a graph can record it. */
+    private static void norm(
+            NDArray sum, NDArray residual, NDArray weight, NDArray epsilon, NDArray norm) {
+        try (NDArray wide = Torch.cast(residual, ScalarType.FLOAT32);
+                NDArray addend = Torch.cast(sum, ScalarType.FLOAT32);
+                NDArray factors = Torch.cast(weight, ScalarType.FLOAT32)) {
+            wide.addi(addend);
+            try (NDArray squares = wide.square();
+                    NDArray mean = squares.mean(new int[] {1}, true);
+                    NDArray root = mean.addi(epsilon).sqrt()) {
+                wide.divi(root).muli(factors);
+            }
+            Torch.copy(norm, wide);
+        }
+    }
+
+    private static NDArray expectedNorm(NDArray sum, NDArray residual, NDArray weight) {
+        try (NDArray addend = doubles(residual, false);
+                NDArray factors = doubles(weight, false)) {
+            sum.addi(addend);
+            try (NDArray squares = sum.square();
+                    NDArray mean = squares.mean(new int[] {1}, true);
+                    NDArray root = mean.addi(EPSILON).sqrt()) {
+                return sum.divi(root).muli(factors);
+            }
+        }
+    }
+
+    /** Adds NCCL and a matmul, one after the other, and each alone. */
+    private static void putBaselines(
+            GpuBenchRank rank,
+            Map<String, Contender> contenders,
+            IntConsumer collective,
+            IntConsumer matmul,
+            boolean collectiveFirst,
+            NDArray kept) {
+        if (rank.baseline() != null) {
+            IntConsumer both =
+                    collectiveFirst ? collective.andThen(matmul) : matmul.andThen(collective);
+            contenders.put(NCCL, intoArrays(both, kept));
+        }
+        contenders.put(MATMUL, intoArrays(matmul, null));
+        if (rank.baseline() != null) {
+            contenders.put(COMMUNICATION, intoArrays(collective, null));
+        }
+    }
+
+    /**
+     * Returns a contender that writes into its own arrays; without {@code kept}, it is not checked.
+     */
+    private static Contender intoArrays(IntConsumer body, NDArray kept) {
+        return new Contender() {
+            @Override
+            public NDArray call(int turn) {
+                body.accept(turn);
+                return null;
+            }
+
+            @Override
+            public NDArray kept() {
+                return kept;
+            }
+
+            @Override
+            public boolean isChecked() {
+                return kept != null;
+            }
+        };
+    }
+
+    private static List<NDArray> arrays(int turns, IntFunction<NDArray> maker) {
+        return IntStream.range(0, turns).mapToObj(maker).toList();
+    }
+
+    private static NDArray sum(int ranks, IntFunction<NDArray> part) {
+        NDArray sum = part.apply(0);
+        for (int r = 1; r < ranks; r++) {
+            try (NDArray next = part.apply(r)) {
+                sum.addi(next);
+            }
+        }
+        return sum;
+    }
+
+    /** Returns the largest error relative to the largest magnitude. */
+    private static double error(NDArray result, NDArray expected) {
+        try (NDArray difference = doubles(result, false)) {
+            difference.subi(expected);
+            return magnitude(difference) / magnitude(expected);
+        }
+    }
+
+    private static double magnitude(NDArray array) {
+        try (NDArray max = array.max();
+                NDArray min = array.min()) {
+            return Math.max(Math.abs(max.getDouble()), Math.abs(min.getDouble()));
+        }
+    }
+
+    private static NDArray doubles(NDArray array, boolean close) {
+        NDArray wide = Torch.cast(array, ScalarType.FLOAT64);
+        if (close) {
+            array.close();
+        }
+        return wide;
+    }
+}

@@ -1,0 +1,177 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDManager;
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import java.time.Duration;
+import java.util.List;
+import java.util.function.BiConsumer;
+import java.util.function.DoubleConsumer;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.HashStore;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.Store;
+import org.djlx.collectives.TcpStore;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.CudaStreamGuard;
+import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.NcclWindow;
+import org.djlx.nativeops.Torch;
+
+/**
+ * The ranks of a benchmark on GPUs, threads or processes. All threads of a process share the
+ * object.
+ */
+final class GpuBenchJob {
+
+    private static final Gson GSON =
+            new GsonBuilder().serializeSpecialFloatingPointValues().create();
+    private static final String THIS_HOST = "127.0.0.1";
+    private static final Duration TIMEOUT = Duration.ofMinutes(2);
+
+    private final List<GpuBenchCase> cases;
+    private final int rounds;
+    private final int threads;
+    private final int gpus;
+    private final Store storeOfThreads = new HashStore();
+
+    /**
+     * Creates a job.
+     *
+     * @param threads the ranks of this process
+     * @param gpus the GPUs of all ranks
+     */
+    GpuBenchJob(List<GpuBenchCase> cases, int rounds, int threads, int gpus) {
+        this.cases = cases;
+        this.rounds = rounds;
+        this.threads = threads;
+        this.gpus = gpus;
+    }
+
+    /**
+     * Runs one rank.
+     *
+     * @param began gets the seconds that the slowest rank took to create its group
+     * @param rows gets each row of all ranks, while the other ranks wait
+     * @return whether all results are correct
+     */
+    boolean run(Meeting meeting, DoubleConsumer began, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
+        int worldSize = meeting.control().worldSize();
+        meeting.await(); // Starting PyTorch on rank 0 may take longer than our group's timeout.
+        if (threads == worldSize) {
+            return run(meeting, storeOfThreads, began, rows);
+        }
+        try (Store store = storeOfProcesses(meeting)) {
+            boolean correct = run(meeting, store, began, rows);
+            meeting.await(); // Rank 0 serves the store until all ranks are done.
+            return correct;
+        }
+    }
+
+    /** Returns a store that rank 0 serves. */
+    static Store storeOfProcesses(Meeting meeting) {
+        boolean server = meeting.rank() == 0;
+        TcpStore own = server ? store(0, true) : null;
+        String port = meeting.exchange(server ? Integer.toString(own.port()) : "").get(0);
+        return server ? own : store(Integer.parseInt(port), false);
+    }
+
+    private static TcpStore store(int port, boolean server) {
+        return TcpStore.builder()
+                .setHost(THIS_HOST)
+                .setPort(port)
+                .optServer(server)
+                .optBindAddress(THIS_HOST)
+                .build();
+    }
+
+    private boolean run(
+            Meeting meeting,
+            Store store,
+            DoubleConsumer began,
+            BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
+        int worldSize = meeting.control().worldSize();
+        boolean shared = gpus < worldSize;
+        try (ProcessGroup ours = group(meeting, store, options(shared), began);
+                CudaDevice device = CudaDevice.open(ours.device());
+                CudaStream stream = CudaStream.create(device);
+                Lane lane = new CudaLane(device, stream);
+                NcclBaseline baseline =
+                        shared
+                                ? null
+                                : NcclBaseline.create(device, stream, meeting, hasWindows())) {
+            CudaStreamGuard guard = Torch.cudaStreamGuard(device.device(), stream.handle());
+            boolean done = false;
+            try {
+                boolean correct = true;
+                for (GpuBenchCase wanted : cases) {
+                    try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
+                        GpuBenchRank rank =
+                                new GpuBenchRank(ours, baseline, manager, meeting, lane);
+                        GpuBenchRow row =
+                                merged(meeting, wanted.measure(rank, gpus, threads, rounds));
+                        correct &= row.correct();
+                        rows.accept(wanted, row);
+                    }
+                    meeting.await(); // PyTorch uses the GPUs until then.
+                }
+                done = true;
+                return correct;
+            } finally {
+                if (!done && baseline != null) {
+                    baseline.abort(); // Closing it would wait for the other ranks.
+                }
+                guard.close();
+            }
+        }
+    }
+
+    private static ProcessGroup group(
+            Meeting meeting, Store store, CudaP2pOptions options, DoubleConsumer began) {
+        int worldSize = meeting.control().worldSize();
+        meeting.await();
+        long start = System.nanoTime();
+        ProcessGroup group =
+                ProcessGroups.init("cuda_p2p", store, "bench", meeting.rank(), worldSize, options);
+        String own = Long.toString(System.nanoTime() - start);
+        began.accept(
+                meeting.exchange(own).stream()
+                        .mapToDouble(nanos -> Long.parseLong(nanos) / 1e9)
+                        .max()
+                        .orElseThrow());
+        return group;
+    }
+
+    /** Returns the row with the slowest rank's times. */
+    static GpuBenchRow merged(Meeting meeting, GpuBenchRow own) {
+        return meeting.exchange(GSON.toJson(own)).stream()
+                .map(json -> GSON.fromJson(json, GpuBenchRow.class))
+                .reduce(GpuBenchRow::slowest)
+                .orElseThrow();
+    }
+
+    /**
+     * Tells whether NCCL windows are safe here: with NVLS on, NCCL maps them for multicast, which
+     * can take a host out of service.
+     */
+    private static boolean hasWindows() {
+        return "0".equals(System.getenv("NCCL_NVLS_ENABLE"))
+                && NcclWindow.unavailabilityCause().isEmpty();
+    }
+
+    private static CudaP2pOptions options(boolean shared) {
+        CudaP2pOptions.Builder options =
+                CudaP2pOptions.builder().optBufferSize(2L << 30).optTimeout(TIMEOUT);
+        if (shared) {
+            // NVML reports no link of a GPU to itself.
+            options.optSharedGpus(true).optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
+        }
+        return options.build();
+    }
+}

@@ -1,0 +1,122 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.djlx.bench.GpuBenchCase.Operation;
+import org.djlx.samples.common.Ranks;
+
+/** Parses the cases of {@code bench-gpu}. */
+final class GpuBenchPlan {
+
+    static final String SHAPES = "tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b,norms";
+    static final String BYTES = "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M";
+
+    private static final String NONE = "none";
+    private static final Pattern SHAPE =
+            Pattern.compile("(?:(ag|rs):)?(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
+    private static final Pattern MODEL =
+            Pattern.compile("llama-(8b|70b)(?::(\\d{1,6})-(\\d{1,6}))?");
+    private static final Pattern NORM = Pattern.compile("norm:(\\d{1,6})x(\\d{1,6})");
+    private static final int[] NORM_ROWS = {1, 8, 32, 64};
+    private static final int[] NORM_SIZES = {4096, 8192};
+    private static final int FEWEST_ROWS = 16;
+    private static final int MOST_ROWS = 32768;
+
+    private GpuBenchPlan() {}
+
+    /**
+     * Returns the cases in the order in which they are measured.
+     *
+     * @param shapes the shapes of fused operators
+     * @param bytes the sizes of all-reduces
+     * @throws IllegalArgumentException if a case is malformed, or not divisible among the ranks
+     */
+    static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {
+        List<GpuBenchCase> cases = new ArrayList<>();
+        // Tiny shapes come first: their first calls show a new JVM.
+        for (String shape : shapes) {
+            if (!shape.equals(NONE)) {
+                addFused(cases, shape, worldSize);
+            }
+        }
+        for (String size : bytes) {
+            if (!size.equals(NONE)) {
+                cases.add(GpuBenchCase.allReduce(Math.max(2, BenchCase.parse(size).size())));
+            }
+        }
+        return cases;
+    }
+
+    private static void addFused(List<GpuBenchCase> cases, String shape, int worldSize) {
+        Matcher model = MODEL.matcher(shape);
+        Matcher matcher = SHAPE.matcher(shape);
+        Matcher norm = NORM.matcher(shape);
+        if (shape.equals("tiny")) {
+            int side = 16 * worldSize;
+            cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, side, side, side));
+            cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, side, side, side));
+        } else if (model.matches()) {
+            int first = model.group(2) == null ? FEWEST_ROWS : Integer.parseInt(model.group(2));
+            int last = model.group(3) == null ? MOST_ROWS : Integer.parseInt(model.group(3));
+            if (first == 0) {
+                throw new IllegalArgumentException(
+                        "the rows of " + shape + " begin with 0; give 1 or more");
+            }
+            addModel(cases, model.group(1).equals("8b"), first, last, worldSize);
+        } else if (shape.equals("norms")) {
+            for (int hidden : NORM_SIZES) {
+                for (int rows : NORM_ROWS) {
+                    cases.add(GpuBenchCase.norm(rows, hidden));
+                }
+            }
+        } else if (norm.matches()) {
+            int rows = size(shape, norm.group(1), 1);
+            cases.add(GpuBenchCase.norm(rows, size(shape, norm.group(2), 1)));
+        } else if (matcher.matches()) {
+            int m = size(shape, matcher.group(2), worldSize);
+            int n = size(shape, matcher.group(3), worldSize);
+            int k = size(shape, matcher.group(4), worldSize);
+            if (!"rs".equals(matcher.group(1))) {
+                cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, m, n, k));
+            }
+            if (!"ag".equals(matcher.group(1))) {
+                cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, m, n, k));
+            }
+        } else {
+            throw new IllegalArgumentException(
+                    "'"
+                            + shape
+                            + "' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192"
+                            + " or rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64,"
+                            + " norms or norm:8x4096");
+        }
+    }
+
+    /** Adds the two matmuls of a Llama's MLP. */
+    private static void addModel(
+            List<GpuBenchCase> cases, boolean small, int first, int last, int worldSize) {
+        int hidden = small ? 4096 : 8192;
+        int inner = small ? 14336 : 28672;
+        for (int m = first; m <= last; m *= 2) {
+            String rows = Integer.toString(m);
+            size(rows + " rows", rows, worldSize);
+            cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, m, inner, hidden));
+            cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, m, hidden, inner));
+        }
+    }
+
+    private static int size(String shape, String text, int worldSize) {
+        int size = Integer.parseInt(text);
+        if (size == 0 || size % worldSize != 0) {
+            throw new IllegalArgumentException(
+                    "the sizes of " + shape + " are not divisible by " + Ranks.count(worldSize));
+        }
+        return size;
+    }
+}

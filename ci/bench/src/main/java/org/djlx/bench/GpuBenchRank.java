@@ -1,0 +1,58 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * A rank of a benchmark on GPUs.
+ *
+ * @param ours its handle of the measured group
+ * @param baseline the library to compare with; null if ranks share a GPU
+ * @param manager the owner of its arrays
+ * @param meeting synchronizes the ranks' hosts
+ * @param lane the lane of its work
+ */
+record GpuBenchRank(
+        ProcessGroup ours, Baseline baseline, NDManager manager, Meeting meeting, Lane lane) {
+
+    int worldSize() {
+        return ours.worldSize();
+    }
+
+    /**
+     * Returns a pseudo-random bfloat16 input with mean 0 and variance 1. Every rank can compute the
+     * input of any other. The numbers come from a formula, as not every version of DJL can seed a
+     * GPU's generator.
+     *
+     * @param of the rank of the input
+     * @param turn the turn of the input
+     * @param number the number of the input in its turn
+     */
+    NDArray input(int of, int turn, int number, long... sizes) {
+        Shape shape = new Shape(sizes);
+        try (NDManager temporary = manager.newSubManager()) {
+            NDArray places = temporary.ones(new Shape(shape.size()), DataType.FLOAT64).cumSum(0);
+            double phase = ((of * 1000 + turn) * 10 + number) * 78.233;
+            // The fractional part of a large multiple of a sine.
+            NDArray large = places.muli(12.9898).addi(phase).sin().muli(43758.5453);
+            NDArray uniform = large.sub(large.floor()).subi(0.5).muli(Math.sqrt(12));
+            NDArray result = Torch.cast(uniform.reshape(shape), ScalarType.BFLOAT16);
+            result.attach(manager);
+            return result;
+        }
+    }
+
+    /** Returns an uninitialised bfloat16 array. */
+    NDArray empty(long... sizes) {
+        return Torch.empty(manager, new Shape(sizes), ScalarType.BFLOAT16);
+    }
+}

@@ -1,0 +1,51 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import org.djlx.samples.common.HelpCommand;
+import org.djlx.samples.common.RootCommand;
+import org.djlx.samples.launch.LaunchCommand;
+import picocli.CommandLine;
+import picocli.CommandLine.Command;
+
+/** The command line {@code ci/bench/run.sh}. */
+@Command(
+        name = "ci/bench/run.sh",
+        description = "Benchmarks of DJL Collectives beside other programs.",
+        synopsisSubcommandLabel = "COMMAND",
+        subcommands = {
+            BenchCommand.class,
+            BenchCompareCommand.class,
+            CoalescedBenchCommand.class,
+            GpuBenchCommand.class,
+            BenchChartCommand.class,
+            BlockBenchCommand.class,
+            TrainBenchCommand.class,
+            DecodeBenchCommand.class,
+            LaunchCommand.class,
+            HelpCommand.class
+        })
+public final class Main extends RootCommand {
+
+    private Main() {}
+
+    /**
+     * Runs a command and ends the JVM with its exit code.
+     *
+     * @param args the command and its arguments
+     */
+    public static void main(String[] args) {
+        new Main().runAndExit(args);
+    }
+
+    /**
+     * Returns the command line.
+     *
+     * @return a new command line
+     */
+    public static CommandLine commandLine() {
+        return new Main().build();
+    }
+}

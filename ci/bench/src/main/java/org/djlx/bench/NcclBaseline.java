@@ -1,0 +1,118 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Base64;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.nativeops.NcclConfig;
+import org.djlx.nativeops.NcclWindow;
+import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.Torch;
+
+/**
+ * NCCL, called directly on the rank's stream, without a process group: as fast as possible, and
+ * recordable into graphs.
+ */
+final class NcclBaseline implements Baseline {
+
+    private static final int SUM = NcclCommunicator.Op.SUM.ordinal();
+
+    private final NcclCommunicator nccl;
+    private final CudaStream stream;
+    private final boolean windows;
+
+    private NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) {
+        this.nccl = nccl;
+        this.stream = stream;
+        this.windows = windows;
+    }
+
+    /**
+     * Creates the baseline of a rank; all ranks call this together.
+     *
+     * @param stream the stream of its operations; stays the caller's
+     * @param windows whether to create windows; the same on all ranks
+     */
+    static NcclBaseline create(
+            CudaDevice device, CudaStream stream, Meeting meeting, boolean windows) {
+        String own =
+                meeting.rank() == 0
+                        ? Base64.getEncoder().encodeToString(NcclCommunicator.uniqueId())
+                        : "";
+        byte[] id = Base64.getDecoder().decode(meeting.exchange(own).get(0));
+        return new NcclBaseline(
+                NcclCommunicator.create(
+                        device,
+                        id,
+                        meeting.rank(),
+                        meeting.control().worldSize(),
+                        NcclConfig.DEFAULT),
+                stream,
+                windows);
+    }
+
+    @Override
+    public void allReduce(NDArray tensor) {
+        long address = Torch.dataPointer(tensor);
+        nccl.allReduce(address, address, tensor.size(), ScalarType.BFLOAT16, SUM, stream);
+    }
+
+    @Override
+    public void allGather(NDArray all, NDArray part) {
+        nccl.allGather(
+                Torch.dataPointer(part),
+                Torch.dataPointer(all),
+                part.size(),
+                ScalarType.BFLOAT16,
+                stream);
+    }
+
+    @Override
+    public void reduceScatter(NDArray part, NDArray all) {
+        nccl.reduceScatter(
+                Torch.dataPointer(all),
+                Torch.dataPointer(part),
+                part.size(),
+                ScalarType.BFLOAT16,
+                SUM,
+                stream);
+    }
+
+    @Override
+    public Window window(long byteSize) {
+        if (!windows) {
+            return null;
+        }
+        NcclWindow window = NcclWindow.create(nccl, byteSize);
+        return new Window() {
+            @Override
+            public NDArray view(NDManager manager, long offset, Shape shape) {
+                return Torch.view(manager, window.memory(), offset, shape, ScalarType.BFLOAT16);
+            }
+
+            @Override
+            public void close() {
+                window.close();
+            }
+        };
+    }
+
+    /**
+     * Aborts operations that wait for other ranks. Afterwards only {@link #close()} may be called.
+     */
+    void abort() {
+        nccl.abort();
+    }
+
+    @Override
+    public void close() {
+        nccl.close();
+    }
+}

@@ -1,0 +1,301 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.function.BiConsumer;
+import org.djlx.nativeops.NativeCalls;
+
+/**
+ * Measures several contenders on one rank, called by the host and replayed from recordings. All
+ * warm up first, then take turns, as clocks drift with heat and power.
+ *
+ * @param rank the rank
+ * @param turns the rotating inputs of a contender, and the calls of a recording
+ * @param turnBytes the bytes of operands and results of one call
+ * @param rounds the turns of each contender
+ */
+record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
+
+    /** The warm-up calls. */
+    static final int WARM_UP = 200;
+
+    /** The first warm-up calls, which have a column of their own. */
+    static final int FIRST = 20;
+
+    private static final int CALLS = 5; // timed calls of a round, after an uncounted one
+    private static final int LAUNCHES = 2; // launches of its recording, likewise
+    private static final int COUNTED = 20;
+    // Bounds the results in memory while a rank calls alone.
+    private static final long MOST_COUNTED_BYTES = 4L << 30;
+    private static final int MAX_IN_FLIGHT = 50;
+    private static final int ELEMENT_BYTES = 2;
+    // libtorch caches arrays up to this size separately.
+    private static final long SMALL_BYTES = 1 << 20;
+    private static final int SMALL_ARRAYS = 64;
+
+    /** The results by contender. */
+    record Result(
+            Map<String, CallTimes> columns,
+            Map<String, Double> replay,
+            Map<String, String> notes) {}
+
+    /** The times of one contender so far. */
+    private static final class Samples {
+        private final double[] first = new double[FIRST];
+        private final double[] gpu;
+        private final double[] host;
+        private final double[] replay;
+        private Double alone; // null on CPUs
+        private double driverCalls;
+        private double otherCalls;
+        private int turn;
+        private Lane.Recording recording; // null if there is none
+        private final List<NDArray> recorded = new ArrayList<>(); // results of its calls
+
+        Samples(int rounds) {
+            gpu = new double[rounds * CALLS];
+            host = new double[rounds * CALLS];
+            replay = new double[rounds * LAUNCHES];
+        }
+
+        CallTimes times() {
+            return new CallTimes(
+                    tenths(Stats.median(gpu)),
+                    tenths(Stats.median(host)),
+                    alone,
+                    tenths(Stats.median(first)),
+                    tenths(Arrays.stream(first).sum()),
+                    tenths(driverCalls),
+                    tenths(otherCalls));
+        }
+
+        void close() {
+            if (recording != null) {
+                recording.close();
+            }
+            recorded.forEach(NDArray::close);
+        }
+    }
+
+    /**
+     * Measures all contenders. All ranks call this with the same contenders in the same order.
+     *
+     * @param contenders the contenders; stay the caller's
+     * @param check gets each result of the first turn, called and replayed
+     * @throws RuntimeException if the rank fails. Its recordings then stay open: closing one waits
+     *     for the GPU, which may wait for another rank forever
+     */
+    Result measure(Map<String, Contender> contenders, BiConsumer<String, NDArray> check) {
+        Map<String, Samples> samples = new LinkedHashMap<>();
+        contenders.keySet().forEach(name -> samples.put(name, new Samples(rounds)));
+        Map<String, String> notes = new LinkedHashMap<>();
+        contenders.forEach((name, contender) -> warmUp(contender, samples.get(name)));
+        contenders.forEach(
+                (name, contender) -> {
+                    String failure = record(contender, samples.get(name));
+                    if (!failure.isEmpty()) {
+                        notes.put(name, "not recorded into a graph: " + failure);
+                    }
+                });
+        for (int round = 0; round < rounds; round++) {
+            int number = round;
+            contenders.forEach(
+                    (name, contender) -> {
+                        time(contender, samples.get(name), number);
+                        replay(contender, samples.get(name), number);
+                    });
+        }
+        contenders.forEach((name, contender) -> count(contender, samples.get(name)));
+        contenders.forEach((name, contender) -> check(name, contender, samples.get(name), check));
+        rank.lane().synchronize();
+        Map<String, CallTimes> columns = new LinkedHashMap<>();
+        Map<String, Double> replay = new LinkedHashMap<>();
+        samples.forEach(
+                (name, all) -> {
+                    columns.put(name, all.times());
+                    if (all.recording != null) {
+                        replay.put(name, hundredths(Stats.median(all.replay)));
+                    }
+                });
+        samples.values().forEach(Samples::close);
+        return new Result(columns, replay, notes);
+    }
+
+    private void warmUp(Contender contender, Samples samples) {
+        meet();
+        for (int i = 0; i < WARM_UP; i++) {
+            double micros = call(contender, samples);
+            if (i < FIRST) {
+                samples.first[i] = micros;
+            }
+            if (i % MAX_IN_FLIGHT == MAX_IN_FLIGHT - 1) {
+                rank.lane().synchronize();
+            }
+        }
+    }
+
+    /** Records a call of each turn; returns the cause if that fails, otherwise an empty text. */
+    private String record(Contender contender, Samples samples) {
+        callAll(contender, new ArrayList<>()).forEach(NDArray::close);
+        fillCache();
+        meet();
+        String failure = "";
+        try {
+            samples.recording = rank.lane().record(() -> callAll(contender, samples.recorded));
+        } catch (RuntimeException e) {
+            failure = String.valueOf(e.getMessage());
+        }
+        // If one rank fails, the others must not launch theirs, which would wait forever.
+        String first = rank.meeting().failureOfAny(failure);
+        if (!first.isEmpty() && samples.recording != null) {
+            samples.recording.close();
+            samples.recording = null;
+        }
+        return first;
+    }
+
+    /** Fills libtorch's cache: a recording can only use cached memory, new memory for each call. */
+    private void fillCache() {
+        List<NDArray> arrays = new ArrayList<>();
+        arrays.add(rank.empty(2 * turns * turnBytes / ELEMENT_BYTES));
+        for (int i = 0; i < SMALL_ARRAYS; i++) {
+            arrays.add(rank.empty(SMALL_BYTES / ELEMENT_BYTES));
+        }
+        arrays.forEach(NDArray::close);
+    }
+
+    private List<NDArray> callAll(Contender contender, List<NDArray> results) {
+        for (int turn = 0; turn < turns; turn++) {
+            NDArray result = contender.call(turn);
+            if (result != null) {
+                results.add(result);
+            }
+        }
+        return results;
+    }
+
+    private void time(Contender contender, Samples samples, int round) {
+        contender.reset();
+        meet();
+        Lane lane = rank.lane();
+        call(contender, samples); // Ranks do not start together; this call synchronizes them.
+        lane.set(0);
+        for (int i = 0; i < CALLS; i++) {
+            samples.host[round * CALLS + i] = call(contender, samples);
+            lane.set(i + 1);
+        }
+        lane.synchronize();
+        for (int i = 0; i < CALLS; i++) {
+            samples.gpu[round * CALLS + i] = lane.micros(i, i + 1);
+        }
+    }
+
+    private void replay(Contender contender, Samples samples, int round) {
+        if (samples.recording == null) {
+            return;
+        }
+        contender.reset();
+        meet();
+        Lane lane = rank.lane();
+        samples.recording.launch();
+        lane.set(0);
+        for (int i = 0; i < LAUNCHES; i++) {
+            samples.recording.launch();
+            lane.set(i + 1);
+        }
+        lane.synchronize();
+        for (int i = 0; i < LAUNCHES; i++) {
+            samples.replay[round * LAUNCHES + i] = lane.micros(i, i + 1) / turns;
+        }
+    }
+
+    /**
+     * Counts native calls. Not while times are measured, as marks call the driver, too. On GPUs
+     * ranks call one after the other, as threads of a process wait for each other in the driver;
+     * their work waits on the GPU. On CPUs the calls themselves wait for all ranks.
+     */
+    private void count(Contender contender, Samples samples) {
+        meet();
+        if (!rank.ours().device().isGpu()) {
+            countCalls(contender, samples);
+            return;
+        }
+        for (int turn = 0; turn < rank.worldSize(); turn++) {
+            if (turn == rank.ours().rank()) {
+                samples.alone = tenths(Stats.median(countCalls(contender, samples)));
+            }
+            rank.meeting().await();
+        }
+    }
+
+    /** Returns the time of each call. */
+    private double[] countCalls(Contender contender, Samples samples) {
+        int calls = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
+        double[] micros = new double[calls];
+        NativeCalls before = NativeCalls.ofThread();
+        for (int i = 0; i < calls; i++) {
+            micros[i] = call(contender, samples);
+        }
+        NativeCalls after = NativeCalls.ofThread();
+        samples.driverCalls = (after.driver() - before.driver()) / (double) calls;
+        samples.otherCalls = (after.other() - before.other()) / (double) calls;
+        return micros;
+    }
+
+    private void check(
+            String name, Contender contender, Samples samples, BiConsumer<String, NDArray> check) {
+        if (!contender.isChecked()) {
+            return;
+        }
+        contender.reset();
+        meet();
+        NDArray result = contender.call(0);
+        rank.lane().synchronize();
+        check.accept(name, result == null ? contender.kept() : result);
+        if (result != null) {
+            result.close();
+        }
+        if (samples.recording != null) {
+            contender.reset();
+            meet();
+            samples.recording.launch();
+            rank.lane().synchronize();
+            NDArray recorded =
+                    samples.recorded.isEmpty() ? contender.kept() : samples.recorded.get(0);
+            check.accept(name + ", replayed", recorded);
+        }
+    }
+
+    private void meet() {
+        rank.lane().synchronize();
+        rank.meeting().await();
+    }
+
+    /** Calls once; returns the microseconds of the calling thread. */
+    private double call(Contender contender, Samples samples) {
+        int turn = samples.turn++ % turns;
+        long start = System.nanoTime();
+        NDArray result = contender.call(turn);
+        long nanos = System.nanoTime() - start;
+        if (result != null) {
+            result.close();
+        }
+        return nanos / 1e3;
+    }
+
+    private static double tenths(double value) {
+        return Math.round(10 * value) / 10.0;
+    }
+
+    private static double hundredths(double value) {
+        return Math.round(100 * value) / 100.0;
+    }
+}

@@ -1,0 +1,190 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Activation;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.Trainer;
+import ai.djl.training.dataset.Batch;
+import ai.djl.training.loss.Loss;
+import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.Tracker;
+import ai.djl.translate.StackBatchifier;
+import ai.djl.translate.TranslateException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import org.djlx.collectives.engine.DataParallelConfig;
+import org.djlx.nativeops.CudaDevice;
+
+/**
+ * Times training steps by SGD in float32 of {@code layers} times (Linear width → hidden, ReLU,
+ * Linear hidden → width): forward and backward pass, gradient synchronization, update.
+ */
+final class TrainBench implements AutoCloseable {
+
+    /** The engines and devices that train. */
+    enum Contender {
+        /** DJL's engine on one device, without synchronization. */
+        DJL_ALONE("PyTorch", true),
+        /** DJL's engine on all devices, which synchronizes through the first one. */
+        DJL("PyTorch", false),
+        /** The engine PyTorch-P2P on one device. */
+        P2P_ALONE("PyTorch-P2P", true),
+        /** The engine PyTorch-P2P on all devices. */
+        P2P("PyTorch-P2P", false);
+
+        private final String engine;
+        private final boolean alone;
+
+        Contender(String engine, boolean alone) {
+            this.engine = engine;
+            this.alone = alone;
+        }
+    }
+
+    /** The mean of squares. DJL's L2 loss multiplies by a number whose memory autograd may lose. */
+    private static final class Squares extends Loss {
+
+        Squares() {
+            super("squares");
+        }
+
+        @Override
+        public NDArray evaluate(NDList labels, NDList predictions) {
+            return predictions.head().sub(labels.head()).square().mean();
+        }
+    }
+
+    /**
+     * The sizes of the model.
+     *
+     * @param rows the rows of each rank in a batch
+     */
+    record Size(int layers, int width, int hidden, int rows) {}
+
+    private final Size size;
+    private final long rows; // of all ranks
+    private final Model model;
+    private final Trainer trainer;
+    private final List<CudaDevice> gpus = new ArrayList<>();
+
+    /**
+     * Creates a model and its trainer.
+     *
+     * @param devices all devices; one for all ranks on the CPU
+     */
+    TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
+        this.size = size;
+        rows = (long) size.rows * (contender.alone ? 1 : ranks);
+        Device[] own = contender.alone ? Arrays.copyOf(devices, 1) : devices;
+        model = Model.newInstance("train-bench", devices[0], contender.engine);
+        Trainer started = null;
+        try {
+            SequentialBlock block = new SequentialBlock();
+            for (int i = 0; i < size.layers; i++) {
+                block.add(Linear.builder().setUnits(size.hidden).build())
+                        .add(Activation::relu)
+                        .add(Linear.builder().setUnits(size.width).build());
+            }
+            model.setBlock(block);
+            DataParallelConfig config = new DataParallelConfig(new Squares());
+            if (!devices[0].isGpu()) {
+                config.optRanks(contender == Contender.P2P ? ranks : 1);
+            }
+            config.optDevices(own);
+            Tracker rate = Tracker.fixed(1e-3f);
+            config.optOptimizer(Optimizer.sgd().setLearningRateTracker(rate).build());
+            started = model.newTrainer(config);
+            started.initialize(new Shape(1, size.width));
+            for (Device device : own) {
+                if (device.isGpu()) {
+                    gpus.add(CudaDevice.open(device));
+                }
+            }
+            trainer = started;
+            started = null;
+        } catch (RuntimeException | Error e) {
+            if (started != null) {
+                started.close();
+            }
+            model.close();
+            throw e;
+        }
+    }
+
+    /**
+     * Measures steps.
+     *
+     * @param warmUp the uncounted steps before
+     * @return the milliseconds of each step, from the batch on the first device until all devices
+     *     have finished
+     */
+    double[] milliseconds(int warmUp, int steps) throws TranslateException {
+        double[] times = new double[warmUp + steps];
+        for (int i = 0; i < times.length; i++) {
+            times[i] = step();
+        }
+        return Arrays.copyOfRange(times, warmUp, times.length);
+    }
+
+    /** Trains on a batch; returns the milliseconds. */
+    private double step() throws TranslateException {
+        try (NDManager manager = trainer.getManager().newSubManager(trainer.getDevices()[0])) {
+            NDArray x = manager.randomNormal(new Shape(rows, size.width));
+            NDManager own = manager.newSubManager();
+            StackBatchifier stack = new StackBatchifier();
+            NDList data = new NDList(x);
+            NDList labels = new NDList(x.duplicate());
+            synchronize();
+            long begin = System.nanoTime();
+            Batch batch = new Batch(own, data, labels, (int) rows, stack, stack, 0, 0);
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                for (Batch part : batch.split(trainer.getDevices(), false)) {
+                    NDList predictions = trainer.forward(part.getData(), part.getLabels());
+                    collector.backward(trainer.getLoss().evaluate(part.getLabels(), predictions));
+                }
+            }
+            trainer.step();
+            synchronize();
+            return (System.nanoTime() - begin) / 1e6;
+        }
+    }
+
+    private void synchronize() {
+        gpus.forEach(CudaDevice::synchronize);
+    }
+
+    /**
+     * Measures the precision of float32 matmuls: DJL does not tell whether libtorch uses TF32.
+     *
+     * @return the relative error: about 1e-7, or 1e-4 with TF32
+     */
+    static double matmulError(Device device) {
+        try (NDManager manager = NDManager.newBaseManager(device, "PyTorch")) {
+            NDArray a = manager.randomNormal(new Shape(512, 512));
+            NDArray b = manager.randomNormal(new Shape(512, 512));
+            NDArray exact = a.toType(DataType.FLOAT64, true).dot(b.toType(DataType.FLOAT64, true));
+            NDArray error = a.dot(b).toType(DataType.FLOAT64, true).sub(exact);
+            return Math.sqrt(error.square().sum().getDouble() / exact.square().sum().getDouble());
+        }
+    }
+
+    @Override
+    public void close() {
+        trainer.close();
+        model.close();
+        gpus.forEach(CudaDevice::close);
+    }
+}

@@ -1,0 +1,229 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
+import picocli.CommandLine;
+
+@Timeout(300)
+class BenchTest {
+
+    private static final String PEER_ROW =
+            "        4096          1024   float32     sum      -1       2.30    1.78    1.78      "
+                    + " 0";
+
+    private final StringWriter out = new StringWriter();
+    private final StringWriter err = new StringWriter();
+
+    private int run(String... args) {
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
+        return root.execute(args);
+    }
+
+    private List<BenchRow> rows() {
+        return out.toString().lines().flatMap(line -> BenchRow.parse(line).stream()).toList();
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "all_reduce,     float32,  2, 4096, 1024",
+        "all_reduce,     bfloat16, 3, 40,   20",
+        "all_reduce,     int8,     1, 40,   40",
+        "all_gather,     float32,  2, 4096, 512",
+        "reduce_scatter, float64,  2, 4096, 512",
+        "broadcast,      int64,    2, 4096, 512",
+        "all_reduce,     bool,     2, 40,   40",
+        "broadcast,      bool,     2, 40,   40",
+        "reduce_scatter, bool,     3, 3,    3"
+    })
+    void measuresAndChecksAnOperation(String op, String type, int ranks, long size, long count) {
+        assertEquals(
+                0,
+                run("bench", "--op", op, "--dtype", type, "--ranks", "" + ranks, size + ":1:3"),
+                err::toString);
+        BenchRow row = rows().get(0);
+        assertEquals(1, rows().size());
+        assertEquals(size, row.size());
+        assertEquals(count, row.count());
+        assertEquals(type, row.type());
+        assertEquals(0, row.wrong());
+        assertTrue(row.heap() >= 0, out::toString);
+    }
+
+    @Test
+    void measuresProcesses() {
+        // The ranks' output goes to the launcher's stdout; the exit code says that nothing is
+        // wrong.
+        assertEquals(0, run("bench", "--processes", "--bind", "1K:1:1"), err::toString);
+    }
+
+    @Test
+    void measuresCoalescedOperationsBesideSeparateOnes(@TempDir Path folder) throws Exception {
+        Path json = folder.resolve("coalesced.json");
+        assertEquals(0, run("bench-coalesced", "--json", "" + json, "256K"), err::toString);
+        JsonArray rows =
+                JsonParser.parseString(Files.readString(json))
+                        .getAsJsonObject()
+                        .getAsJsonArray("rows");
+        assertEquals(6, rows.size()); // of 3 operations, of 2 tensors and of 20
+        for (JsonElement row : rows) {
+            assertEquals(256 << 10, row.getAsJsonObject().get("bytes").getAsInt());
+            assertTrue(row.getAsJsonObject().get("ratio").getAsDouble() > 0);
+            assertEquals(0, row.getAsJsonObject().get("wrong").getAsLong());
+        }
+    }
+
+    @Test
+    void measuresWhatAWaitingRankUses() {
+        assertEquals(0, run("bench", "--idle", "0"), err::toString);
+        assertTrue(out.toString().matches("idle: \\d+ ms of CPU time in 0 s\\R"), out::toString);
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "bench 4X",
+                "bench 4K:1",
+                "bench 4K:1:0",
+                "bench --ranks 0",
+                "bench --op all_or_nothing",
+                "bench --dtype float31",
+                "bench --dtype complex64",
+                "bench 3",
+                "bench --processes 3",
+                "bench --op reduce_scatter --ranks 3 4",
+                "bench --ranks 1025",
+                "bench --idle -1",
+                "bench-coalesced 3",
+                "bench-coalesced --ranks 0",
+                "bench-compare --rounds 0",
+                "bench-compare --many 0",
+                "bench-compare --idle -1",
+                "bench-compare 3",
+                "bench-compare --peer gloo",
+                "bench-gpu --ranks 0",
+                "bench-gpu --ranks 9",
+                "bench-gpu --rounds 0",
+                "bench-gpu --shapes 512x512",
+                "bench-gpu --shapes 0x512x512",
+                "bench-gpu --shapes llama-7b",
+                "bench-gpu --bytes 1X"
+            })
+    void rejectsBadArguments(String args) {
+        assertEquals(2, run(args.split(" ")), out::toString);
+        assertTrue(err.toString().startsWith("error: "), err::toString);
+    }
+
+    /** Of the smaller one there are more elements than an int can count. */
+    @ParameterizedTest
+    @ValueSource(strings = {"1000000G", "999999999999G"})
+    void aSizeBeyondTheMemoryIsRejected(String size) {
+        assertEquals(2, run("bench", size));
+        assertTrue(err.toString().contains("memory"), err::toString);
+        assertEquals("", out.toString());
+    }
+
+    /** Values are made, and compared, slice by slice. */
+    @Test
+    void aSizeOfSeveralSlicesIsChecked() {
+        assertEquals(
+                0, run("bench", "--op=all_gather", "--dtype=int8", "9000001:0:1"), err::toString);
+        assertEquals(0, rows().get(0).wrong());
+        assertEquals(9000000, rows().get(0).size());
+    }
+
+    @Test
+    void comparesWithOtherPrograms(@TempDir Path dir) throws Exception {
+        Path json = dir.resolve("results").resolve("cpu.json");
+        assertEquals(
+                0,
+                run(
+                        "bench-compare",
+                        "--rounds=1",
+                        "--many=3",
+                        "--idle=0",
+                        "--peer=openmpi=echo '" + PEER_ROW + "' #",
+                        "--version-of=openmpi=4.1",
+                        "--json=" + json,
+                        "--commit=c0ffee",
+                        "4K:1:1"),
+                err::toString);
+        String peer = "(?s).*openmpi +\\Q" + PEER_ROW.strip() + "\\E.*";
+        assertTrue(out.toString().matches(peer), out::toString);
+        JsonObject result = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
+        assertEquals(
+                Set.of("threads", "processes", "3 threads", "3 processes", "openmpi"),
+                result.getAsJsonObject("medians").keySet());
+        assertEquals(
+                Set.of("threads 4096", "processes 4096"),
+                result.getAsJsonObject("manyRanksSlowdown").keySet());
+        assertEquals(1, result.getAsJsonArray("processesToPeers").size());
+        assertEquals("c0ffee", result.get("commit").getAsString());
+        assertEquals("4.1", result.getAsJsonObject("versions").get("openmpi").getAsString());
+    }
+
+    @Test
+    void aPeerThatFailsIsAnError() {
+        assertEquals(1, run("bench-compare", "--rounds=1", "--peer=bad=exit 3;", "4K:1:1"));
+        assertTrue(err.toString().contains("bad ended with code 3\n"), err::toString);
+    }
+
+    @Test
+    void aRowIsReadBackAsItWasPrinted() {
+        BenchRow row = new BenchRow(4096, 1024, "float32", "sum", -1, 11.37, 0.36, 0.36, 0, 512);
+        assertEquals(Optional.of(row), BenchRow.parse(row.toString()));
+        assertEquals(Optional.of(row), BenchRow.parse("[0] " + row));
+        assertEquals(-1, BenchRow.parse(PEER_ROW).orElseThrow().heap());
+        assertEquals(PEER_ROW, BenchRow.parse(PEER_ROW).orElseThrow().toString().stripTrailing());
+        assertEquals(Optional.empty(), BenchRow.parse(BenchRow.HEADER));
+    }
+
+    @Test
+    void aCaseIsReadBackAsItWasPrinted() {
+        assertEquals(new BenchCase(4 << 10, 7, 9), BenchCase.parse("4K:7:9"));
+        for (BenchCase wanted : BenchCase.DEFAULTS) {
+            assertEquals(wanted, BenchCase.parse(wanted.toString()));
+        }
+    }
+
+    @Test
+    void theMedianRoundCounts() {
+        BenchComparison comparison = new BenchComparison();
+        for (double micros : new double[] {30, 10, 20}) {
+            comparison.add("ours", List.of(row(micros)));
+            comparison.add("gloo", List.of(row(1000 * micros)));
+        }
+        assertEquals(Optional.of(20.0), comparison.micros("ours", 4096));
+        assertEquals(
+                List.of(new BenchComparison.Ratio("gloo", 4096, 0.001, 0.05)),
+                comparison.ratios("ours"));
+        assertTrue(comparison.targets("ours").toString().contains("met"));
+        assertEquals(List.of(), comparison.ratios("theirs"));
+    }
+
+    private static BenchRow row(double micros) {
+        return new BenchRow(4096, 1024, "float32", "sum", -1, micros, 1, 1, 0, 0);
+    }
+}

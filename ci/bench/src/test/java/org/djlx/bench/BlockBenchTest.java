@@ -1,0 +1,53 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import picocli.CommandLine;
+
+@Timeout(200)
+class BlockBenchTest {
+
+    @Test
+    void measuresAndKeepsWhatItMeasured(@TempDir Path folder) throws Exception {
+        Path json = folder.resolve("block.json");
+        StringWriter out = new StringWriter();
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
+        String arguments =
+                "bench-block --ranks 2 --tokens 8 --heads 2 --key-value-heads 1 --hidden 4"
+                        + " --dtype bfloat16 --warm-up 1 --turns 3 --rounds 2";
+        assertEquals(0, root.execute((arguments + " --json " + json).split(" ")), out::toString);
+        JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
+        for (String part : new String[] {"block", "blockFromIdle", "matmuls", "attention"}) {
+            assertTrue(report.get(part + "Milliseconds").getAsDouble() > 0, report::toString);
+        }
+        double block = report.get("blockMilliseconds").getAsDouble();
+        String ratios =
+                String.format(
+                        "block / matmuls %.3f, block / both %.3f",
+                        block / report.get("matmulsMilliseconds").getAsDouble(),
+                        block / report.get("matmulsAndAttentionMilliseconds").getAsDouble());
+        assertTrue(out.toString().contains(ratios), out::toString);
+        assertEquals(2, Main.commandLine().execute("bench-block", "--tokens", "3"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--warm-up", "-1"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--turns", "0"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--rounds", "0"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--heads", "12"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--key-value-heads", "0"));
+        assertEquals(2, Main.commandLine().execute("bench-block", "--hidden", "0"));
+    }
+}

@@ -1,0 +1,158 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.TreeMap;
+import org.djlx.nativeops.NativeVersions;
+import org.djlx.samples.common.Gpus;
+import org.junit.platform.engine.TestExecutionResult;
+import org.junit.platform.engine.support.descriptor.ClassSource;
+import org.junit.platform.launcher.TestExecutionListener;
+import org.junit.platform.launcher.TestIdentifier;
+import org.junit.platform.launcher.TestPlan;
+
+/**
+ * Writes what a run of tests came to, class by class, into the file that the system property {@code
+ * test.report} names; does nothing without, or if all were skipped. {@code test.commit} says which
+ * state of the code ran. JUnit finds it by {@code META-INF/services}; {@code ci/gpu.sh} uses it.
+ */
+public final class RunReport implements TestExecutionListener {
+
+    /** What the tests of a class came to. A class that fails as such counts as a failed test. */
+    static final class Counts {
+        int found;
+        int succeeded;
+        int skipped;
+        int failed;
+        double seconds;
+        final List<String> skipReasons = new ArrayList<>();
+        final List<String> failures = new ArrayList<>();
+        private transient long start;
+    }
+
+    private final Path file;
+    private final String commit;
+    private final Map<String, Counts> classes = new TreeMap<>();
+    private TestPlan plan;
+
+    /** For JUnit. */
+    public RunReport() {
+        this(
+                Optional.ofNullable(System.getProperty("test.report")).map(Path::of).orElse(null),
+                System.getProperty("test.commit"));
+    }
+
+    RunReport(Path file, String commit) {
+        this.file = file;
+        this.commit = commit;
+    }
+
+    @Override
+    public void testPlanExecutionStarted(TestPlan testPlan) {
+        plan = testPlan;
+    }
+
+    @Override
+    public void executionStarted(TestIdentifier test) {
+        if (isClass(test)) {
+            counts(test).start = System.nanoTime();
+        }
+    }
+
+    @Override
+    public void executionSkipped(TestIdentifier test, String reason) {
+        skipped(test, reason);
+    }
+
+    @Override
+    public void executionFinished(TestIdentifier test, TestExecutionResult result) {
+        if (isClass(test)) {
+            Counts counts = counts(test);
+            counts.seconds = Math.round((System.nanoTime() - counts.start) / 1e8) / 10.0;
+        }
+        String reason = result.getThrowable().map(Throwable::toString).orElse("");
+        switch (result.getStatus()) {
+            case SUCCESSFUL -> {
+                if (test.isTest()) {
+                    counts(test).found++;
+                    counts(test).succeeded++;
+                }
+            }
+            case ABORTED -> skipped(test, reason);
+            case FAILED -> {
+                Counts counts = counts(test);
+                counts.found++;
+                counts.failed++;
+                counts.failures.add(test.getDisplayName() + ": " + reason);
+            }
+        }
+    }
+
+    /** All tests of a container that is skipped are; of those it makes itself nobody knows. */
+    private void skipped(TestIdentifier test, String reason) {
+        Counts counts = counts(test);
+        int tests =
+                test.isTest()
+                        ? 1
+                        : Math.max(
+                                1,
+                                (int)
+                                        plan.getDescendants(test).stream()
+                                                .filter(TestIdentifier::isTest)
+                                                .count());
+        counts.found += tests;
+        counts.skipped += tests;
+        if (!counts.skipReasons.contains(reason)) {
+            counts.skipReasons.add(reason);
+        }
+    }
+
+    private static boolean isClass(TestIdentifier test) {
+        return test.getSource().filter(ClassSource.class::isInstance).isPresent();
+    }
+
+    /** The counts of the outermost class that a test is in. */
+    private Counts counts(TestIdentifier test) {
+        String name = test.getDisplayName();
+        Optional<TestIdentifier> next = Optional.of(test);
+        while (next.isPresent()) {
+            if (next.get().getSource().orElse(null) instanceof ClassSource source) {
+                name = source.getClassName();
+            }
+            next = plan.getParent(next.get());
+        }
+        return classes.computeIfAbsent(name, n -> new Counts());
+    }
+
+    @Override
+    public void testPlanExecutionFinished(TestPlan testPlan) {
+        if (file == null) {
+            return;
+        }
+        if (classes.values().stream().allMatch(c -> c.found == c.skipped)) {
+            System.out.printf("No test has run: %s is left as it is.%n", file);
+            return;
+        }
+        try {
+            BenchReport report = new BenchReport("tests", commit, NativeVersions.query());
+            report.put("gpus", Gpus.names());
+            report.put("found", classes.values().stream().mapToInt(c -> c.found).sum());
+            report.put("succeeded", classes.values().stream().mapToInt(c -> c.succeeded).sum());
+            report.put("skipped", classes.values().stream().mapToInt(c -> c.skipped).sum());
+            report.put("failed", classes.values().stream().mapToInt(c -> c.failed).sum());
+            report.put("classes", classes);
+            report.store(file);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+}

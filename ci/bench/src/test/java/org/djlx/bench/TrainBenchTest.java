@@ -1,0 +1,96 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import picocli.CommandLine;
+
+@Timeout(200)
+class TrainBenchTest {
+
+    @Test
+    void measuresAndKeepsWhatItMeasured(@TempDir Path folder) throws Exception {
+        Path json = folder.resolve("train.json");
+        StringWriter out = new StringWriter();
+        CommandLine root = Main.commandLine();
+        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
+        String arguments =
+                "bench-train --ranks 2 --rows 2,4 --layers 2 --width 8 --hidden 16 --steps 3";
+        String[] words = (arguments + " --json " + json).split(" ");
+        assertEquals(0, root.execute(words), out::toString);
+        JsonArray steps =
+                JsonParser.parseString(Files.readString(json))
+                        .getAsJsonObject()
+                        .getAsJsonArray("steps");
+        assertTrue(steps.size() >= 4, out::toString);
+        for (JsonElement step : steps) {
+            assertTrue(step.getAsJsonObject().get("milliseconds").getAsDouble() > 0);
+        }
+        assertTrue(out.toString().contains("P2P"), out::toString);
+        for (String option : "ranks rows layers width hidden steps rounds".split(" ")) {
+            assertEquals(2, Main.commandLine().execute("bench-train", "--" + option, "0"), option);
+        }
+    }
+
+    /** A shell script in place of Python answers as the peer does. */
+    @Test
+    void setsItselfBesidePyTorch(@TempDir Path folder) throws Exception {
+        Path json = folder.resolve("train.json");
+        Path python = folder.resolve("python");
+        String answer = "{\"milliseconds\": [5, 4, 6], \"matmulError\": 2e-7}";
+        Files.write(
+                python,
+                List.of(
+                        "#!/bin/sh",
+                        "echo '{\"torch\": \"2.11.0\"}'",
+                        "while read -r request; do echo '" + answer + "'; done"),
+                StandardCharsets.UTF_8);
+        assertTrue(python.toFile().setExecutable(true));
+        String arguments =
+                "bench-train --ranks 2 --rows 2 --layers 1 --width 8 --hidden 16 --steps 3"
+                        + " --rounds 1";
+        String[] words = (arguments + " --torch " + python + " --json " + json).split(" ");
+        assertEquals(0, Main.commandLine().execute(words));
+        JsonObject report = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
+        assertEquals("2.11.0", report.get("torch").getAsString());
+        JsonObject errors = report.getAsJsonObject("float32MatmulError");
+        assertEquals(2e-7, errors.get("torch").getAsDouble());
+        assertTrue(errors.get("djl").getAsDouble() < 1e-5, errors::toString);
+        Map<String, JsonObject> figures = new HashMap<>();
+        for (JsonElement step : report.getAsJsonArray("steps")) {
+            JsonObject figure = step.getAsJsonObject();
+            figures.put(figure.get("who").getAsString(), figure);
+        }
+        assertEquals(5, figures.get("TORCH_DDP").get("milliseconds").getAsDouble());
+        JsonObject ours = figures.get("P2P");
+        assertEquals(
+                ours.get("milliseconds").getAsDouble() / 5,
+                ours.get("ofTorchDdp").getAsDouble(),
+                1e-9);
+        assertEquals(
+                ours.get("milliseconds").getAsDouble()
+                        - figures.get("P2P_ALONE").get("milliseconds").getAsDouble(),
+                ours.get("millisecondsOverAlone").getAsDouble(),
+                1e-9);
+        assertEquals(0, figures.get("TORCH_DDP").get("millisecondsOverAlone").getAsDouble(), 1e-9);
+    }
+}

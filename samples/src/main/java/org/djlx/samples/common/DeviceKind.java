@@ -1,0 +1,29 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.common;
+
+/** The devices that a command's ranks run on. */
+public enum DeviceKind {
+    /** All ranks share the CPU. */
+    cpu("shm"),
+
+    /** Each rank has a GPU of its own. */
+    gpu("cuda_p2p");
+
+    private final String backend;
+
+    DeviceKind(String backend) {
+        this.backend = backend;
+    }
+
+    /**
+     * Returns the backend of groups on these devices.
+     *
+     * @return its name
+     */
+    public String backend() {
+        return backend;
+    }
+}

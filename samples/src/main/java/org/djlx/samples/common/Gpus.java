@@ -1,0 +1,73 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.common;
+
+import ai.djl.Device;
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.NativeLibrary;
+
+/** The GPUs of this process. Checks for GPUs and libraries before a command starts. */
+public final class Gpus {
+
+    private Gpus() {}
+
+    /**
+     * Checks that this process can use GPUs and their libraries.
+     *
+     * @param count how many GPUs
+     * @param libraries the libraries, apart from CUDA
+     * @throws IllegalStateException if there are too few GPUs, or a library is missing
+     */
+    public static void require(int count, NativeLibrary... libraries) {
+        requireAvailable(NativeLibrary.CUDA_PRESETS);
+        for (NativeLibrary library : libraries) {
+            requireAvailable(library);
+        }
+        if (CudaDevice.count() < count) {
+            throw new IllegalStateException(
+                    "each rank needs a GPU: there are "
+                            + CudaDevice.count()
+                            + " for "
+                            + Ranks.count(count)
+                            + " on this host");
+        }
+    }
+
+    /**
+     * Returns how many GPUs this process can use.
+     *
+     * @return the number; 0 if there is no GPU, or no driver
+     */
+    public static int count() {
+        return NativeLibrary.CUDA.isAvailable() ? CudaDevice.count() : 0;
+    }
+
+    /**
+     * Returns the product names of the GPUs that this process can use.
+     *
+     * @return the names by GPU; empty without GPUs
+     */
+    public static List<String> names() {
+        if (!NativeLibrary.CUDA_PRESETS.isAvailable()) {
+            return List.of();
+        }
+        return IntStream.range(0, CudaDevice.count()).mapToObj(Gpus::name).toList();
+    }
+
+    private static String name(int gpu) {
+        try (CudaDevice device = CudaDevice.open(Device.gpu(gpu))) {
+            return device.name();
+        }
+    }
+
+    private static void requireAvailable(NativeLibrary library) {
+        Throwable cause = library.unavailabilityCause();
+        if (cause != null) {
+            throw new IllegalStateException("no GPU can be used: " + cause.getMessage(), cause);
+        }
+    }
+}

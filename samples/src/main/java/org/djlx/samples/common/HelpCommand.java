@@ -1,0 +1,37 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.common;
+
+import picocli.CommandLine;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.ParameterException;
+import picocli.CommandLine.Parameters;
+import picocli.CommandLine.Spec;
+
+/**
+ * {@code help}: the help of a command. picocli's own excludes the {@code --help} that all commands
+ * have.
+ */
+@Command(name = "help", description = "Shows the help of a command.")
+public final class HelpCommand implements Runnable {
+
+    @Spec private CommandSpec spec;
+
+    @Parameters(arity = "0..1", paramLabel = "COMMAND", description = "The command.")
+    private String command;
+
+    private HelpCommand() {}
+
+    @Override
+    public void run() {
+        CommandLine root = spec.parent().commandLine();
+        CommandLine wanted = command == null ? root : root.getSubcommands().get(command);
+        if (wanted == null) {
+            throw new ParameterException(root, "there is no command '" + command + "'");
+        }
+        wanted.usage(root.getOut());
+    }
+}

@@ -1,0 +1,39 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.common;
+
+/**
+ * The sizes of a fused operator over all ranks: A of (M, K) by B of (K, N).
+ *
+ * @param m the rows of A
+ * @param n the columns of B
+ * @param k the columns of A and rows of B
+ */
+public record MatmulShape(long m, long n, long k) {
+
+    /**
+     * Parses the value of {@code --shape}.
+     *
+     * @param text the sizes, as M,N,K
+     * @return the shape
+     * @throws IllegalArgumentException if the text is not a shape
+     */
+    public static MatmulShape parse(String text) {
+        String size = "[1-9]\\d{0,8}";
+        if (!text.matches(size + "," + size + "," + size)) {
+            throw new IllegalArgumentException(
+                    "--shape must be M,N,K, three positive numbers such as 512,8192,8192, not "
+                            + text);
+        }
+        String[] sizes = text.split(",");
+        return new MatmulShape(
+                Long.parseLong(sizes[0]), Long.parseLong(sizes[1]), Long.parseLong(sizes[2]));
+    }
+
+    @Override
+    public String toString() {
+        return m + ", " + n + ", " + k;
+    }
+}

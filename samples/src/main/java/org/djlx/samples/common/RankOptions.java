@@ -1,0 +1,292 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.common;
+
+import java.util.Arrays;
+import java.util.List;
+import java.util.stream.Collectors;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Model.OptionSpec;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.ParameterException;
+
+/**
+ * The options {@code --ranks}, {@code --processes}, {@code --device} and {@code --dtype}, of those
+ * commands that have them. A command names the ones it takes where it declares the mixin:
+ *
+ * <pre>{@code
+ * @Mixin private final RankOptions options =
+ *         new RankOptions().ranks(4).processes().device().types(ElementType.float32);
+ * }</pre>
+ *
+ * {@link RootCommand} removes the others from the command line.
+ */
+public final class RankOptions {
+
+    private static final int MOST_GPUS = 1024; // Gpus.require knows how many there are
+    private static final int CPU_RANKS = 2; // where the default is all GPUs, and there is none
+
+    @Option(names = "--ranks", paramLabel = "N", split = ",")
+    private List<Integer> requested; // null: not given; one number unless several are allowed
+
+    @Option(
+            names = "--processes",
+            description = "Runs each rank in a process of its own, not on a thread.")
+    private boolean processes;
+
+    @Option(
+            names = "--device",
+            defaultValue = "cpu",
+            description =
+                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu, each"
+                            + " rank needs a GPU.")
+    private DeviceKind device;
+
+    @Option(names = "--dtype", paramLabel = "TYPE")
+    private String type;
+
+    private CommandSpec spec; // the command's, whichever mixin these options are in
+    private String ranksText; // null: no --ranks
+    private int otherwise; // ranks if --ranks is not given; 0 for all GPUs
+    private int most = Ranks.MOST_THREADS;
+    private boolean several;
+    private boolean hasProcesses;
+    private boolean hasDevice;
+    private String typeText = "Element type";
+    private ElementType typeOtherwise; // null: --dtype has no default
+    private List<ElementType> types = List.of(); // empty: no --dtype
+
+    /** Creates the options of a command that takes none of them yet. */
+    public RankOptions() {}
+
+    /**
+     * Adds {@code --ranks}.
+     *
+     * @param number the ranks if the user does not say
+     * @return this
+     */
+    public RankOptions ranks(int number) {
+        return ranks(number, "Number of ranks; " + number + " if not given.");
+    }
+
+    /**
+     * Adds {@code --ranks} with a description of its own.
+     *
+     * @param number the ranks if the user does not say
+     * @param description what help says
+     * @return this
+     */
+    public RankOptions ranks(int number, String description) {
+        otherwise = number;
+        ranksText = description;
+        return this;
+    }
+
+    /**
+     * Adds {@code --ranks} whose default is one rank for each GPU, or two on the CPU without any.
+     *
+     * @return this
+     */
+    public RankOptions ranksOfGpus() {
+        return ranks(0, "Number of ranks; one for each GPU, or 2 on the CPU, if not given.");
+    }
+
+    /**
+     * Allows several numbers, separated by commas: for commands that run no ranks.
+     *
+     * @return this
+     */
+    public RankOptions several() {
+        several = true;
+        return this;
+    }
+
+    /**
+     * Sets the largest {@code --ranks}.
+     *
+     * @param number the limit
+     * @return this
+     */
+    public RankOptions most(int number) {
+        most = number;
+        return this;
+    }
+
+    /**
+     * Adds {@code --processes}.
+     *
+     * @return this
+     */
+    public RankOptions processes() {
+        hasProcesses = true;
+        return this;
+    }
+
+    /**
+     * Adds {@code --device}.
+     *
+     * @return this
+     */
+    public RankOptions device() {
+        hasDevice = true;
+        return this;
+    }
+
+    /**
+     * Adds {@code --dtype}.
+     *
+     * @param defaultType the type if the user does not say; null for none
+     * @param allowed the types that a user may name; all if none are given
+     * @return this
+     */
+    public RankOptions types(ElementType defaultType, ElementType... allowed) {
+        typeOtherwise = defaultType;
+        types = List.of(allowed.length == 0 ? ElementType.values() : allowed);
+        return this;
+    }
+
+    /**
+     * Sets the description of {@code --dtype}.
+     *
+     * @param text what is of that type, such as {@code Element type of weights}
+     * @return this
+     */
+    public RankOptions typesOf(String text) {
+        typeText = text;
+        return this;
+    }
+
+    /** Removes from a command the options it does not take, and describes the others. */
+    void configure(CommandSpec command) {
+        spec = command;
+        configure(
+                command,
+                "--ranks",
+                ranksText == null ? null : option("--ranks").description(ranksText));
+        configure(command, "--processes", hasProcesses ? option("--processes") : null);
+        configure(command, "--device", hasDevice ? option("--device") : null);
+        String end = typeOtherwise == null ? "." : "; " + typeOtherwise + " if not given.";
+        configure(
+                command,
+                "--dtype",
+                types.isEmpty()
+                        ? null
+                        : option("--dtype")
+                                .description(typeText + ", one of " + names() + end)
+                                .completionCandidates(types.stream().map(Enum::name).toList()));
+    }
+
+    private OptionSpec.Builder option(String name) {
+        return spec.findOption(name).toBuilder();
+    }
+
+    private static void configure(CommandSpec command, String name, OptionSpec.Builder option) {
+        command.remove(command.findOption(name));
+        if (option != null) {
+            command.addOption(option.build());
+        }
+    }
+
+    private String names() {
+        return types.stream().map(Enum::name).collect(Collectors.joining(", "));
+    }
+
+    /**
+     * Checks the options against each other and against this machine's limits.
+     *
+     * @throws ParameterException if a value is out of range, with the range
+     */
+    public void check() {
+        int limit = device == DeviceKind.gpu ? Math.max(most, MOST_GPUS) : most;
+        for (int number : counts()) {
+            Ranks.check(spec, "--ranks", number, limit, processes);
+        }
+        if (counts().size() > 1 && !several) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--ranks takes one number, not " + counts().size() + ": " + requested);
+        }
+        if (!types.isEmpty()) {
+            type();
+        }
+    }
+
+    /**
+     * Returns the number of ranks.
+     *
+     * @return the user's, or the default
+     */
+    public int count() {
+        if (requested != null) {
+            return requested.get(0);
+        }
+        if (otherwise > 0) {
+            return otherwise;
+        }
+        int gpus = Gpus.count();
+        return gpus == 0 ? CPU_RANKS : Math.min(gpus, most);
+    }
+
+    /**
+     * Returns the numbers of ranks.
+     *
+     * @return the user's, or the default
+     */
+    public List<Integer> counts() {
+        return requested == null ? List.of(count()) : List.copyOf(requested);
+    }
+
+    /**
+     * Returns the ranks that this process runs.
+     *
+     * @return the ranks
+     * @throws ParameterException if the job that this process is part of has another number
+     */
+    public Ranks here() {
+        try {
+            return Ranks.of(requested == null ? null : count(), count());
+        } catch (IllegalArgumentException e) {
+            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        }
+    }
+
+    /**
+     * Tells whether each rank is to run in a process that the command starts.
+     *
+     * @return whether the user said {@code --processes}
+     */
+    public boolean inProcesses() {
+        return processes;
+    }
+
+    /**
+     * Returns where the ranks run.
+     *
+     * @return the kind of device
+     */
+    public DeviceKind deviceKind() {
+        return device;
+    }
+
+    /**
+     * Returns the element type.
+     *
+     * @return the user's, or the default; null if there is neither
+     * @throws ParameterException if the command does not take the type
+     */
+    public ElementType type() {
+        if (type == null) {
+            return typeOtherwise;
+        }
+        return Arrays.stream(ElementType.values())
+                .filter(each -> each.name().equalsIgnoreCase(type) && types.contains(each))
+                .findFirst()
+                .orElseThrow(
+                        () ->
+                                new ParameterException(
+                                        spec.commandLine(),
+                                        "--dtype must be one of " + names() + ", not " + type));
+    }
+}

@@ -1,0 +1,185 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.common;
+
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.collectives.BackendOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.TorchThreads;
+import org.djlx.nativeops.NativeLibrary;
+import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.ParameterException;
+
+/**
+ * The ranks that this process runs: its own one if {@code launch} or torchrun started it, otherwise
+ * all ranks, each on a thread.
+ */
+public final class Ranks {
+
+    /** The most ranks that one process runs as threads: each has its own copy of the data. */
+    static final int MOST_THREADS = Math.max(64, Runtime.getRuntime().availableProcessors());
+
+    private static final BackendOptions OPTIONS =
+            new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+
+    private final boolean threads;
+    private final int worldSize;
+    private final int first;
+
+    private Ranks(boolean threads, int worldSize, int first) {
+        this.threads = threads;
+        this.worldSize = worldSize;
+        this.first = first;
+    }
+
+    /**
+     * Checks the number of ranks that a user asks for.
+     *
+     * @param spec the command, which the error names
+     * @param option the name of the option
+     * @param requested its value; null if it is not given
+     * @param processes whether the ranks are to be processes
+     * @throws ParameterException if there cannot be as many, with the limit
+     */
+    public static void check(
+            CommandSpec spec, String option, Integer requested, boolean processes) {
+        check(spec, option, requested, MOST_THREADS, processes);
+    }
+
+    static void check(
+            CommandSpec spec, String option, Integer requested, int most, boolean processes) {
+        boolean isRank = System.getenv("RANK") != null; // Then WORLD_SIZE is the only limit.
+        if (requested != null && (requested < 1 || requested > most && !isRank)) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    String.format(
+                            "%s must be from 1 to %d%s, not %d",
+                            option, most, most == MOST_THREADS ? " on this host" : "", requested));
+        }
+        if (processes && isRank) {
+            throw new ParameterException(
+                    spec.commandLine(),
+                    "--processes starts a job, but this process is already a rank of one: RANK is"
+                            + " set. Leave --processes out");
+        }
+    }
+
+    /**
+     * Returns a number of ranks in words.
+     *
+     * @param ranks the number
+     * @return for example {@code 2 ranks}
+     */
+    public static String count(int ranks) {
+        return ranks + (ranks == 1 ? " rank" : " ranks");
+    }
+
+    /**
+     * Returns the ranks of this process, and gives each its share of the cores ({@link
+     * TorchThreads}).
+     *
+     * @param requested the number of ranks that the user asked for; null for none
+     * @param otherwise the number of ranks if the user asked for none
+     * @return the ranks
+     * @throws IllegalArgumentException if this process belongs to a job of another size
+     */
+    public static Ranks of(Integer requested, int otherwise) {
+        if (System.getenv("RANK") != null) {
+            Ranks ranks = new Ranks(false, environment("WORLD_SIZE"), environment("RANK"));
+            TorchThreads.choose(1);
+            if (requested != null && requested != ranks.worldSize) {
+                throw new IllegalArgumentException(
+                        requested
+                                + " ranks are asked for, but the job that this process is part of"
+                                + " has "
+                                + ranks.worldSize);
+            }
+            return ranks;
+        }
+        int worldSize = requested == null ? otherwise : requested;
+        TorchThreads.choose(worldSize);
+        return new Ranks(true, worldSize, 0);
+    }
+
+    private static int environment(String name) {
+        String value = System.getenv(name);
+        try {
+            return Integer.parseInt(value);
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    "the environment variable " + name + " is not a number: " + value, e);
+        }
+    }
+
+    /**
+     * Tells whether the ranks are processes.
+     *
+     * @return true if this process is one rank; false if the ranks are its threads
+     */
+    public boolean areProcesses() {
+        return !threads;
+    }
+
+    /**
+     * Returns the number of ranks of the job.
+     *
+     * @return the number
+     */
+    public int worldSize() {
+        return worldSize;
+    }
+
+    /**
+     * Returns the ranks that this process runs, ascending.
+     *
+     * @return the ranks
+     */
+    public List<Integer> here() {
+        return IntStream.range(first, first + (threads ? worldSize : 1)).boxed().toList();
+    }
+
+    /**
+     * Checks for the GPUs and libraries that a backend needs. {@link #run} does so, too; commands
+     * that create files call this before.
+     *
+     * @param backend the backend
+     * @param ranks the number of ranks on this host, or in this process
+     * @throws IllegalStateException if it needs GPUs and there are not as many
+     */
+    public static void requireGpus(String backend, int ranks) {
+        if (backend.equals("nccl")) {
+            Gpus.require(ranks, NativeLibrary.NCCL);
+        } else if (backend.equals("cuda_p2p")) {
+            Gpus.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        }
+    }
+
+    /**
+     * Runs the ranks as one group.
+     *
+     * @param <T> what the code returns
+     * @param backend the group's backend
+     * @param body the code for one rank
+     * @return the result of each rank, in the order of {@link #here}
+     * @throws IllegalStateException if the backend needs GPUs and there are not as many
+     * @throws Exception the exception of a rank's code
+     */
+    public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {
+        requireGpus(backend, here().size());
+        if (!threads) {
+            try (ProcessGroup group = ProcessGroups.init(backend)) {
+                return List.of(body.run(group));
+            }
+        }
+        List<ProcessGroup> groups = ProcessGroups.local(backend, worldSize, OPTIONS);
+        try {
+            return ProcessGroups.run(groups, body);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/**
+ * What the commands share: the root command, options of ranks, and helpers for output. Start with
+ * {@link org.djlx.samples.common.RootCommand} for a command line, and with {@link
+ * org.djlx.samples.common.RankOptions} for a command that runs ranks.
+ *
+ * <p>Command lines:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.samples.common.RootCommand} - the root command: help, errors, exit codes
+ *   <li>{@link org.djlx.samples.common.HelpCommand} - {@code help}
+ *   <li>{@link org.djlx.samples.common.RankOptions} - {@code --ranks}, {@code --processes}, {@code
+ *       --device}, {@code --dtype}
+ * </ul>
+ *
+ * <p>Ranks and devices:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.samples.common.Ranks} - the ranks of this process
+ *   <li>{@link org.djlx.samples.common.DeviceKind} - CPU or GPUs, and their backends
+ *   <li>{@link org.djlx.samples.common.Gpus} - the GPUs of this process
+ *   <li>{@link org.djlx.samples.common.ElementType} - element types by name
+ *   <li>{@link org.djlx.samples.common.MatmulShape} - the sizes of a fused operator
+ * </ul>
+ *
+ * <p>Output:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.samples.common.TextTable} - a plain-text table
+ *   <li>{@link org.djlx.samples.common.Durations} - durations in words
+ * </ul>
+ */
+package org.djlx.samples.common;

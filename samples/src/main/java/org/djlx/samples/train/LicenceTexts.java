@@ -1,0 +1,63 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.train;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Random;
+import java.util.Set;
+import java.util.stream.Stream;
+
+/**
+ * The text to learn if the user names none: the licences that Debian and its derivatives have in a
+ * folder, and those of the JDK. Anyone may copy these texts.
+ *
+ * <p>Each paragraph becomes a line and is there once, as licences repeat each other. Paragraphs are
+ * shuffled, the same in every run, so that the held-out part is of the same kind as the rest.
+ */
+final class LicenceTexts {
+
+    private static final int SHORTEST_PARAGRAPH = 80; // leaves headings and tables out
+
+    private LicenceTexts() {}
+
+    /** Returns the text; empty if there is neither folder. */
+    static byte[] read() throws IOException {
+        Set<String> paragraphs = new LinkedHashSet<>();
+        for (Path folder :
+                List.of(
+                        Path.of("/usr/share/common-licenses"),
+                        Path.of(System.getProperty("java.home"), "legal"))) {
+            for (Path file : files(folder)) {
+                String text = new String(Files.readAllBytes(file), StandardCharsets.UTF_8);
+                for (String paragraph : text.split("\\R\\s*\\R")) {
+                    paragraphs.add(paragraph.strip().replaceAll("\\s+", " "));
+                }
+            }
+        }
+        paragraphs.removeIf(paragraph -> paragraph.length() < SHORTEST_PARAGRAPH);
+        List<String> shuffled = new ArrayList<>(paragraphs);
+        Collections.shuffle(shuffled, new Random(1));
+        return String.join("\n", shuffled).getBytes(StandardCharsets.UTF_8);
+    }
+
+    /** Returns all files below a folder in the order of their names, without links. */
+    private static List<Path> files(Path folder) throws IOException {
+        if (!Files.isDirectory(folder)) {
+            return List.of();
+        }
+        try (Stream<Path> all = Files.walk(folder)) {
+            return all.filter(file -> Files.isRegularFile(file) && !Files.isSymbolicLink(file))
+                    .sorted()
+                    .toList();
+        }
+    }
+}

@@ -1,0 +1,44 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.train;
+
+/**
+ * Tells which bytes may follow in UTF-8 (RFC 3629, section 4), so that a model that writes bytes
+ * writes text. A byte that is not allowed begins anew.
+ */
+final class Utf8Bytes {
+
+    private int missing; // continuation bytes of the character so far
+    private int least = 0x80; // of the next continuation byte
+    private int most = 0xbf;
+
+    /** Tells whether a byte may follow, and leaves room for the rest of its character. */
+    boolean allows(int value, int room) {
+        return missing > 0 ? value >= least && value <= most : length(value) <= room && value != 0;
+    }
+
+    /** Takes the next byte. */
+    void add(int value) {
+        if (missing > 0 && value >= least && value <= most) {
+            missing--;
+        } else {
+            missing = length(value) > 4 ? 0 : length(value) - 1;
+        }
+        boolean first = missing == length(value) - 1;
+        least = first && value == 0xe0 ? 0xa0 : first && value == 0xf0 ? 0x90 : 0x80;
+        most = first && value == 0xed ? 0x9f : first && value == 0xf4 ? 0x8f : 0xbf;
+    }
+
+    /** The bytes of a character that begins with a value; more than there can be if none does. */
+    private static int length(int value) {
+        if (value < 0x80) {
+            return 1;
+        }
+        if (value < 0xc2 || value > 0xf4) {
+            return Integer.MAX_VALUE;
+        }
+        return value < 0xe0 ? 2 : value < 0xf0 ? 3 : 4;
+    }
+}
