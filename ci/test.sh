@@ -1,8 +1,15 @@
 #!/usr/bin/env bash
-# All checks: the maps of packages are whole, kernels and the trace of GPUs compile, the build has no warning, tests pass, javadoc is
-# complete. Of the attacks (mvn -Psoak test) each runs for a few seconds, and at least one round of it. Without arguments,
-# samples/quickstart-project is built too.
-#   ci/test.sh [arguments of mvn, for example -pl samples -am]
+# Runs all checks and ends with one table: tests, passed, failed, and skipped by reason, per module.
+#   ci/test.sh [--quick] [arguments of mvn, for example -pl samples -am]
+#     --quick  answers in about 3 minutes: class maps, format, compilation without warnings, and the unit tests; without tests
+#              tagged slow (they start JVMs, wait, or compute for seconds), gpu or soak, and without javadoc and kernels
+#
+# The full run checks: the maps of packages name each class; kernels and the GPU trace compile; no compiler warning; format;
+# all tests, the soak tests for 2 seconds each (mvn -Psoak test runs them longer); javadoc; samples/quickstart-project,
+# unless there are arguments of mvn.
+#
+# Prints nothing of a test that passes. Everything Maven prints goes to target/test.log, the log of test JVMs to */target/test-logs.
+# DJLX_TEST_FORKS is the number of test JVMs at a time, 2 unless set, 1 on a machine with GPUs: ranks there need them all.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -23,7 +30,6 @@ check_kernels() {
 # Compiles ci/profile/trace.cpp where nvcc finds CUPTI, and sums up a trace in which one of two kernels ran twice.
 check_profile() {
   if echo '#include <cupti.h>' | nvcc -x c++ -E - >/dev/null 2>&1; then
-    say "nvcc ci/profile/trace.cpp"
     nvcc -x c++ -Xcompiler -Wall,-Wextra,-Werror -c -o "$out/trace.o" "$root/ci/profile/trace.cpp" || die "ci/profile/trace.cpp does not compile"
   fi
   if ! command -v python3 >/dev/null; then
@@ -52,7 +58,6 @@ check_quickstart_project() (
       ln -s "$directory" "$temporary/repository${directory#"$repository"}"
   done
   version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
-  say "Building samples/quickstart-project with $version of the artefacts"
   # What `mvn install` does, without a second build.
   for module in djl-collectives-parent native-ops djl-collectives fused-ops; do
     directory=$temporary/repository/org/djlx/$module/$version
@@ -67,7 +72,8 @@ check_quickstart_project() (
   cp -r "$root/samples/quickstart-project" "$temporary/quickstart"
   maven -q -o package -f "$temporary/quickstart/pom.xml" -Dmaven.repo.local="$temporary/repository"
   "$JAVA_HOME/bin/java" -cp "$temporary/quickstart/target/classes:$(<"$temporary/quickstart/target/class-path")" \
-    com.example.Quickstart
+    com.example.Quickstart >"$temporary/output" || die "samples/quickstart-project failed: $(<"$temporary/output")"
+  say "samples/quickstart-project builds with version $version of the artefacts, and runs"
 )
 
 # The map of a package, in its package-info, names each of its classes.
@@ -82,17 +88,83 @@ check_maps() {
   ((${#missing[@]} == 0)) || die "classes that the map of their package does not name:$(printf '\n  %s' "${missing[@]}")"
 }
 
+# test_reports: prints the XML reports of this run, module by module.
+test_reports() {
+  local module
+  for module in native-ops djl-collectives fused-ops samples ci/bench; do
+    [[ ! -d $root/$module/target/surefire-reports ]] ||
+      find "$root/$module/target/surefire-reports" -name 'TEST-*.xml' -newer "$out/start" | LC_ALL=C sort
+  done
+}
+
+# report: prints failed tests and the table; fails if a test failed.
+report() {
+  local -a files
+  mapfile -t files < <(test_reports)
+  if ((${#files[@]} == 0)); then
+    printf 'No test ran.\n'
+    return 0
+  fi
+  awk -v root="$root/" -f "$root/ci/test-report.awk" "${files[@]}"
+}
+
+# run_maven ARG...: runs Maven with its output in $log. Prints the failures and the table; on failure also Maven's errors.
+run_maven() {
+  local status=0 tests=0
+  maven "$@" >"$log" 2>&1 || status=$?
+  report || tests=1
+  ((status != 0)) || return "$tests"
+  # Without a failed test something else went wrong: compilation, format, javadoc, a test JVM that crashed or hung.
+  if ((tests == 0)); then
+    printf '\nMaven failed:\n'
+    grep -aE '^\[ERROR\]' "$log" | awk '!seen[$0]++' | head -40 || true
+    printf '\nThe last lines of %s:\n' "$log"
+    tail -n 40 "$log"
+  fi
+  grep -aE '^\[INFO\] DJL Collectives.* (FAILURE|SKIPPED)' "$log" || true
+  return 1
+}
+
+# elapsed: the time since the script began, as minutes:seconds.
+elapsed() {
+  printf '%d:%02d' $((SECONDS / 60)) $((SECONDS % 60))
+}
+
+quick=''
+if [[ ${1:-} == --quick ]]; then
+  quick=1
+  shift
+fi
+
 setup
 out=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$out"' EXIT
+touch "$out/start"
+log=$root/target/test.log
+mkdir -p "$root/target"
+forks=${DJLX_TEST_FORKS:-}
+if [[ -z $forks ]]; then
+  forks=2
+  ! nvidia-smi -L 2>/dev/null | grep -q '^GPU' || forks=1
+fi
+options=("-Dtest.forks=$forks")
 check_maps
+
+if [[ -n $quick ]]; then
+  say "Compiling and running the quick tests, log in target/test.log"
+  run_maven test "${options[@]}" -Dtest.excludedGroups='soak | gpu | slow' "$@" || die "failed after $(elapsed)"
+  say "All quick checks passed in $(elapsed); ci/test.sh runs the rest"
+  exit
+fi
+
 check_profile
 # Beside the tests, which wait for other processes for much of their time.
 check_kernels >"$out/kernels.log" 2>&1 &
 kernels=$!
+say "Building and testing with $forks test JVMs, log in target/test.log"
 # One invocation: in a second one, without `install`, a module would not find the others' jars. Javadoc is part of it.
-maven verify -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$@"
+run_maven verify "${options[@]}" -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$@" || die "failed after $(elapsed)"
 wait "$kernels" || die "kernels: $(<"$out/kernels.log")"
 tail -1 "$out/kernels.log"
 (($#)) || check_quickstart_project
-say "All checks passed"
+say "All checks passed in $(elapsed)"

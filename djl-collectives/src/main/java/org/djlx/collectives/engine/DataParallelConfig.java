@@ -20,11 +20,16 @@ import org.djlx.collectives.ProcessGroup;
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
     private static final String PREFIX = "org.djlx.";
+
+    /** The system property that sets the gradient reduction of processes. */
+    static final String GRADIENT_REDUCTION = PREFIX + "gradientReduction";
+
     private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
 
     private Integer ranks = property("ranks", Integer::valueOf, null);
     private final GradientReduction usualReduction =
             property("gradientReduction", GradientReduction.class, GradientReduction.SUM);
+    private final boolean isReductionProperty = System.getProperty(GRADIENT_REDUCTION) != null;
     private GradientReduction reduction; // null if it is not set here
     private GradientCompression compression =
             property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
@@ -87,8 +92,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * which would make them smaller, while the system property {@code org.djlx.gradientReduction},
      * which may be that of all programs, is for processes alone.
      *
-     * @param reduction {@link GradientReduction#SUM}, which is the default, or {@link
-     *     GradientReduction#MEAN}
+     * @param reduction {@link GradientReduction#SUM}, the default, or {@link
+     *     GradientReduction#MEAN}. The trainer warns if several processes sum by default, because
+     *     PyTorch's DistributedDataParallel averages
      * @return this configuration
      */
     public DataParallelConfig optGradientReduction(GradientReduction reduction) {
@@ -160,6 +166,11 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                             PREFIX, ranks));
         }
         return ranks;
+    }
+
+    /** Tells whether the program or the system property chose the gradient reduction. */
+    boolean isReductionSet() {
+        return reduction != null || isReductionProperty;
     }
 
     GradientReduction reduction() {

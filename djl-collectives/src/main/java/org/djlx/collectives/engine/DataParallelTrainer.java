@@ -38,6 +38,8 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.nativeops.NoGradient;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * A trainer whose parameters are on several ranks: those of this JVM, which share a batch, or one
@@ -45,6 +47,7 @@ import org.djlx.nativeops.NoGradient;
  */
 final class DataParallelTrainer extends Trainer {
 
+    private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
     // The largest gradients that are reduced by kernels of many blocks.
     private static final long KERNEL_BYTES = 1 << 20;
     private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
@@ -71,6 +74,7 @@ final class DataParallelTrainer extends Trainer {
         boolean done = false;
         try {
             trainer.join(config.getDevices());
+            trainer.logSettings();
             done = true;
             return trainer;
         } finally {
@@ -174,6 +178,45 @@ final class DataParallelTrainer extends Trainer {
         for (int rank = 0; rank < ranks; rank++) {
             ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
             replicas.add(replica(rank, each[rank], group));
+        }
+    }
+
+    /**
+     * Logs ranks, devices, backend and gradient reduction; on the first rank only. Warns if
+     * gradients of processes are summed by default, because PyTorch's DDP averages them.
+     */
+    private void logSettings() {
+        ProcessGroup group = replicas.get(0).group();
+        if (group == null) {
+            LOG.info("Training on 1 rank: device {}", replicas.get(0).device());
+            return;
+        }
+        if (!isFirst(getModel(), settings)) {
+            return;
+        }
+        int worldSize = group.worldSize();
+        String reduction = settings.reduction().name();
+        LOG.info(
+                "Training on {} ranks {}: {} {}, backend {}, {}, gradient compression {}, buckets"
+                        + " of {} bytes",
+                worldSize,
+                processes ? "with a trainer each" : "in this JVM",
+                processes ? "this rank's device" : "devices",
+                processes ? group.device() : replicas.stream().map(Replica::device).toList(),
+                group.backendName(),
+                processes
+                        ? "gradient reduction " + reduction + " (one loss per rank)"
+                        : "gradients summed (one loss for all ranks)",
+                settings.compression(),
+                settings.bucketBytes());
+        if (processes && worldSize > 1 && !settings.isReductionSet()) {
+            LOG.warn(
+                    "The gradients of {} ranks are summed, which is the default here; PyTorch's"
+                            + " DistributedDataParallel averages them. To average, set"
+                            + " -D{}=MEAN or call optGradientReduction(MEAN); to keep the sum"
+                            + " without this warning, set SUM",
+                    worldSize,
+                    DataParallelConfig.GRADIENT_REDUCTION);
         }
     }
 
