@@ -70,6 +70,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private Product[] products;
     private PersistentMatmul.Gather persistent; // null if it is more than one launch
     private Exchange exchange; // what gathers before one matmul; null if a schedule does
+    private boolean productsLoaded; // of the gathered path
 
     AllGatherMatmulPlan(
             ProcessGroup group,
@@ -290,6 +291,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
                                 compute.begin();
                                 if (exchange != null) {
                                     operation.setAlgorithm("gathered");
+                                    loadProducts(outs, whole, right);
                                     exchange.gather(
                                             operation,
                                             slots.buffers(),
@@ -347,6 +349,18 @@ final class AllGatherMatmulPlan implements FusedPlan {
                 made.forEach(NDArray::close);
                 scope.close();
             }
+        }
+    }
+
+    /**
+     * Multiplies once before the first gather, whatever the memory holds. cuBLAS loads a kernel
+     * with its first product; behind a gather, the driver would hold up the launches of ranks that
+     * share this GPU until the load ends, and the load until the gather, which waits for them.
+     */
+    private void loadProducts(long[] outs, long whole, long[] right) {
+        if (!productsLoaded && !compute.isRecorded()) {
+            multiply(outs, whole, right, 0);
+            productsLoaded = true;
         }
     }
 
