@@ -6,7 +6,7 @@ package org.djlx.collectives;
 
 import java.util.List;
 import java.util.Objects;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * How the tensors of all ranks are combined, element by element; the counterpart of {@code
@@ -125,7 +125,7 @@ public final class ReduceOp {
         return isDefined(kind, type);
     }
 
-    static boolean isDefined(Kind kind, ScalarType type) {
+    public static boolean isDefined(Kind kind, ScalarType type) {
         switch (kind) {
             case AVG:
             case PREMUL_SUM:

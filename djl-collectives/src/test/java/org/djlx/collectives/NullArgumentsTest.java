@@ -17,12 +17,29 @@ import java.util.List;
 import java.util.Set;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
-import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.p2p.KernelSignals;
+import org.djlx.collectives.p2p.OneShotSlots;
+import org.djlx.collectives.p2p.P2pAllocator;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.collectives.spi.Support;
+import org.djlx.collectives.store.FileStore;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.PrefixStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.TcpStore;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.collectives.trace.FlightFinding;
 import org.djlx.collectives.trace.FlightRecorder;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -93,7 +110,7 @@ class NullArgumentsTest {
                             .sample(Support.Builder.class, Support::builder)
                             .sample(OpType[].class, () -> new OpType[] {OpType.BROADCAST})
                             .sample(
-                                    "java.util.Set<org.djlx.nativeops.ScalarType>",
+                                    "java.util.Set<org.djlx.nativeops.torch.ScalarType>",
                                     () -> Set.of(ScalarType.FLOAT32))
                             .sample(
                                     "java.util.Set<org.djlx.collectives.ReduceOp$Kind>",
@@ -126,7 +143,7 @@ class NullArgumentsTest {
                                     "java.util.function.Supplier<T>",
                                     () -> (Supplier<Kept>) Kept::new)
                             .sample(
-                                    "java.util.function.Consumer<org.djlx.collectives.Operation>",
+                                    "java.util.function.Consumer<org.djlx.collectives.spi.Operation>",
                                     () -> (Consumer<Operation>) body -> {})
                             .sample(FlightRecorder.class, group::flightRecorder)
                             .sample(FlightDump.class, () -> dump)
