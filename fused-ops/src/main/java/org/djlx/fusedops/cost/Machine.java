@@ -173,10 +173,10 @@ public record Machine(
      * What a call takes the calling thread.
      *
      * @param launch an operator of one launch, whatever the ranks
-     * @param plain a collective of NCCL and a matmul, whatever the ranks
-     * @param whole an exchange and a matmul, whatever the ranks
-     * @param scheduled a schedule of 2, 4 and 8 ranks, with copies, signals, waits and a matmul for
-     *     each: what one call in four exceeds, as the GPU waits for the slowest rank
+     * @param nccl a collective of NCCL and a matmul, whatever the ranks
+     * @param gathered an exchange and a matmul, whatever the ranks
+     * @param pipelined the pipeline of 2, 4 and 8 ranks, with copies, signals, waits and a matmul
+     *     for each: what one call in four exceeds, as the GPU waits for the slowest rank
      */
     public record Host(double launch, double nccl, double gathered, List<Double> pipelined) {
 
