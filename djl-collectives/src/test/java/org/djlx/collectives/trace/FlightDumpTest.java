@@ -127,7 +127,7 @@ class FlightDumpTest {
         "missing_ranks, missing_ranks is missing",
         "job, job is missing",
         "group, group is missing",
-        "world_size, outside a group of 0 ranks"
+        "world_size, the group has 0 ranks"
     })
     void aDumpWithoutOneOfItsPartsIsRefused(String part, String reason) {
         JsonObject json = JsonParser.parseString(DUMP.toJson()).getAsJsonObject();
