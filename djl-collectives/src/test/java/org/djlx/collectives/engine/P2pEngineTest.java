@@ -102,7 +102,9 @@ class P2pEngineTest {
                 assertThrows(
                         IllegalArgumentException.class,
                         () -> Model.newInstance("far", absent, P2pEngine.NAME));
-        assertTrue(e.getMessage().contains("gpu(1000) of the model 'far' is out of range"), e.getMessage());
+        assertTrue(
+                e.getMessage().contains("gpu(1000) of the model 'far' is out of range"),
+                e.getMessage());
     }
 
     @Test
