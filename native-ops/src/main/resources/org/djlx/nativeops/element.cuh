@@ -46,13 +46,13 @@ struct Bfloat16 {
 // Programmatic dependent launch. A kernel that is launched so begins when all blocks of the one before have let it, or have
 // ended; it must not touch what that one, or any before, writes or reads, until it has awaited them. Without such launches
 // both do nothing.
-__device__ __forceinline__ void let_others_begin() {
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void await_others() {
+__device__ __forceinline__ void wait_for_primary() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -61,45 +61,45 @@ __device__ __forceinline__ void await_others() {
 const int WARP = 32;
 
 // The sum over the lanes of a warp, the same bits to all.
-__device__ __forceinline__ float sum_of_warp(float value) {
+__device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
   return value;
 }
 
 // Sums are mostly not divided, and a division takes longer than the rest of an element.
-__device__ __forceinline__ float divided(float sum, float divisor) { return divisor == 1 ? sum : sum / divisor; }
+__device__ __forceinline__ float divide(float sum, float divisor) { return divisor == 1 ? sum : sum / divisor; }
 
 // 16 bytes of elements: what a thread moves at once.
 template <typename T>
 union Pack {
   static const int COUNT = 16 / sizeof(typename T::Bits);
-  uint4 all;
+  uint4 vector;
   typename T::Bits elements[COUNT];
 };
 
 // The sum of packs, in float32; add() in rank order, then the result with one rounding.
 template <typename T>
-struct Sum {
+struct FloatPack {
   float values[Pack<T>::COUNT];
 
   __device__ void set(const uint4& first) {
     Pack<T> pack;
-    pack.all = first;
+    pack.vector = first;
 #pragma unroll
     for (int i = 0; i < Pack<T>::COUNT; i++) values[i] = T::load(pack.elements[i]);
   }
   __device__ void add(const uint4& next) {
     Pack<T> pack;
-    pack.all = next;
+    pack.vector = next;
 #pragma unroll
     for (int i = 0; i < Pack<T>::COUNT; i++) values[i] += T::load(pack.elements[i]);
   }
-  __device__ uint4 result(float divisor) const {
+  __device__ uint4 rounded(float divisor) const {
     Pack<T> pack;
 #pragma unroll
-    for (int i = 0; i < Pack<T>::COUNT; i++) pack.elements[i] = T::store(divided(values[i], divisor));
-    return pack.all;
+    for (int i = 0; i < Pack<T>::COUNT; i++) pack.elements[i] = T::store(divide(values[i], divisor));
+    return pack.vector;
   }
 };
 
@@ -111,7 +111,7 @@ __device__ uint4 load_pack(const typename T::Bits* tensor, u64 count, u64 i) {
   Pack<T> pack;
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++) pack.elements[k] = begin + k < count ? tensor[begin + k] : 0;
-  return pack.all;
+  return pack.vector;
 }
 
 template <typename T>
@@ -122,7 +122,7 @@ __device__ void store_pack(typename T::Bits* tensor, u64 count, u64 i, const uin
     return;
   }
   Pack<T> pack;
-  pack.all = value;
+  pack.vector = value;
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++)
     if (begin + k < count) tensor[begin + k] = pack.elements[k];

@@ -9,15 +9,15 @@ const int NORM_THREADS = 512;
 // The new residual.
 template <typename T>
 __device__ __forceinline__ uint4 added(const uint4& residual, const uint4& total) {
-  Sum<T> sum;
+  FloatPack<T> sum;
   sum.set(residual);
   sum.add(total);
-  return sum.result(1);
+  return sum.rounded(1);
 }
 
 template <typename T>
 __device__ __forceinline__ float with_squares(float sum, const uint4& pack) {
-  Sum<T> values;
+  FloatPack<T> values;
   values.set(pack);
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++) sum += values.values[k] * values.values[k];
@@ -30,10 +30,10 @@ __device__ __forceinline__ float norm_scale(float squares, u64 hidden, float eps
 
 template <typename T>
 __device__ __forceinline__ uint4 scaled(const uint4& pack, float scale, const uint4& weight) {
-  Sum<T> norm, factors;
+  FloatPack<T> norm, factors;
   norm.set(pack);
   factors.set(weight);
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++) norm.values[k] = norm.values[k] * scale * factors.values[k];
-  return norm.result(1);
+  return norm.rounded(1);
 }

@@ -19,17 +19,17 @@ struct Status {
   volatile u32 missing;  // 1 + a rank that did not arrive; 0 if all did
 };
 
-__device__ inline u64 now() {
+__device__ inline u64 global_time() {
   u64 time;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
   return time;
 }
 
-__device__ inline void raise(u32* word, u32 epoch) {
+__device__ inline void signal(u32* word, u32 epoch) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(epoch) : "memory");
 }
 
-__device__ inline bool raised(const u32* word, u32 epoch) {
+__device__ inline bool is_signalled(const u32* word, u32 epoch) {
   u32 value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   // Nobody is further ahead than an operation or two. What lies behind by half of all epochs, as a word that nobody has
@@ -44,13 +44,13 @@ __device__ inline u32 next_epoch(const u32* count) {
 }
 
 // Waits until a peer has raised a word to an epoch, or beyond; at most `timeout` ns. Returns whether it has.
-__device__ inline bool wait(const u32* word, u32 epoch, Status* status, u64 timeout, u32 peer) {
-  if (raised(word, epoch)) return true;
-  u64 begin = now();
+__device__ inline bool wait_signal(const u32* word, u32 epoch, Status* status, u64 timeout, u32 peer) {
+  if (is_signalled(word, epoch)) return true;
+  u64 begin = global_time();
   for (u32 i = 1;; i++) {
-    if (raised(word, epoch)) return true;
+    if (is_signalled(word, epoch)) return true;
     // The host's memory is slow to read.
-    if (i % 1024 == 0 && (status->stop != 0 || now() - begin > timeout)) {
+    if (i % 1024 == 0 && (status->stop != 0 || global_time() - begin > timeout)) {
       status->missing = 1 + peer;
       __threadfence_system();
       return false;

@@ -103,9 +103,9 @@ class KernelArchitectureTest {
         Map<String, Set<String>> sources = new TreeMap<>();
         sources.put(ALL_REDUCE, names(List.of("one_shot", "two_shot", "direct"), types));
         sources.put("reduce/reduce.cu", names(List.of("reduce"), types));
-        Set<String> exchange = names(List.of("scatter"), types);
-        exchange.add("gather");
-        sources.put("scatter_gather/scatter_gather.cu", exchange);
+        Set<String> exchange = names(List.of("reduce_scatter"), types);
+        exchange.add("all_gather");
+        sources.put("gathered/gathered.cu", exchange);
         sources.put(
                 "all_reduce_rms_norm/all_reduce_rms_norm.cu",
                 names(List.of("all_reduce_rms_norm", "add_rms_norm"), types));
@@ -123,7 +123,7 @@ class KernelArchitectureTest {
         block.addAll(names(List.of("place"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
         sources.put("llama/llama.cu", bfloat16 ? llamaKernels() : Set.of());
-        sources.put("signals/signals.cu", Set.of("enter", "raise_signal", "wait_signals"));
+        sources.put("signals/signals.cu", Set.of("enter", "signal_peer", "wait_signals"));
         sources.put("scale.cu", Set.of("scale", "add"));
         return sources;
     }

@@ -32,14 +32,14 @@
 
 // Tells the ranks in `mask`, by the flags of a block, that this one has written what they wait for, and waits until they have
 // told this one. Returns false, to all threads of the block, if one did not.
-__device__ bool exchange(const Launch& launch, int phase, u32 block, u32 mask, u32 epoch) {
+__device__ bool flag_barrier(const Launch& launch, int phase, u32 block, u32 mask, u32 epoch) {
   __syncthreads();  // all threads' writes come before the flags
   bool good = true;
   u32 peer = threadIdx.x;
   if (peer < RANKS && (mask >> peer & 1)) {
     __threadfence_system();
-    raise(&control(launch, peer)->flags[phase][block][launch.rank], epoch);
-    good = wait(&control(launch, launch.rank)->flags[phase][block][peer], epoch, launch.status, launch.timeout, peer);
+    signal(&control(launch, peer)->flags[phase][block][launch.rank], epoch);
+    good = wait_signal(&control(launch, launch.rank)->flags[phase][block][peer], epoch, launch.status, launch.timeout, peer);
   }
   return __syncthreads_and(good);
 }
@@ -57,8 +57,8 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
   auto send = [&](u64 i, const uint4& pack) {
     if (i >= packs) return;
     for (u32 step = 1; step < RANKS; step++) {
-      u32 peer = other(launch, step);
-      put(slot_of_other(launch, peer, epoch, launch.rank) + i, present(pack));
+      u32 peer = ring_peer(launch, step);
+      store_relaxed(peer_slot(launch, peer, epoch, launch.rank) + i, without_empty(pack));
     }
   };
   u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
@@ -68,9 +68,9 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
   for (bool good = true; i < packs && good; i += stride) {
     send(i + stride, next);
     uint4 after = load(i + 2 * stride);
-    Sum<T> sum;
+    FloatPack<T> sum;
     good = take_sum<T>(launch, epoch, i, own, sum);
-    store_pack<T>(tensor, count, i, sum.result(divisor));
+    store_pack<T>(tensor, count, i, sum.rounded(divisor));
     own = next;
     next = after;
   }
@@ -93,33 +93,33 @@ __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, co
     if (i >= part) return;
 #pragma unroll
     for (u32 step = 1; step < RANKS; step++) {
-      u32 peer = other(launch, step);
+      u32 peer = ring_peer(launch, step);
       u64 source = peer * part + i;
-      if (source < packs) put(slot_of_other(launch, peer, epoch, launch.rank) + i, present(load_pack<T>(tensor, count, source)));
+      if (source < packs) store_relaxed(peer_slot(launch, peer, epoch, launch.rank) + i, without_empty(load_pack<T>(tensor, count, source)));
     }
   };
   auto add = [&](u64 i) {
-    u64 place = launch.rank * part + i;
-    if (place >= packs) return true;
-    Sum<T> sum;
-    bool good = take_sum<T>(launch, epoch, i, load_pack<T>(tensor, count, place), sum);
-    uint4 value = sum.result(divisor);
+    u64 index = launch.rank * part + i;
+    if (index >= packs) return true;
+    FloatPack<T> sum;
+    bool good = take_sum<T>(launch, epoch, i, load_pack<T>(tensor, count, index), sum);
+    uint4 value = sum.rounded(divisor);
     for (u32 step = 1; step < RANKS; step++) {
-      put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + sums + i, value);
+      store_relaxed(peer_slot(launch, ring_peer(launch, step), epoch, launch.rank) + sums + i, value);
     }
-    store_pack<T>(tensor, count, place, value);
+    store_pack<T>(tensor, count, index, value);
     return good;
   };
   auto take_sums = [&](u64 i) {
     uint4 arrived[RANKS];
-    get_all(launch, epoch, sums + i, arrived);
+    load_arrived(launch, epoch, sums + i, arrived);
     bool good = true;
 #pragma unroll
     for (u32 peer = 0; peer < RANKS; peer++) {
-      u64 place = peer * part + i;
-      if (peer == launch.rank || place >= packs) continue;
-      good = good && take(launch, epoch, sums + i, peer, arrived[peer]);
-      store_pack<T>(tensor, count, place, arrived[peer]);
+      u64 index = peer * part + i;
+      if (peer == launch.rank || index >= packs) continue;
+      good = good && take_pack(launch, epoch, sums + i, peer, arrived[peer]);
+      store_pack<T>(tensor, count, index, arrived[peer]);
     }
     return good;
   };
@@ -139,7 +139,7 @@ __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, co
 // It reads and writes no other rank's memory. A relay tells this rank of its own sum when its whole four has come.
 // The relay's sum comes in float32, in the slots that the tensors of the other four would have.
 template <typename T>
-__device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 four, u32 relay, float divisor) {
+__device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 quad, u32 relay, float divisor) {
   u32 epoch = begin_epoch(launch);
   const int words = Pack<T>::COUNT / 4;  // packs of floats for a pack of elements
   u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
@@ -148,42 +148,42 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   for (u64 i = first; i < packs; i += stride) {
     uint4 value = load_pack<T>(tensor, count, i);
     for (u32 peer = 0; peer < RANKS; peer++)
-      if (four >> peer & 1) slot(launch, peer, epoch, launch.rank)[i] = value;
+      if (quad >> peer & 1) slot(launch, peer, epoch, launch.rank)[i] = value;
   }
-  bool good = exchange(launch, 0, blockIdx.x, four, epoch);
-  u32 relayed = __ffs(~four) - 1;  // the first slot that no tensor uses
-  u32 relayed_there = __ffs(four) - 1;
+  bool good = flag_barrier(launch, 0, blockIdx.x, quad, epoch);
+  u32 relay_slot = __ffs(~quad) - 1;  // the first slot that no tensor uses
+  u32 relay_slot_on_peer = __ffs(quad) - 1;
   // Sums are kept in this rank's own slots of the other four until the relay's arrive beside them.
   if (good) {
     for (u64 i = first; i < packs; i += stride) {
-      Sum<T> sum;
-      bool begun = false;
+      FloatPack<T> sum;
+      bool started = false;
       for (u32 rank = 0; rank < RANKS; rank++) {
-        if (!(four >> rank & 1)) continue;
+        if (!(quad >> rank & 1)) continue;
         uint4 value = slot(launch, launch.rank, epoch, rank)[i];
-        if (begun) {
+        if (started) {
           sum.add(value);
         } else {
           sum.set(value);
-          begun = true;
+          started = true;
         }
       }
       for (int k = 0; k < words; k++) {
         uint4 floats = make_uint4(__float_as_uint(sum.values[4 * k]), __float_as_uint(sum.values[4 * k + 1]),
                                   __float_as_uint(sum.values[4 * k + 2]), __float_as_uint(sum.values[4 * k + 3]));
-        slot(launch, relay, epoch, relayed_there)[words * i + k] = floats;
+        slot(launch, relay, epoch, relay_slot_on_peer)[words * i + k] = floats;
         slot(launch, launch.rank, epoch, RANKS)[words * i + k] = floats;
       }
     }
-    good = exchange(launch, 1, blockIdx.x, 1u << relay, epoch);
+    good = flag_barrier(launch, 1, blockIdx.x, 1u << relay, epoch);
   }
   if (good) {
-    bool lower = four & 1;
+    bool lower = quad & 1;
     for (u64 i = first; i < packs; i += stride) {
-      Sum<T> total;
+      FloatPack<T> total;
       for (int k = 0; k < words; k++) {
         uint4 own = slot(launch, launch.rank, epoch, RANKS)[words * i + k];
-        uint4 other = slot(launch, launch.rank, epoch, relayed)[words * i + k];
+        uint4 other = slot(launch, launch.rank, epoch, relay_slot)[words * i + k];
         uint4 a = lower ? own : other;
         uint4 b = lower ? other : own;
         total.values[4 * k] = __uint_as_float(a.x) + __uint_as_float(b.x);
@@ -191,7 +191,7 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
         total.values[4 * k + 2] = __uint_as_float(a.z) + __uint_as_float(b.z);
         total.values[4 * k + 3] = __uint_as_float(a.w) + __uint_as_float(b.w);
       }
-      store_pack<T>(tensor, count, i, total.result(divisor));
+      store_pack<T>(tensor, count, i, total.rounded(divisor));
     }
   }
   end_epoch(launch, epoch);
@@ -199,26 +199,26 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
 
 // Tells a peer of this rank's tensor: where it is, and how many elements it has, in words that have the epoch beside 32 bits each. So a
 // peer takes no word of another launch for one of this, not even if it is late and this rank has given up and gone on.
-__device__ void tell(u64* words, u64 address, u64 count, u32 epoch) {
-  u32 values[TOLD] = {(u32)address, (u32)(address >> 32), (u32)count};
-  for (int i = 0; i < TOLD; i++) {
+__device__ void publish_tensor(u64* words, u64 address, u64 count, u32 epoch) {
+  u32 values[TENSOR_WORDS] = {(u32)address, (u32)(address >> 32), (u32)count};
+  for (int i = 0; i < TENSOR_WORDS; i++) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words + i), "l"((u64)epoch << 32 | values[i]) : "memory");
   }
 }
 
 // Waits for what a peer tells. Returns its tensor; null if it does not come, or has another size.
-__device__ u64 told(const u64* words, u64 count, u32 epoch, const Launch& launch, u32 peer) {
-  u64 begin = now();
+__device__ u64 wait_tensor(const u64* words, u64 count, u32 epoch, const Launch& launch, u32 peer) {
+  u64 begin = global_time();
   for (u32 i = 1;; i++) {
-    u64 values[TOLD];
+    u64 values[TENSOR_WORDS];
     bool here = true;
-    for (int k = 0; k < TOLD; k++) {
+    for (int k = 0; k < TENSOR_WORDS; k++) {
       asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(values[k]) : "l"(words + k) : "memory");
       here = here && values[k] >> 32 == epoch;
     }
-    bool given_up = (here || i % 1024 == 0) && (launch.status->stop != 0 || now() - begin > launch.timeout);
-    if (here && !given_up && (u32)values[2] == (u32)count) return (u32)values[0] | values[1] << 32;
-    if (here || given_up) {
+    bool stopped = (here || i % 1024 == 0) && (launch.status->stop != 0 || global_time() - begin > launch.timeout);
+    if (here && !stopped && (u32)values[2] == (u32)count) return (u32)values[0] | values[1] << 32;
+    if (here || stopped) {
       launch.status->missing = 1 + peer;
       __threadfence_system();
       return 0;
@@ -233,7 +233,7 @@ __device__ u64 told(const u64* words, u64 count, u32 epoch, const Launch& launch
 // may still write into it.
 template <typename T>
 __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
-  const int AT_ONCE = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // packs of each rank: what is under way hides the links' latency
+  const int UNROLL = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // packs of each rank: what is under way hides the links' latency
   __shared__ typename T::Bits* tensors[RANKS];
   __shared__ bool last, all_good;
   u32 epoch = begin_epoch(launch);
@@ -243,8 +243,8 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
   u64 address = (u64)tensor;
   if (peer < RANKS) {
     if (peer != launch.rank) {
-      if (blockIdx.x == 0) tell(control(launch, peer)->told[launch.rank], address, count, epoch);
-      address = told(own->told[peer], count, epoch, launch, peer);
+      if (blockIdx.x == 0) publish_tensor(control(launch, peer)->tensors[launch.rank], address, count, epoch);
+      address = wait_tensor(own->tensors[peer], count, epoch, launch, peer);
     }
     tensors[peer] = (typename T::Bits*)address;
   }
@@ -253,34 +253,34 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
     u64 part = (packs + RANKS - 1) / RANKS;
     u64 begin = launch.rank * part, end = begin + part < packs ? begin + part : packs;
     u64 stride = (u64)gridDim.x * blockDim.x;
-    for (u64 first = begin + blockIdx.x * (u64)blockDim.x + threadIdx.x; first < end; first += AT_ONCE * stride) {
-      uint4 parts[AT_ONCE][RANKS];
+    for (u64 first = begin + blockIdx.x * (u64)blockDim.x + threadIdx.x; first < end; first += UNROLL * stride) {
+      uint4 parts[UNROLL][RANKS];
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
+      for (int k = 0; k < UNROLL; k++) {
         u64 i = first + k * stride;
         if (i >= end) continue;
 #pragma unroll
         for (int rank = 0; rank < RANKS; rank++) parts[k][rank] = ((const uint4*)tensors[rank])[i];
       }
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
+      for (int k = 0; k < UNROLL; k++) {
         u64 i = first + k * stride;
         if (i >= end) continue;
-        Sum<T> sum;
+        FloatPack<T> sum;
         sum.set(parts[k][0]);
 #pragma unroll
         for (int rank = 1; rank < RANKS; rank++) sum.add(parts[k][rank]);
-        uint4 value = sum.result(divisor);
+        uint4 value = sum.rounded(divisor);
 #pragma unroll
         for (int rank = 0; rank < RANKS; rank++) ((uint4*)tensors[rank])[i] = value;
       }
     }
     // What is left is less than a pack.
     if (launch.rank == RANKS - 1 && blockIdx.x == 0 && threadIdx.x == 0 && packs * Pack<T>::COUNT < count) {
-      Sum<T> sum;
+      FloatPack<T> sum;
       sum.set(load_pack<T>(tensors[0], count, packs));
       for (int rank = 1; rank < RANKS; rank++) sum.add(load_pack<T>(tensors[rank], count, packs));
-      for (int rank = 0; rank < RANKS; rank++) store_pack<T>(tensors[rank], count, packs, sum.result(divisor));
+      for (int rank = 0; rank < RANKS; rank++) store_pack<T>(tensors[rank], count, packs, sum.rounded(divisor));
     }
   }
   // The last block tells the others that all of this rank's have ended well. Those that have not are counted above the rest.
@@ -288,44 +288,44 @@ __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, cons
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
-    u32 before = atomicAdd(&own->ended, good ? 1 : FAILED + 1);
+    u32 before = atomicAdd(&own->blocks_ended, good ? 1 : FAILED + 1);
     __threadfence_system();
     last = before % FAILED == gridDim.x - 1;
     all_good = good && before < FAILED;
   }
   __syncthreads();
   if (last) {
-    if (all_good) exchange(launch, 1, 0, (1u << RANKS) - 1, epoch);
+    if (all_good) flag_barrier(launch, 1, 0, (1u << RANKS) - 1, epoch);
     if (threadIdx.x == 0) {
-      own->ended = 0;
+      own->blocks_ended = 0;
       *(volatile u32*)&own->epoch = epoch;
     }
   }
 }
 
 // More ranks need more registers.
-const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
+const int MAX_THREADS = RANKS <= 4 ? 1024 : 512;
 
 #if RANKS == 8
 #define MESH_KERNEL(name, T)                                                                                               \
   extern "C" __global__ void __launch_bounds__(512)                                                                        \
-      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \
-    mesh<T>(tensor, count, launch, four, relay, divisor);                                                                  \
+      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 quad, u32 relay) { \
+    mesh<T>(tensor, count, launch, quad, relay, divisor);                                                                  \
   }
 #else
 #define MESH_KERNEL(name, T)  // There is no such mesh, and compiling takes time.
 #endif
 
 #define ALL_REDUCE(name, T)                                                                                                \
-  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                               \
       one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
     one_shot<T>(tensor, count, launch, divisor);                                                                           \
   }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                               \
       two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
     two_shot<T>(tensor, count, launch, divisor);                                                                           \
   }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                               \
       direct_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                    \
     direct<T>(tensor, count, launch, divisor);                                                                             \
   }                                                                                                                        \

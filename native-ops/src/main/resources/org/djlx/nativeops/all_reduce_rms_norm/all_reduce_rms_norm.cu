@@ -38,24 +38,24 @@ struct Rows {
 // The sum over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
 // barrier but one. Sets `good` to false on all threads if it is on one.
 __device__ __forceinline__ float sum_of_block(float value, float* sums, bool& good) {
-  value = sum_of_warp(value);
+  value = warp_sum(value);
   u32 lane = threadIdx.x % WARP;
   if (lane == 0) sums[threadIdx.x / WARP] = value;
   good = __syncthreads_and(good);
-  return sum_of_warp(lane < blockDim.x / WARP ? sums[lane] : 0);
+  return warp_sum(lane < blockDim.x / WARP ? sums[lane] : 0);
 }
 
 template <typename T, bool EXCHANGE>
 __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];
   __shared__ float sums[2][NORM_THREADS / WARP];
-  let_others_begin();
-  await_others();
+  launch_dependents();
+  wait_for_primary();
   u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
   u32 packs = (of.hidden + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   bool good = true;
-  u32 turn = 0;
-  for (u64 row = blockIdx.x; row < of.rows && good; row += gridDim.x, turn ^= 1) {
+  u32 parity = 0;
+  for (u64 row = blockIdx.x; row < of.rows && good; row += gridDim.x, parity ^= 1) {
     u64 begin = row * of.hidden;
     auto load = [&](const typename T::Bits* array, u32 i) {
       return i < packs ? load_pack<T>(array, of.hidden, i) : make_uint4(0, 0, 0, 0);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
     auto send = [&](u32 i, const uint4& pack) {
 #pragma unroll
       for (u32 step = 1; step < RANKS; step++) {
-        put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + row * packs + i, present(pack));
+        store_relaxed(peer_slot(launch, ring_peer(launch, step), epoch, launch.rank) + row * packs + i, without_empty(pack));
       }
     };
     uint4 own = load(of.partial + begin, threadIdx.x);
@@ -77,9 +77,9 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       uint4 total = own;
       if (EXCHANGE) {
-        Sum<T> sum;
+        FloatPack<T> sum;
         good = good && take_sum<T>(launch, epoch, row * packs + i, own, sum);
-        total = sum.result(1);
+        total = sum.rounded(1);
       }
       values[i] = added<T>(residual, total);
       store_pack<T>(of.new_residual + begin, of.hidden, i, values[i]);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
       own = load(of.partial + begin, i + blockDim.x);
       residual = load(of.residual + begin, i + blockDim.x);
     }
-    float scale = norm_scale(sum_of_block(squares, sums[turn], good), of.hidden, epsilon);
+    float scale = norm_scale(sum_of_block(squares, sums[parity], good), of.hidden, epsilon);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       store_pack<T>(of.norm + begin, of.hidden, i, scaled<T>(values[i], scale, weight));
       weight = load(of.weight, i + blockDim.x);

@@ -135,7 +135,7 @@ __device__ __forceinline__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; 
 
 __device__ __forceinline__ void await_rank(const Launch& launch, Shared& shared, const char* word, u32 peer) {
   if (*(volatile int*)&shared.gave_up) return;
-  if (!wait((const u32*)word, shared.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.gave_up = 1;
+  if (!wait_signal((const u32*)word, shared.epoch, launch.status, launch.timeout, peer)) *(volatile int*)&shared.gave_up = 1;
   fence_async();
 }
 
@@ -146,14 +146,14 @@ __device__ __forceinline__ char* entered(const Launch& launch, u32 on, u32 sourc
 
 // A thread for each rank.
 __device__ __forceinline__ void tell_entered(const Launch& launch, const Shared& shared, u32 peer) {
-  if (peer < launch.ranks && peer != launch.rank) raise((u32*)entered(launch, peer, launch.rank), shared.epoch);
+  if (peer < launch.ranks && peer != launch.rank) signal((u32*)entered(launch, peer, launch.rank), shared.epoch);
 }
 
 // Waits until a peer has entered, unless a wait was in vain before. Returns whether it has: only then it is sent anything.
 __device__ __forceinline__ bool await_entered(const Launch& launch, Shared& shared, u32 peer) {
   const char* word = entered(launch, launch.rank, peer);
   await_rank(launch, shared, word, peer);
-  return raised((const u32*)word, shared.epoch);
+  return is_signalled((const u32*)word, shared.epoch);
 }
 
 __device__ __forceinline__ u32 tile_columns(const Launch& launch) {
@@ -199,12 +199,12 @@ __device__ __forceinline__ Place place(const Launch& launch, u32 tile) {
 
 #if SCATTER
 // The flag that a rank raises on another for half a tile.
-__device__ __forceinline__ char* flag(const Launch& launch, u32 on, u32 source, u32 number, u32 half) {
+__device__ __forceinline__ char* flag_word(const Launch& launch, u32 on, u32 source, u32 number, u32 half) {
   return launch.signals[on] + source * launch.rank_distance + (2 * number + half) * sizeof(u32);
 }
 #else
 // The signal that a rank raises on another.
-__device__ __forceinline__ char* signal(const Launch& launch, u32 on, u32 source) {
+__device__ __forceinline__ char* signal_word(const Launch& launch, u32 on, u32 source) {
   return launch.signals[on] + source * launch.rank_distance;
 }
 
@@ -245,7 +245,7 @@ __device__ void push(const Launch& launch, Shared& shared, char* memory) {
     if (before == launch.pushers - 1) {
       *(volatile u32*)count = 0;
       __threadfence_system();
-      raise((u32*)signal(launch, peer, launch.rank), shared.epoch);
+      signal((u32*)signal_word(launch, peer, launch.rank), shared.epoch);
     }
   }
 }
@@ -259,7 +259,7 @@ __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory
     u32 source = (launch.rank + step) % launch.ranks;
     const char* from = source == launch.rank ? launch.shard : launch.slots[launch.rank] + source * launch.slot_bytes;
     char* to = launch.whole + source * end;
-    if (first < end && source != launch.rank) await_rank(launch, shared, signal(launch, launch.rank, source), source);
+    if (first < end && source != launch.rank) await_rank(launch, shared, signal_word(launch, launch.rank, source), source);
     for (u64 at = first; at < end; at += gridDim.x * (u64)COPY, copies++) {
       u32 bytes = min((u64)COPY, end - at);
       char* buffer = memory + copies % 2 * COPY;
@@ -313,7 +313,7 @@ __device__ void load_tiles(const Launch& launch, Shared& shared, char* stages) {
     if (at.part == NONE) break;
 #if !SCATTER
     bool own = at.part == launch.rank;
-    if (!own && at.part != arrived) await_rank(launch, shared, signal(launch, launch.rank, at.part), at.part);
+    if (!own && at.part != arrived) await_rank(launch, shared, signal_word(launch, launch.rank, at.part), at.part);
     arrived = at.part;
 #endif
     const TensorMap& right = launch.right[at.right];
@@ -377,7 +377,7 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
       for (u32 box = 0; box < BOXES; box++) {
         for (u32 source = 0; source < launch.ranks; source++) {
           if (source == launch.rank) continue;
-          if (box == 0) await_rank(launch, shared, flag(launch, launch.rank, source, at.number, half), source);
+          if (box == 0) await_rank(launch, shared, flag_word(launch, launch.rank, source, at.number, half), source);
           u32 place_in_ring = boxes % RING;
           shared.box_empty[half][place_in_ring].wait((boxes / RING & 1) ^ 1);
           shared.box_full[half][place_in_ring].arrive_expecting(BOX);
@@ -418,7 +418,7 @@ __device__ void move_results(const Launch& launch, Shared& shared, char* ring, u
     if (!own) {
       wait_stores_written();
       fence_async();
-      raise((u32*)flag(launch, at.part, launch.rank, at.number, half), shared.epoch);
+      signal((u32*)flag_word(launch, at.part, launch.rank, at.number, half), shared.epoch);
       continue;
     }
 #endif

@@ -63,16 +63,16 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   __shared__ __align__(16) float merged[ATTENTION_WARPS][SHARING][PADDED];
   __shared__ float most_of[ATTENTION_WARPS][8], sum_of[ATTENTION_WARPS][8];
   __shared__ bool is_last;
-  let_others_begin();
+  launch_dependents();
   u32 head = blockIdx.x, row = blockIdx.y, chunk = blockIdx.z;  // the last chunks, which may be short or empty, begin last
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 upper = lane / 4, within = lane % 4;
   // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate writes some of them.
-  if (PLACED) await_others();
+  if (PLACED) wait_for_primary();
   int position = of.positions[row];
   u64 first_chunk = of.first_chunks[row];
   if (position < (int)(chunk * CHUNK)) {
-    if (position < 0) await_others();  // who awaits this kernel relies on those before, too
+    if (position < 0) wait_for_primary();  // who awaits this kernel relies on those before, too
     return;
   }
   u32 count = position / CHUNK + 1;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     }
   };
   if (!LATE) load_values(position);
-  if (!PLACED) await_others();
+  if (!PLACED) wait_for_primary();
   const float* cosines = of.cosines + (u64)position * (HEAD / 2);
   const float* sines = of.sines + (u64)position * (HEAD / 2);
 #pragma unroll 1
@@ -202,7 +202,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     float weighted[2][PACK];
     Elements parts[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) parts[i].all = values[i][step];
+    for (int i = 0; i < 4; i++) parts[i].vector = values[i][step];
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
       float both[4] = {};
@@ -305,8 +305,8 @@ __device__ __forceinline__ void place_row(Bits* qkv, u64 queries, u64 heads, Bit
     u32 head = i / PACKS, pack = i % PACKS;
     uint4* from = (uint4*)(qkv + head * HEAD) + pack;
     Elements first, second;
-    first.all = from[0];
-    second.all = from[PACKS];
+    first.vector = from[0];
+    second.vector = from[PACKS];
 #pragma unroll
     for (int e = 0; e < PACK; e += 4) {
       float4 cosine = *(const float4*)(cosines + pack * PACK + e), sine = *(const float4*)(sines + pack * PACK + e);
@@ -315,20 +315,20 @@ __device__ __forceinline__ void place_row(Bits* qkv, u64 queries, u64 heads, Bit
       turn(first.bits[e + 2], second.bits[e + 2], cosine.z, sine.z);
       turn(first.bits[e + 3], second.bits[e + 3], cosine.w, sine.w);
     }
-    from[0] = first.all;
-    from[PACKS] = second.all;
+    from[0] = first.vector;
+    from[PACKS] = second.vector;
     if (head >= first_key) {
       uint4* key = (uint4*)(keys + place * size + (head - first_key) * HEAD) + pack;
-      key[0] = first.all;
-      key[PACKS] = second.all;
+      key[0] = first.vector;
+      key[PACKS] = second.vector;
     }
   }
 }
 
 // A block has a row. The queries that it writes are const in the struct, for decode_attention's sake.
 extern "C" __global__ void decode_rotate(const __grid_constant__ Attention of) {
-  let_others_begin();
-  await_others();
+  launch_dependents();
+  wait_for_primary();
   u64 row = blockIdx.x;
   int position = of.positions[row];
   if (position < 0) return;

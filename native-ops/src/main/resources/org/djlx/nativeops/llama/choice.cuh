@@ -47,15 +47,15 @@ const int BEST_BLOCKS = 16;  // of a row, each of 256 threads
 const int BEST_THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __grid_constant__ Scores of) {
-  let_others_begin();
+  launch_dependents();
   __shared__ Best bests[BEST_THREADS / WARP];
-  await_others();
+  wait_for_primary();
   u32 row = blockIdx.y;
   const Bits* scores = of.scores + row * of.stride;
   Best best = {LEAST, 0, NO_TOKEN, 0};
   for (u64 i = blockIdx.x * BEST_THREADS + threadIdx.x; i * PACK < of.width; i += BEST_BLOCKS * BEST_THREADS) {
     Elements elements;
-    elements.all = load_pack<T>(scores, of.width, i);
+    elements.vector = load_pack<T>(scores, of.width, i);
     Best own = {LEAST, 0, NO_TOKEN, 0};
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
@@ -152,7 +152,7 @@ struct Row {
     for (u64 i = first; i < end; i += distance) {
       if (shared.tops[i / packs_of_top] < low) continue;
       Elements pack;
-      pack.all = load_pack<T>(scores, width, i);
+      pack.vector = load_pack<T>(scores, width, i);
 #pragma unroll
       for (int e = 0; e < PACK; e++) {
         u32 at = key(pack.bits[e]);

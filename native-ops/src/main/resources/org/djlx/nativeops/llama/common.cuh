@@ -48,7 +48,7 @@ __device__ __forceinline__ void await_groups() {
 __device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
 
 union Elements {
-  uint4 all;
+  uint4 vector;
   Bits bits[PACK];
 };
 

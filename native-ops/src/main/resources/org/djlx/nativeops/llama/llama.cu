@@ -4,7 +4,7 @@
 // all_reduce_rms_norm.cu's.
 //
 // All of it is bound by how fast memory is read. Kernels of decoding may be launched while the one before still runs (see
-// let_others_begin): products then read their first weights, which nobody writes.
+// launch_dependents): products then read their first weights, which nobody writes.
 //
 // Compiled with
 //   TYPE      Float16 or Bfloat16, of weights, cache and what is computed
@@ -38,8 +38,8 @@ struct Embedding {
 
 // A block has a row.
 extern "C" __global__ void decode_embed(const __grid_constant__ Embedding of) {
-  let_others_begin();
-  await_others();
+  launch_dependents();
+  wait_for_primary();
   int token = of.tokens[blockIdx.x];
   if (token == CHOSEN) token = of.chosen[of.places[blockIdx.x]];
   bool here = token >= 0 && token >= of.first && token - of.first < of.count;
@@ -84,14 +84,14 @@ extern "C" __global__ void prompt_activate(const __grid_constant__ Activation of
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < of.rows * packs; i += (u64)gridDim.x * blockDim.x) {
     const uint4* from = (const uint4*)of.both + i / packs * 2 * packs + i % packs;
     Elements gates, values;
-    gates.all = from[0];
-    values.all = from[packs];
+    gates.vector = from[0];
+    values.vector = from[packs];
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
       float gate = T::load(gates.bits[e]);
       gates.bits[e] = T::store(gate / (1 + __expf(-gate)) * T::load(values.bits[e]));
     }
-    ((uint4*)of.output)[i] = gates.all;
+    ((uint4*)of.output)[i] = gates.vector;
   }
 }
 

@@ -72,12 +72,12 @@ __device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint
   }
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
-    float sum = sum_of_warp(squares[part]);
+    float sum = warp_sum(squares[part]);
     if (threadIdx.x % WARP == 0) sums[part * PRODUCT_WARPS + threadIdx.x / WARP] = sum;
   }
   __syncthreads();
   u32 lane = threadIdx.x % WARP;
-  float sum = sum_of_warp(lane < NORM_THREADS / WARP ? sums[lane] : 0);
+  float sum = warp_sum(lane < NORM_THREADS / WARP ? sums[lane] : 0);
   float scale = norm_scale(sum, of.depth, __uint_as_float((u32)of.epsilon));
   for (u32 i = threadIdx.x; i < packs; i += THREADS) row[i] = scaled<T>(row[i], scale, weight[i]);
   __syncthreads();
@@ -92,7 +92,7 @@ __device__ __forceinline__ void product(const Product& of) {
   const int SUMS = STRIPES * TILES * WARP;  // packs of a warp
   static_assert(SUMS <= STAGES * STAGE, "sums need more room than stages");
   extern __shared__ __align__(16) uint4 staged[];
-  let_others_begin();
+  launch_dependents();
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 row = lane / 4;            // of both operands
   u32 within = lane % 4 * PACK;  // of a load
@@ -151,7 +151,7 @@ __device__ __forceinline__ void product(const Product& of) {
     if (has_next()) copy_weights(load * STAGE);
     end_group();
   }
-  await_others();
+  wait_for_primary();
   uint4 first[TILES];
   if (NORMED) {
     await_groups<STAGES - 1>();

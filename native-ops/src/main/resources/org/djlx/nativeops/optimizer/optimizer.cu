@@ -65,10 +65,10 @@ __device__ void update(const Rule& rule, float* weight, const float* gradient, f
   u64 packs = (count + PACK - 1) / PACK;
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
     Pack<Float32> w, g, a, b;
-    w.all = load_pack<Float32>((u32*)weight, count, i);
-    g.all = load_pack<Float32>((const u32*)gradient, count, i);
-    if (Rule::STATES > 0) a.all = load_pack<Float32>((u32*)first, count, i);
-    if (Rule::STATES > 1) b.all = load_pack<Float32>((u32*)second, count, i);
+    w.vector = load_pack<Float32>((u32*)weight, count, i);
+    g.vector = load_pack<Float32>((const u32*)gradient, count, i);
+    if (Rule::STATES > 0) a.vector = load_pack<Float32>((u32*)first, count, i);
+    if (Rule::STATES > 1) b.vector = load_pack<Float32>((u32*)second, count, i);
 #pragma unroll
     for (int k = 0; k < PACK; k++) {
       Values v;
@@ -81,9 +81,9 @@ __device__ void update(const Rule& rule, float* weight, const float* gradient, f
       if (Rule::STATES > 0) a.elements[k] = Float32::store(v.first);
       if (Rule::STATES > 1) b.elements[k] = Float32::store(v.second);
     }
-    store_pack<Float32>((u32*)weight, count, i, w.all);
-    if (Rule::STATES > 0) store_pack<Float32>((u32*)first, count, i, a.all);
-    if (Rule::STATES > 1) store_pack<Float32>((u32*)second, count, i, b.all);
+    store_pack<Float32>((u32*)weight, count, i, w.vector);
+    if (Rule::STATES > 0) store_pack<Float32>((u32*)first, count, i, a.vector);
+    if (Rule::STATES > 1) store_pack<Float32>((u32*)second, count, i, b.vector);
   }
 }
 

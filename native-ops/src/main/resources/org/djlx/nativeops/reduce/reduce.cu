@@ -7,10 +7,10 @@ template <typename T>
 __device__ void reduce(typename T::Bits* result, const char* parts, u64 stride, u64 count, int ranks, float divisor) {
   u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
-    Sum<T> sum;
+    FloatPack<T> sum;
     sum.set(((const uint4*)parts)[i]);
     for (int rank = 1; rank < ranks; rank++) sum.add(((const uint4*)(parts + rank * stride))[i]);
-    store_pack<T>(result, count, i, sum.result(divisor));
+    store_pack<T>(result, count, i, sum.rounded(divisor));
   }
 }
 

@@ -25,13 +25,13 @@ extern "C" __global__ void enter(const __grid_constant__ Entered entered) {
     *count = epoch;
   }
   __syncthreads();
-  if (peer < entered.ranks && peer != entered.rank) raise((u32*)(entered.words[peer] + entered.rank * entered.distance), epoch);
+  if (peer < entered.ranks && peer != entered.rank) signal((u32*)(entered.words[peer] + entered.rank * entered.distance), epoch);
 }
 
 // Raises a word of a rank to this rank's epoch: what was before on the stream is visible to who sees it.
-extern "C" __global__ void raise_signal(u32* word, const u32* count) {
+extern "C" __global__ void signal_peer(u32* word, const u32* count) {
   __threadfence_system();
-  raise(word, *count);
+  signal(word, *count);
 }
 
 const u64 HELD = 10000000000ull;  // ns
@@ -44,7 +44,7 @@ extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ran
                                         u64 timeout) {
   u32 peer = threadIdx.x;
   if (!(ranks >> peer & 1)) return;
-  if (wait((const u32*)(words + peer * distance), *count, status, timeout, peer)) return;
-  u64 begin = now();
-  while (status->stop == 0 && now() - begin < HELD) __nanosleep(1000);
+  if (wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer)) return;
+  u64 begin = global_time();
+  while (status->stop == 0 && global_time() - begin < HELD) __nanosleep(1000);
 }

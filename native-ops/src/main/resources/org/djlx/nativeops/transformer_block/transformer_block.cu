@@ -60,16 +60,16 @@ __device__ __forceinline__ void sum_of_block(float (&values)[COUNT], float (&sum
   u32 lane = threadIdx.x % WARP;
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
-    values[i] = sum_of_warp(values[i]);
+    values[i] = warp_sum(values[i]);
     if (lane == 0) sums[i][threadIdx.x / WARP] = values[i];
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < COUNT; i++) values[i] = sum_of_warp(lane < blockDim.x / WARP ? sums[i][lane] : 0);
+  for (int i = 0; i < COUNT; i++) values[i] = warp_sum(lane < blockDim.x / WARP ? sums[i][lane] : 0);
 }
 
 template <typename T>
-__device__ __forceinline__ void load(Sum<T>& values, const typename T::Bits* row, u64 size, u32 pack) {
+__device__ __forceinline__ void load(FloatPack<T>& values, const typename T::Bits* row, u64 size, u32 pack) {
   values.set(load_pack<T>(row, size, pack));
 }
 
@@ -85,11 +85,11 @@ __device__ __forceinline__ void rms_norm_short(const Norm<T>& of, float epsilon)
   uint4 next = read(of.x, blockIdx.x), next_addend = of.sum ? read(of.addend, blockIdx.x) : next;
   u32 turn = 0;
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
-    Sum<T> values, factors;
+    FloatPack<T> values, factors;
     values.set(next);
     if (of.sum) {
       values.add(next_addend);
-      uint4 rounded = values.result(1);
+      uint4 rounded = values.rounded(1);
       if (any) store_pack<T>(of.sum + row * of.size, of.size, pack, rounded);
       values.set(rounded);
       next_addend = read(of.addend, row + gridDim.x);
@@ -103,7 +103,7 @@ __device__ __forceinline__ void rms_norm_short(const Norm<T>& of, float epsilon)
     factors.set(weight);
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
-    if (any) store_pack<T>(of.y + row * of.size, of.size, pack, values.result(1));
+    if (any) store_pack<T>(of.y + row * of.size, of.size, pack, values.rounded(1));
   }
 }
 
@@ -120,11 +120,11 @@ __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
     const typename T::Bits* x = of.x + row * of.size;
     float squares[1] = {};
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      Sum<T> values;
+      FloatPack<T> values;
       load(values, x, of.size, i);
       if (of.sum) {
         values.add(load_pack<T>(of.addend + row * of.size, of.size, i));
-        uint4 rounded = values.result(1);
+        uint4 rounded = values.rounded(1);
         store_pack<T>(of.sum + row * of.size, of.size, i, rounded);
         values.set(rounded);
       }
@@ -135,12 +135,12 @@ __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
     float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
     if (of.sum) x = of.sum + row * of.size;  // Each thread reads what it has written.
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      Sum<T> values, factors;
+      FloatPack<T> values, factors;
       load(values, x, of.size, i);
       load(factors, of.weight, of.size, i);
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
-      store_pack<T>(of.y + row * of.size, of.size, i, values.result(1));
+      store_pack<T>(of.y + row * of.size, of.size, i, values.rounded(1));
     }
   }
 }
@@ -158,7 +158,7 @@ __device__ __forceinline__ void rms_norm_gradient_short(const NormGradient<T>& o
   float of_weight[Pack<T>::COUNT] = {};
   u32 turn = 0;
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
-    Sum<T> values, gradients, factors;
+    FloatPack<T> values, gradients, factors;
     values.set(next_x);
     gradients.set(next_dy);
     factors.set(weight);
@@ -180,7 +180,7 @@ __device__ __forceinline__ void rms_norm_gradient_short(const NormGradient<T>& o
       gradients.values[k] = scale * (gradients.values[k] * factors.values[k] - values.values[k] * slope);
     }
     if (of.dsum) gradients.add(dsum);
-    if (any) store_pack<T>(of.dx + row * of.size, of.size, pack, gradients.result(1));
+    if (any) store_pack<T>(of.dx + row * of.size, of.size, pack, gradients.rounded(1));
   }
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, flo
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
     const typename T::Bits* x = of.x + row * of.size;
     const typename T::Bits* dy = of.dy + row * of.size;
-    Sum<T> values, gradients, factors;
+    FloatPack<T> values, gradients, factors;
     float products[2] = {};  // x^2, and dy weight x
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       load(values, x, of.size, i);
@@ -235,7 +235,7 @@ __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, flo
         gradients.values[k] = scale * (gradient * factors.values[k] - value * slope);
       }
       if (of.dsum) gradients.add(load_pack<T>(of.dsum + row * of.size, of.size, i));
-      store_pack<T>(of.dx + row * of.size, of.size, i, gradients.result(1));
+      store_pack<T>(of.dx + row * of.size, of.size, i, gradients.rounded(1));
     }
   }
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
@@ -311,11 +311,11 @@ __device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
     const Heads<T>& heads = of.heads[kind];
     const typename T::Bits* x = heads.x + blockIdx.x * heads.x_distance + head * 2 * of.half;
     typename T::Bits* y = heads.y + blockIdx.x * heads.y_distance + head * 2 * of.half;
-    Sum<T> first, second;
+    FloatPack<T> first, second;
     load(first, x, of.half, pack);
     load(second, x + of.half, of.half, pack);
     if (heads.turned) {
-      Sum<T> cosines, sines;
+      FloatPack<T> cosines, sines;
       load(cosines, of.cosines + of_position, of.half, pack);
       load(sines, of.sines + of_position, of.half, pack);
 #pragma unroll
@@ -327,8 +327,8 @@ __device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
         second.values[k] = b * cosines.values[k] + a * sine;
       }
     }
-    store_pack<T>(y, of.half, pack, first.result(1));
-    store_pack<T>(y + of.half, of.half, pack, second.result(1));
+    store_pack<T>(y, of.half, pack, first.rounded(1));
+    store_pack<T>(y + of.half, of.half, pack, second.rounded(1));
   }
 }
 
@@ -408,12 +408,12 @@ __device__ __forceinline__ void gate(const Gate<T>& of) {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       if (!y[i]) continue;
-      Sum<T> gate, result;
+      FloatPack<T> gate, result;
       gate.set(gates[i]);
       result.set(values[i]);
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) result.values[k] *= gate.values[k] * sigmoid(gate.values[k]);
-      store_pack<T>(y[i], of.size, pack[i], result.result(1));
+      store_pack<T>(y[i], of.size, pack[i], result.rounded(1));
     }
   }
 }
@@ -422,7 +422,7 @@ template <typename T>
 __device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
   for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
     u64 begin = turn.row * of.distance;
-    Sum<T> gates, values, gradients;
+    FloatPack<T> gates, values, gradients;
     load(gates, of.gate + begin, of.size, turn.pack);
     load(values, of.value + begin, of.size, turn.pack);
     load(gradients, of.dy + turn.row * of.size, of.size, turn.pack);
@@ -434,8 +434,8 @@ __device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
       gates.values[k] = gradient * values.values[k] * (s * (1 + x * (1 - s)));
       values.values[k] = gradient * (x * s);
     }
-    store_pack<T>(of.dgate + begin, of.size, turn.pack, gates.result(1));
-    store_pack<T>(of.dvalue + begin, of.size, turn.pack, values.result(1));
+    store_pack<T>(of.dgate + begin, of.size, turn.pack, gates.rounded(1));
+    store_pack<T>(of.dvalue + begin, of.size, turn.pack, values.rounded(1));
   }
 }
 
@@ -456,15 +456,15 @@ __device__ __forceinline__ void place(const Columns<T>& of) {
   const int PARTS = sizeof(float) / sizeof(typename T::Bits);
   for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
     const u32* row = (const u32*)of.x + turn.row * of.size;
-    Sum<T> values;
+    FloatPack<T> values;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
-      Sum<Float32> floats;
+      FloatPack<Float32> floats;
       load(floats, row, of.size, turn.pack * PARTS + part);
 #pragma unroll
       for (int k = 0; k < Pack<Float32>::COUNT; k++) values.values[part * Pack<Float32>::COUNT + k] = floats.values[k];
     }
-    store_pack<T>(of.y + turn.row * of.distance, of.size, turn.pack, values.result(1));
+    store_pack<T>(of.y + turn.row * of.distance, of.size, turn.pack, values.rounded(1));
   }
 }
 

@@ -15,8 +15,8 @@
 #include "one_shot.cuh"
 
 // Gathers packs of the ranks' shards, which lie at some distance from each other then.
-extern "C" __global__ void __launch_bounds__(256) gather(const uint4* shard, u64 packs, const __grid_constant__ Launch launch,
-                                                         uint4* whole, u64 distance) {
+extern "C" __global__ void __launch_bounds__(256) all_gather(const uint4* shard, u64 packs, const __grid_constant__ Launch launch,
+                                                         uint4* whole, u64 stride_of_parts) {
   u32 epoch = begin_epoch(launch);
   u64 stride = (u64)gridDim.x * blockDim.x;
   auto load = [&](u64 i) { return i < packs ? shard[i] : make_uint4(0, 0, 0, 0); };
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256) gather(const uint4* shard, u64
     if (i >= packs) return;
 #pragma unroll
     for (u32 step = 1; step < RANKS; step++) {
-      put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + i, present(pack));
+      store_relaxed(peer_slot(launch, ring_peer(launch, step), epoch, launch.rank) + i, without_empty(pack));
     }
   };
   u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
@@ -35,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(256) gather(const uint4* shard, u64
     send(i + stride, next);
     uint4 after = load(i + 2 * stride);
     uint4 arrived[RANKS];
-    get_all(launch, epoch, i, arrived);
+    load_arrived(launch, epoch, i, arrived);
 #pragma unroll
     for (u32 rank = 0; rank < RANKS; rank++) {
-      if (rank != launch.rank) good = good && take(launch, epoch, i, rank, arrived[rank]);
-      whole[rank * distance + i] = rank == launch.rank ? own : arrived[rank];
+      if (rank != launch.rank) good = good && take_pack(launch, epoch, i, rank, arrived[rank]);
+      whole[rank * stride_of_parts + i] = rank == launch.rank ? own : arrived[rank];
     }
     own = next;
     next = after;
@@ -49,24 +49,24 @@ extern "C" __global__ void __launch_bounds__(256) gather(const uint4* shard, u64
 
 // Sums elements of part r of the ranks' tensors on rank r; parts lie at some distance from each other.
 template <typename T>
-__device__ __forceinline__ void scatter(const typename T::Bits* parts, u64 count, const Launch& launch, typename T::Bits* sums,
-                                        u64 distance, float divisor) {
+__device__ __forceinline__ void reduce_scatter(const typename T::Bits* parts, u64 count, const Launch& launch, typename T::Bits* sums,
+                                        u64 stride_of_parts, float divisor) {
   u32 epoch = begin_epoch(launch);
   u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
   u64 stride = (u64)gridDim.x * blockDim.x;
   auto load = [&](u32 part, u64 i) {
-    return i < packs ? load_pack<T>(parts + part * distance, count, i) : make_uint4(0, 0, 0, 0);
+    return i < packs ? load_pack<T>(parts + part * stride_of_parts, count, i) : make_uint4(0, 0, 0, 0);
   };
   auto send = [&](u64 i, const uint4 (&pack)[RANKS]) {
     if (i >= packs) return;
 #pragma unroll
     for (u32 step = 1; step < RANKS; step++) {
-      put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + i, present(pack[step]));
+      store_relaxed(peer_slot(launch, ring_peer(launch, step), epoch, launch.rank) + i, without_empty(pack[step]));
     }
   };
   auto load_all = [&](u64 i, uint4 (&pack)[RANKS]) {
 #pragma unroll
-    for (u32 step = 0; step < RANKS; step++) pack[step] = load(other(launch, step), i);
+    for (u32 step = 0; step < RANKS; step++) pack[step] = load(ring_peer(launch, step), i);
   };
   u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
   uint4 pack[RANKS];
@@ -76,23 +76,23 @@ __device__ __forceinline__ void scatter(const typename T::Bits* parts, u64 count
   for (bool good = true; i < packs && good; i += stride) {
     load_all(i + stride, pack);
     send(i + stride, pack);
-    Sum<T> sum;
+    FloatPack<T> sum;
     good = take_sum<T>(launch, epoch, i, own, sum);
-    store_pack<T>(sums, count, i, sum.result(divisor));
+    store_pack<T>(sums, count, i, sum.rounded(divisor));
     own = pack[0];
   }
   end_epoch(launch, epoch);
 }
 
-#define SCATTER(name, T)                                                                                       \
+#define REDUCE_SCATTER(name, T)                                                                                       \
   extern "C" __global__ void __launch_bounds__(256)                                                            \
-      scatter_##name(const T::Bits* parts, u64 count, const __grid_constant__ Launch launch, T::Bits* sums,    \
-                     u64 distance, float divisor) {                                                            \
-    scatter<T>(parts, count, launch, sums, distance, divisor);                                                 \
+      reduce_scatter_##name(const T::Bits* parts, u64 count, const __grid_constant__ Launch launch, T::Bits* sums,    \
+                     u64 stride_of_parts, float divisor) {                                                            \
+    reduce_scatter<T>(parts, count, launch, sums, stride_of_parts, divisor);                                                 \
   }
 
-SCATTER(float32, Float32)
-SCATTER(float16, Float16)
+REDUCE_SCATTER(float32, Float32)
+REDUCE_SCATTER(float16, Float16)
 #ifdef HAS_BFLOAT16
-SCATTER(bfloat16, Bfloat16)
+REDUCE_SCATTER(bfloat16, Bfloat16)
 #endif
