@@ -51,9 +51,9 @@ __device__ bool flag_barrier(const Launch& launch, int phase, u32 block, u32 mas
 template <typename T>
 __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   u32 epoch = begin_epoch(launch);
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 packs = pack_count<T>(count);
   u64 stride = (u64)gridDim.x * blockDim.x;
-  auto load = [&](u64 i) { return i < packs ? load_pack<T>(tensor, count, i) : make_uint4(0, 0, 0, 0); };
+  auto load = [&](u64 i) { return i < packs ? load_pack<T>(tensor, count, i) : zeros(); };
   auto send = [&](u64 i, const uint4& pack) {
     if (i >= packs) return;
     for (u32 step = 1; step < RANKS; step++) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
 template <typename T>
 __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   u32 epoch = begin_epoch(launch);
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 packs = pack_count<T>(count);
   u64 part = (packs + RANKS - 1) / RANKS;
   u64 sums = launch.slot_bytes / (2 * sizeof(uint4));
   u64 stride = (u64)gridDim.x * blockDim.x;
@@ -142,7 +142,7 @@ template <typename T>
 __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 quad, u32 relay, float divisor) {
   u32 epoch = begin_epoch(launch);
   const int words = Pack<T>::COUNT / 4;  // packs of floats for a pack of elements
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 packs = pack_count<T>(count);
   u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
   u64 stride = (u64)gridDim.x * blockDim.x;
   for (u64 i = first; i < packs; i += stride) {

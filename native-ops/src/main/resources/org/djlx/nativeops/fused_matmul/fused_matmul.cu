@@ -28,6 +28,7 @@
 // missing, and goes on without: what it has computed is worthless. A rank that has not entered is sent nothing.
 #include "hopper.cuh"
 #include "signal.cuh"
+#include "silu.cuh"
 
 #ifndef TILE_N
 #define TILE_N 256
@@ -519,7 +520,7 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
     if (GATED) {
       // The thread that has a gate has its value, half a tile of columns behind it.
 #pragma unroll
-      for (int i = 0; i < COUNT / 2; i++) d[i] = d[i] / (1 + __expf(-d[i])) * d[i + COUNT / 2];
+      for (int i = 0; i < COUNT / 2; i++) d[i] = silu_fast(d[i]) * d[i + COUNT / 2];
     }
     shared.stage_free[half].wait(turn & 1);
     // All warps have read what came in before any writes over it.

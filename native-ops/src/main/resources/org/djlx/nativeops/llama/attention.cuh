@@ -7,6 +7,7 @@
 // element the tensor core takes them for is up to who loads both alike.
 #pragma once
 #include "llama/common.cuh"
+#include "rotary.cuh"
 
 #ifdef HAS_BFLOAT16
 
@@ -39,8 +40,9 @@ __device__ __forceinline__ u32 pair(Bits first, Bits second) { return first | (u
 // Turns a pair of elements of a head by an angle: one of its first half and one of its second.
 __device__ __forceinline__ void turn(Bits& one, Bits& other, float cosine, float sine) {
   float first = T::load(one), second = T::load(other);
-  one = T::store(__fsub_rn(__fmul_rn(first, cosine), __fmul_rn(second, sine)));
-  other = T::store(__fadd_rn(__fmul_rn(second, cosine), __fmul_rn(first, sine)));
+  rotate_pair<true>(first, second, cosine, sine);
+  one = T::store(first);
+  other = T::store(second);
 }
 
 __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const float* cosines, const float* sines) {
@@ -200,14 +202,14 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   for (int step = 0; step < VALUE_STEPS; step++) {
     // Column c of product i is element i of the packs that lanes with `upper` = c have.
     float weighted[2][PACK];
-    Elements parts[4];
+    Pack<T> parts[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) parts[i].vector = values[i][step];
 #pragma unroll
     for (int i = 0; i < PACK; i++) {
       float both[4] = {};
       multiply(both, pair(large[0], large[1]), pair(small[0], small[1]), pair(large[2], large[3]), pair(small[2], small[3]),
-               pair(parts[0].bits[i], parts[1].bits[i]), pair(parts[2].bits[i], parts[3].bits[i]));
+               pair(parts[0].elements[i], parts[1].elements[i]), pair(parts[2].elements[i], parts[3].elements[i]));
       weighted[0][i] = both[0] + both[2];
       weighted[1][i] = both[1] + both[3];
     }
@@ -304,16 +306,16 @@ __device__ __forceinline__ void place_row(Bits* qkv, u64 queries, u64 heads, Bit
     }
     u32 head = i / PACKS, pack = i % PACKS;
     uint4* from = (uint4*)(qkv + head * HEAD) + pack;
-    Elements first, second;
+    Pack<T> first, second;
     first.vector = from[0];
     second.vector = from[PACKS];
 #pragma unroll
     for (int e = 0; e < PACK; e += 4) {
       float4 cosine = *(const float4*)(cosines + pack * PACK + e), sine = *(const float4*)(sines + pack * PACK + e);
-      turn(first.bits[e], second.bits[e], cosine.x, sine.x);
-      turn(first.bits[e + 1], second.bits[e + 1], cosine.y, sine.y);
-      turn(first.bits[e + 2], second.bits[e + 2], cosine.z, sine.z);
-      turn(first.bits[e + 3], second.bits[e + 3], cosine.w, sine.w);
+      turn(first.elements[e], second.elements[e], cosine.x, sine.x);
+      turn(first.elements[e + 1], second.elements[e + 1], cosine.y, sine.y);
+      turn(first.elements[e + 2], second.elements[e + 2], cosine.z, sine.z);
+      turn(first.elements[e + 3], second.elements[e + 3], cosine.w, sine.w);
     }
     from[0] = first.vector;
     from[PACKS] = second.vector;

@@ -54,12 +54,12 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
   const Bits* scores = of.scores + row * of.stride;
   Best best = {LEAST, 0, NO_TOKEN, 0};
   for (u64 i = blockIdx.x * BEST_THREADS + threadIdx.x; i * PACK < of.width; i += BEST_BLOCKS * BEST_THREADS) {
-    Elements elements;
+    Pack<T> elements;
     elements.vector = load_pack<T>(scores, of.width, i);
     Best own = {LEAST, 0, NO_TOKEN, 0};
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
-      float value = T::load(elements.bits[e]);
+      float value = T::load(elements.elements[e]);
       if (i * PACK + e < of.width && value > own.highest) {
         own.highest = value;
         own.token = of.first + i * PACK + e;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
     }
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
-      if (i * PACK + e < of.width) own.sum += __expf(T::load(elements.bits[e]) - own.highest);
+      if (i * PACK + e < of.width) own.sum += __expf(T::load(elements.elements[e]) - own.highest);
     }
     best = joined(best, own);
   }
@@ -151,12 +151,12 @@ struct Row {
   __device__ __forceinline__ void visit(u32 low, u64 first, u64 end, u64 distance, Visit visit) const {
     for (u64 i = first; i < end; i += distance) {
       if (shared.tops[i / packs_of_top] < low) continue;
-      Elements pack;
+      Pack<T> pack;
       pack.vector = load_pack<T>(scores, width, i);
 #pragma unroll
       for (int e = 0; e < PACK; e++) {
-        u32 at = key(pack.bits[e]);
-        if (i * PACK + e < width && at >= low) visit(i * PACK + e, pack.bits[e], at);
+        u32 at = key(pack.elements[e]);
+        if (i * PACK + e < width && at >= low) visit(i * PACK + e, pack.elements[e], at);
       }
     }
   }
@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(CHOICE_THREADS) decode_choose(const
     if (place >= 0) of.chosen[place] = (int)best.token;
   }
   if (draw.scale == 0 || place < 0 || !(best.sum > 0)) return;  // The sum is none if not all scores are numbers.
-  u64 packs = (of.width + PACK - 1) / PACK;
+  u64 packs = pack_count<T>(of.width);
   u32 packs_of_top = (packs + TOPS - 1) / TOPS;
   Row row = {of.scores + index * of.stride, of.width, packs, packs_of_top, best.highest, (float)draw.scale, shared};
   row.find_tops();

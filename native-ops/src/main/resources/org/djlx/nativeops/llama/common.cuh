@@ -45,13 +45,6 @@ __device__ __forceinline__ void await_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
-
-union Elements {
-  uint4 vector;
-  Bits bits[PACK];
-};
-
 // Multiplies two matrices of a warp, and adds the products to the sums.
 __device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (T::IS_BFLOAT16) {

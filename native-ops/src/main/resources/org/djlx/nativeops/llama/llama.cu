@@ -16,6 +16,7 @@
 #include "llama/attention.cuh"
 #include "llama/choice.cuh"
 #include "llama/products.cuh"
+#include "silu.cuh"
 
 #ifdef HAS_BFLOAT16
 
@@ -83,13 +84,13 @@ extern "C" __global__ void prompt_activate(const __grid_constant__ Activation of
   u64 packs = of.width / PACK;
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < of.rows * packs; i += (u64)gridDim.x * blockDim.x) {
     const uint4* from = (const uint4*)of.both + i / packs * 2 * packs + i % packs;
-    Elements gates, values;
+    Pack<T> gates, values;
     gates.vector = from[0];
     values.vector = from[packs];
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
-      float gate = T::load(gates.bits[e]);
-      gates.bits[e] = T::store(gate / (1 + __expf(-gate)) * T::load(values.bits[e]));
+      float gate = T::load(gates.elements[e]);
+      gates.elements[e] = T::store(silu_fast(gate) * T::load(values.elements[e]));
     }
     ((uint4*)of.output)[i] = gates.vector;
   }

@@ -16,6 +16,7 @@
 #pragma once
 #include "llama/common.cuh"
 #include "rms_norm.cuh"
+#include "silu.cuh"
 
 #ifdef HAS_BFLOAT16
 
@@ -59,7 +60,7 @@ __device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
       u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
-      sum[part] = thread < threads && i < packs ? added<T>(residual[i], x[i]) : zeros();
+      sum[part] = thread < threads && i < packs ? add_packs<T>(residual[i], x[i]) : zeros();
     }
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
@@ -67,19 +68,16 @@ __device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint
       if (thread >= threads || i >= packs) continue;
       row[i] = sum[part];
       if (blockIdx.x == 0) ((uint4*)of.new_residual)[i] = sum[part];
-      squares[part] = with_squares<T>(squares[part], sum[part]);
+      squares[part] = add_squares<T>(squares[part], sum[part]);
     }
   }
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
-    float sum = warp_sum(squares[part]);
-    if (threadIdx.x % WARP == 0) sums[part * PRODUCT_WARPS + threadIdx.x / WARP] = sum;
+    store_warp_sum(squares[part], sums, part * PRODUCT_WARPS + threadIdx.x / WARP);
   }
   __syncthreads();
-  u32 lane = threadIdx.x % WARP;
-  float sum = warp_sum(lane < NORM_THREADS / WARP ? sums[lane] : 0);
-  float scale = norm_scale(sum, of.depth, __uint_as_float((u32)of.epsilon));
-  for (u32 i = threadIdx.x; i < packs; i += THREADS) row[i] = scaled<T>(row[i], scale, weight[i]);
+  float scale = norm_scale(sum_of_warps(sums, NORM_THREADS / WARP), of.depth, __uint_as_float((u32)of.epsilon));
+  for (u32 i = threadIdx.x; i < packs; i += THREADS) row[i] = normalize_pack<T>(row[i], scale, weight[i]);
   __syncthreads();
 }
 
@@ -242,7 +240,7 @@ __device__ __forceinline__ void product(const Product& of) {
         if (b + i >= batch || n >= width) continue;
         Bits* to = of.output + (b + i) * of.stride + n;
         if (gated) {
-          *to = T::store(sum[i] / (1 + __expf(-sum[i])) * sum[i + 2]);
+          *to = T::store(silu_fast(sum[i]) * sum[i + 2]);
         } else {
           *to = T::store(sum[i]);
           if (n + 8 < width) to[8] = T::store(sum[i + 2]);

@@ -61,8 +61,8 @@ struct Adam {
 // The tensors need not be aligned to more than their elements.
 template <typename Rule>
 __device__ void update(const Rule& rule, float* weight, const float* gradient, float* first, float* second, u64 count) {
-  const int PACK = 4;
-  u64 packs = (count + PACK - 1) / PACK;
+  const int PACK = Pack<Float32>::COUNT;
+  u64 packs = pack_count<Float32>(count);
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
     Pack<Float32> w, g, a, b;
     w.vector = load_pack<Float32>((u32*)weight, count, i);

@@ -2,7 +2,11 @@
 // queries and keys, and the gate of an MLP; and the conversion of weights. libtorch takes an operator, and so a pass, for each step of these. Computed in
 // float32 and rounded once. Results depend on the sizes and the number of blocks alone, not on their order. No synchronisation
 // with anybody.
+#include "block_sum.cuh"
 #include "element.cuh"
+#include "rms_norm.cuh"
+#include "rotary.cuh"
+#include "silu.cuh"
 
 const int MAX_THREADS = 512;
 const int MAX_WARPS = MAX_THREADS / WARP;
@@ -53,21 +57,6 @@ struct WeightGradient {
   u64 size;
 };
 
-// The sums over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
-// barrier but one.
-template <int COUNT>
-__device__ __forceinline__ void sum_of_block(float (&values)[COUNT], float (&sums)[COUNT][MAX_WARPS]) {
-  u32 lane = threadIdx.x % WARP;
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) {
-    values[i] = warp_sum(values[i]);
-    if (lane == 0) sums[i][threadIdx.x / WARP] = values[i];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) values[i] = warp_sum(lane < blockDim.x / WARP ? sums[i][lane] : 0);
-}
-
 template <typename T>
 __device__ __forceinline__ void load(FloatPack<T>& values, const typename T::Bits* row, u64 size, u32 pack) {
   values.set(load_pack<T>(row, size, pack));
@@ -79,31 +68,25 @@ __device__ __forceinline__ void rms_norm_short(const Norm<T>& of, float epsilon)
   u32 pack = threadIdx.x;
   bool any = pack * Pack<T>::COUNT < of.size;
   auto read = [&](const typename T::Bits* rows, u64 row) {
-    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : make_uint4(0, 0, 0, 0);
+    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : zeros();
   };
   uint4 weight = read(of.weight, 0);
   uint4 next = read(of.x, blockIdx.x), next_addend = of.sum ? read(of.addend, blockIdx.x) : next;
   u32 turn = 0;
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
-    FloatPack<T> values, factors;
-    values.set(next);
+    uint4 x = next;
     if (of.sum) {
-      values.add(next_addend);
-      uint4 rounded = values.rounded(1);
-      if (any) store_pack<T>(of.sum + row * of.size, of.size, pack, rounded);
-      values.set(rounded);
+      x = add_packs<T>(next, next_addend);
+      if (any) store_pack<T>(of.sum + row * of.size, of.size, pack, x);
       next_addend = read(of.addend, row + gridDim.x);
     }
     next = read(of.x, row + gridDim.x);
-    float squares[1] = {};
-#pragma unroll
-    for (int k = 0; k < Pack<T>::COUNT; k++) squares[0] += values.values[k] * values.values[k];
-    sum_of_block(squares, sums[turn]);
-    float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
-    factors.set(weight);
-#pragma unroll
-    for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
-    if (any) store_pack<T>(of.y + row * of.size, of.size, pack, values.rounded(1));
+    FloatPack<T> values;
+    values.set(x);
+    float squares[1] = {add_squares<T>(0, values)};
+    block_sums(squares, sums[turn]);
+    float scale = norm_scale(squares[0], of.size, epsilon);
+    if (any) store_pack<T>(of.y + row * of.size, of.size, pack, normalize_pack<T>(values, scale, weight));
   }
 }
 
@@ -114,33 +97,25 @@ __device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
     return;
   }
   __shared__ float sums[2][1][MAX_WARPS];
-  u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u32 packs = pack_count<T>(of.size);
   u32 turn = 0;
   for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
     const typename T::Bits* x = of.x + row * of.size;
     float squares[1] = {};
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      FloatPack<T> values;
-      load(values, x, of.size, i);
+      uint4 pack = load_pack<T>(x, of.size, i);
       if (of.sum) {
-        values.add(load_pack<T>(of.addend + row * of.size, of.size, i));
-        uint4 rounded = values.rounded(1);
-        store_pack<T>(of.sum + row * of.size, of.size, i, rounded);
-        values.set(rounded);
+        pack = add_packs<T>(pack, load_pack<T>(of.addend + row * of.size, of.size, i));
+        store_pack<T>(of.sum + row * of.size, of.size, i, pack);
       }
-#pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) squares[0] += values.values[k] * values.values[k];
+      squares[0] = add_squares<T>(squares[0], pack);
     }
-    sum_of_block(squares, sums[turn]);
-    float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
+    block_sums(squares, sums[turn]);
+    float scale = norm_scale(squares[0], of.size, epsilon);
     if (of.sum) x = of.sum + row * of.size;  // Each thread reads what it has written.
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      FloatPack<T> values, factors;
-      load(values, x, of.size, i);
-      load(factors, of.weight, of.size, i);
-#pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
-      store_pack<T>(of.y + row * of.size, of.size, i, values.rounded(1));
+      uint4 pack = normalize_pack<T>(load_pack<T>(x, of.size, i), scale, load_pack<T>(of.weight, of.size, i));
+      store_pack<T>(of.y + row * of.size, of.size, i, pack);
     }
   }
 }
@@ -151,7 +126,7 @@ __device__ __forceinline__ void rms_norm_gradient_short(const NormGradient<T>& o
   u32 pack = threadIdx.x;
   bool any = pack * Pack<T>::COUNT < of.size;
   auto read = [&](const typename T::Bits* rows, u64 row) {
-    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : make_uint4(0, 0, 0, 0);
+    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : zeros();
   };
   uint4 weight = read(of.weight, 0);
   uint4 next_x = read(of.x, blockIdx.x), next_dy = read(of.dy, blockIdx.x);
@@ -171,8 +146,8 @@ __device__ __forceinline__ void rms_norm_gradient_short(const NormGradient<T>& o
       products[0] += values.values[k] * values.values[k];
       products[1] += gradients.values[k] * factors.values[k] * values.values[k];
     }
-    sum_of_block(products, sums[turn]);
-    float scale = 1 / sqrtf(products[0] / of.size + epsilon);
+    block_sums(products, sums[turn]);
+    float scale = norm_scale(products[0], of.size, epsilon);
     float slope = scale * scale * (products[1] / of.size);
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) {
@@ -199,7 +174,7 @@ __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, flo
   }
   extern __shared__ float of_weight[];
   __shared__ float sums[2][2][MAX_WARPS];
-  u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u32 packs = pack_count<T>(of.size);
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) of_weight[k * packs + i] = 0;
@@ -220,8 +195,8 @@ __device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, flo
         products[1] += gradients.values[k] * factors.values[k] * values.values[k];
       }
     }
-    sum_of_block(products, sums[turn]);
-    float scale = 1 / sqrtf(products[0] / of.size + epsilon);
+    block_sums(products, sums[turn]);
+    float scale = norm_scale(products[0], of.size, epsilon);
     float slope = scale * scale * (products[1] / of.size);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       load(values, x, of.size, i);
@@ -298,7 +273,7 @@ struct Rotation {
 // `direction` is 1, or -1 to rotate back.
 template <typename T>
 __device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
-  u32 packs = (of.half + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u32 packs = pack_count<T>(of.half);
   u64 of_position = blockIdx.x % of.positions * of.half;
   u32 count = 0;
 #pragma unroll
@@ -320,11 +295,7 @@ __device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
       load(sines, of.sines + of_position, of.half, pack);
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) {
-        float a = first.values[k];
-        float b = second.values[k];
-        float sine = direction * sines.values[k];
-        first.values[k] = a * cosines.values[k] - b * sine;
-        second.values[k] = b * cosines.values[k] + a * sine;
+        rotate_pair<false>(first.values[k], second.values[k], cosines.values[k], direction * sines.values[k]);
       }
     }
     store_pack<T>(y, of.half, pack, first.rounded(1));
@@ -385,13 +356,11 @@ struct GateGradient {
   u64 distance;  // also of gradients
 };
 
-__device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
-
 // A thread reads two packs at once, so that more is on its way.
 template <typename T>
 __device__ __forceinline__ void gate(const Gate<T>& of) {
   const int AT_ONCE = 2;
-  Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT);
+  Turns turn(of.rows, pack_count<T>(of.size));
   while (turn.left()) {
     uint4 gates[AT_ONCE], values[AT_ONCE];
     typename T::Bits* y[AT_ONCE];
@@ -412,7 +381,7 @@ __device__ __forceinline__ void gate(const Gate<T>& of) {
       gate.set(gates[i]);
       result.set(values[i]);
 #pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) result.values[k] *= gate.values[k] * sigmoid(gate.values[k]);
+      for (int k = 0; k < Pack<T>::COUNT; k++) result.values[k] *= silu(gate.values[k]);
       store_pack<T>(y[i], of.size, pack[i], result.rounded(1));
     }
   }
@@ -420,7 +389,7 @@ __device__ __forceinline__ void gate(const Gate<T>& of) {
 
 template <typename T>
 __device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
-  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
+  for (Turns turn(of.rows, pack_count<T>(of.size)); turn.left(); turn.next()) {
     u64 begin = turn.row * of.distance;
     FloatPack<T> gates, values, gradients;
     load(gates, of.gate + begin, of.size, turn.pack);
@@ -454,7 +423,7 @@ struct Columns {
 template <typename T>
 __device__ __forceinline__ void place(const Columns<T>& of) {
   const int PARTS = sizeof(float) / sizeof(typename T::Bits);
-  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
+  for (Turns turn(of.rows, pack_count<T>(of.size)); turn.left(); turn.next()) {
     const u32* row = (const u32*)of.x + turn.row * of.size;
     FloatPack<T> values;
 #pragma unroll
