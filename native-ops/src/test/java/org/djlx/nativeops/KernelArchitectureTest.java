@@ -120,7 +120,7 @@ class KernelArchitectureTest {
                                 "gate",
                                 "gate_gradient"),
                         types);
-        block.addAll(names(List.of("place"), types.subList(1, types.size())));
+        block.addAll(names(List.of("convert_columns"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
         sources.put("llama/llama.cu", bfloat16 ? llamaKernels() : Set.of());
         sources.put("signals/signals.cu", Set.of("enter", "signal_peer", "wait_signals"));

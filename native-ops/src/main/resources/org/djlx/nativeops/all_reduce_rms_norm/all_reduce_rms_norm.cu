@@ -38,18 +38,18 @@ struct Rows {
 
 // EXCHANGE: the partial is this rank's and the kernel all-reduces it; otherwise it is the sum already.
 template <typename T, bool EXCHANGE>
-__device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, const Launch& launch) {
+__device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];
   __shared__ float sums[2][NORM_THREADS / WARP];
   launch_dependents();
   wait_for_primary();
   u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
-  u32 packs = pack_count<T>(of.hidden);
+  u32 packs = pack_count<T>(args.hidden);
   bool good = true;
   u32 parity = 0;
-  for (u64 row = blockIdx.x; row < of.rows && good; row += gridDim.x, parity ^= 1) {
-    u64 begin = row * of.hidden;
-    auto load = [&](const typename T::Bits* array, u32 i) { return i < packs ? load_pack<T>(array, of.hidden, i) : zeros(); };
+  for (u64 row = blockIdx.x; row < args.rows && good; row += gridDim.x, parity ^= 1) {
+    u64 begin = row * args.hidden;
+    auto load = [&](const typename T::Bits* array, u32 i) { return i < packs ? load_pack<T>(array, args.hidden, i) : zeros(); };
     auto send = [&](u32 i, const uint4& pack) {
 #pragma unroll
       for (u32 step = 1; step < RANKS; step++) {
@@ -57,14 +57,14 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
       }
     };
     // Step 1: push the row to all peers.
-    uint4 own = load(of.partial + begin, threadIdx.x);
+    uint4 own = load(args.partial + begin, threadIdx.x);
     if (EXCHANGE) {
       if (threadIdx.x < packs) send(threadIdx.x, own);
-      for (u32 i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x) send(i, load(of.partial + begin, i));
+      for (u32 i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x) send(i, load(args.partial + begin, i));
     }
     // Step 2: sum the ranks' packs, add the residual, and add up squares.
-    uint4 residual = load(of.residual + begin, threadIdx.x);
-    uint4 weight = load(of.weight, threadIdx.x);
+    uint4 residual = load(args.residual + begin, threadIdx.x);
+    uint4 weight = load(args.weight, threadIdx.x);
     float squares = 0;
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       uint4 total = own;
@@ -74,18 +74,18 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
         total = sum.rounded(1);
       }
       values[i] = add_packs<T>(residual, total);
-      store_pack<T>(of.new_residual + begin, of.hidden, i, values[i]);
+      store_pack<T>(args.new_residual + begin, args.hidden, i, values[i]);
       squares = add_squares<T>(squares, values[i]);
-      own = load(of.partial + begin, i + blockDim.x);
-      residual = load(of.residual + begin, i + blockDim.x);
+      own = load(args.partial + begin, i + blockDim.x);
+      residual = load(args.residual + begin, i + blockDim.x);
     }
     // Step 3: norm the row. All threads of the block learn whether a wait has failed.
     store_warp_sum(squares, sums[parity], threadIdx.x / WARP);
     good = __syncthreads_and(good);
-    float scale = norm_scale(sum_of_warps(sums[parity], blockDim.x / WARP), of.hidden, epsilon);
+    float scale = norm_scale(sum_of_warps(sums[parity], blockDim.x / WARP), args.hidden, epsilon);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      store_pack<T>(of.norm + begin, of.hidden, i, normalize_pack<T>(values[i], scale, weight));
-      weight = load(of.weight, i + blockDim.x);
+      store_pack<T>(args.norm + begin, args.hidden, i, normalize_pack<T>(values[i], scale, weight));
+      weight = load(args.weight, i + blockDim.x);
     }
   }
   if (EXCHANGE) end_epoch(launch, epoch);
@@ -93,12 +93,12 @@ __device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, cons
 
 #define RMS_NORM(name, T)                                                                                           \
   extern "C" __global__ void __launch_bounds__(NORM_THREADS) all_reduce_rms_norm_##name(                            \
-      const __grid_constant__ Rows<T> of, float epsilon, const __grid_constant__ Launch launch) {                   \
-    normalize<T, true>(of, epsilon, launch);                                                                        \
+      const __grid_constant__ Rows<T> args, float epsilon, const __grid_constant__ Launch launch) {                   \
+    normalize<T, true>(args, epsilon, launch);                                                                        \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                                        \
-      add_rms_norm_##name(const __grid_constant__ Rows<T> of, float epsilon) {                                      \
-    normalize<T, false>(of, epsilon, Launch{});                                                                     \
+      add_rms_norm_##name(const __grid_constant__ Rows<T> args, float epsilon) {                                      \
+    normalize<T, false>(args, epsilon, Launch{});                                                                     \
   }
 
 RMS_NORM(float32, Float32)

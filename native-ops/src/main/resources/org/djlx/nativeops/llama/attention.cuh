@@ -58,7 +58,7 @@ __device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
 // LATE: values are loaded behind the scores, which takes fewer registers, so that a multiprocessor has more blocks.
 // PLACED: decode_rotate has rotated queries, and written keys and values to the cache, as several rows are of one sequence.
 template <bool LATE, bool PLACED>
-__device__ __forceinline__ void attend(const Attention& of, float scale) {
+__device__ __forceinline__ void attend(const Attention& args, float scale) {
   static_assert(LATE || !PLACED, "values that are loaded early leave the newest to who has it");
   __shared__ __align__(16) Bits queries[SHARING][HEAD];
   __shared__ __align__(16) Bits own_key[HEAD];
@@ -71,20 +71,20 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   u32 upper = lane / 4, within = lane % 4;
   // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate writes some of them.
   if (PLACED) wait_for_primary();
-  int position = of.positions[row];
-  u64 first_chunk = of.first_chunks[row];
+  int position = args.positions[row];
+  u64 first_chunk = args.first_chunks[row];
   if (position < (int)(chunk * CHUNK)) {
     if (position < 0) wait_for_primary();  // who awaits this kernel relies on those before, too
     return;
   }
   u32 count = position / CHUNK + 1;
-  first_chunk = first_chunk * of.heads + (u64)head * count;
-  const Bits* qkv = of.qkv + (u64)row * of.heads * (SHARING + 2) * HEAD;
-  const int* table = of.table + (u64)row * of.table_stride;
-  auto place = [&](int token) { return ((u64)(table[token / BLOCK] + token % BLOCK) * of.heads + head) * HEAD; };
-  u32 pitch = of.heads * HEAD;  // from a token to the next of its block
-  const Bits* new_key = qkv + (of.heads * SHARING + head) * HEAD;
-  const Bits* new_value = qkv + (of.heads * (SHARING + 1) + head) * HEAD;
+  first_chunk = first_chunk * args.heads + (u64)head * count;
+  const Bits* qkv = args.qkv + (u64)row * args.heads * (SHARING + 2) * HEAD;
+  const int* table = args.table + (u64)row * args.table_stride;
+  auto place = [&](int token) { return ((u64)(table[token / BLOCK] + token % BLOCK) * args.heads + head) * HEAD; };
+  u32 pitch = args.heads * HEAD;  // from a token to the next of its block
+  const Bits* new_key = qkv + (args.heads * SHARING + head) * HEAD;
+  const Bits* new_value = qkv + (args.heads * (SHARING + 1) + head) * HEAD;
 
   // What is not there reads as zeros.
   uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
@@ -94,7 +94,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   for (int half = 0; half < 2; half++) {
     int token = first + half * 8 + upper;
     bool there = token < position || (PLACED && token == position);
-    const Bits* key = of.keys + base + (half * 8 + upper) * pitch;
+    const Bits* key = args.keys + base + (half * 8 + upper) * pitch;
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; step++) {
       u32 e = step * STEP + within * PACK;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     for (int i = 0; i < 4; i++) {
       int token = first + i / 2 * 8 + within * 2 + i % 2;
       bool there = token < end;
-      const Bits* value = !PLACED && token == position ? new_value : of.values + base + (i / 2 * 8 + within * 2 + i % 2) * pitch;
+      const Bits* value = !PLACED && token == position ? new_value : args.values + base + (i / 2 * 8 + within * 2 + i % 2) * pitch;
 #pragma unroll
       for (int step = 0; step < VALUE_STEPS; step++) {
         u32 e = (step * 8 + upper) * PACK;
@@ -116,8 +116,8 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   };
   if (!LATE) load_values(position);
   if (!PLACED) wait_for_primary();
-  const float* cosines = of.cosines + (u64)position * (HEAD / 2);
-  const float* sines = of.sines + (u64)position * (HEAD / 2);
+  const float* cosines = args.cosines + (u64)position * (HEAD / 2);
+  const float* sines = args.sines + (u64)position * (HEAD / 2);
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < SHARING * HEAD / 2; i += ATTENTION_WARPS * WARP) {
     u32 q = i / (HEAD / 2);
@@ -138,8 +138,8 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     u64 at = place(position);
 #pragma unroll 1
     for (u32 i = threadIdx.x; i < HEAD; i += ATTENTION_WARPS * WARP) {
-      of.keys[at + i] = own_key[i];
-      of.values[at + i] = new_value[i];
+      args.keys[at + i] = own_key[i];
+      args.values[at + i] = new_value[i];
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -224,7 +224,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   }
   __syncthreads();
   const int ENTRY = HEAD + 2;
-  Bits* output = of.output + ((u64)row * of.heads + head) * SHARING * HEAD;
+  Bits* output = args.output + ((u64)row * args.heads + head) * SHARING * HEAD;
 #pragma unroll 1
   for (u32 i = threadIdx.x * 2; i < SHARING * HEAD; i += 2 * ATTENTION_WARPS * WARP) {
     u32 q = i / HEAD, e = i % HEAD;
@@ -244,7 +244,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
     if (count == 1) {
       *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
     } else {
-      float* entry = of.chunks + ((first_chunk + chunk) * SHARING + q) * ENTRY;
+      float* entry = args.chunks + ((first_chunk + chunk) * SHARING + q) * ENTRY;
       *(float2*)&entry[e] = value;
       if (e == 0) *(float2*)&entry[HEAD] = make_float2(highest, total);
     }
@@ -252,7 +252,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
   if (count == 1) return;
   __syncthreads();
   if (threadIdx.x == 0) {
-    u32* ended = &of.ended[row * of.heads + head];
+    u32* ended = &args.ended[row * args.heads + head];
     __threadfence();
     is_last = atomicAdd(ended, 1) == count - 1;
     if (is_last) *ended = 0;
@@ -263,7 +263,7 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
 #pragma unroll 1
   for (u32 i = threadIdx.x * 2; i < SHARING * HEAD; i += 2 * ATTENTION_WARPS * WARP) {
     u32 q = i / HEAD, e = i % HEAD;
-    const float* entries = of.chunks + (first_chunk * SHARING + q) * ENTRY;
+    const float* entries = args.chunks + (first_chunk * SHARING + q) * ENTRY;
     float highest = LEAST, total = 0;
     float2 value = make_float2(0, 0);
 #pragma unroll 4
@@ -283,8 +283,8 @@ __device__ __forceinline__ void attend(const Attention& of, float scale) {
 
 #define ATTENTION(name, late, placed, blocks)                                                                      \
   extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, blocks)                                      \
-      name(const __grid_constant__ Attention of, float scale) {                                                    \
-    attend<late, placed>(of, scale);                                                                               \
+      name(const __grid_constant__ Attention args, float scale) {                                                    \
+    attend<late, placed>(args, scale);                                                                               \
   }
 
 ATTENTION(decode_attention, false, false, 2)
@@ -328,15 +328,15 @@ __device__ __forceinline__ void place_row(Bits* qkv, u64 queries, u64 heads, Bit
 }
 
 // A block has a row. The queries that it writes are const in the struct, for decode_attention's sake.
-extern "C" __global__ void decode_rotate(const __grid_constant__ Attention of) {
+extern "C" __global__ void decode_rotate(const __grid_constant__ Attention args) {
   launch_dependents();
   wait_for_primary();
   u64 row = blockIdx.x;
-  int position = of.positions[row];
+  int position = args.positions[row];
   if (position < 0) return;
-  u64 place = of.table[row * of.table_stride + position / BLOCK] + position % BLOCK;
-  place_row((Bits*)of.qkv + row * of.heads * (SHARING + 2) * HEAD, of.heads * SHARING, of.heads, of.keys, of.values, place,
-            of.cosines + (u64)position * (HEAD / 2), of.sines + (u64)position * (HEAD / 2));
+  u64 place = args.table[row * args.table_stride + position / BLOCK] + position % BLOCK;
+  place_row((Bits*)args.qkv + row * args.heads * (SHARING + 2) * HEAD, args.heads * SHARING, args.heads, args.keys, args.values, place,
+            args.cosines + (u64)position * (HEAD / 2), args.sines + (u64)position * (HEAD / 2));
 }
 
 #endif

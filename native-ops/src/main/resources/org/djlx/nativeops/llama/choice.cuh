@@ -46,28 +46,28 @@ __device__ __forceinline__ Best of_warp(Best best) {
 const int BEST_BLOCKS = 16;  // of a row, each of 256 threads
 const int BEST_THREADS = 256;
 
-extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __grid_constant__ Scores of) {
+extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __grid_constant__ Scores args) {
   launch_dependents();
   __shared__ Best bests[BEST_THREADS / WARP];
   wait_for_primary();
   u32 row = blockIdx.y;
-  const Bits* scores = of.scores + row * of.stride;
+  const Bits* scores = args.scores + row * args.stride;
   Best best = {LEAST, 0, NO_TOKEN, 0};
-  for (u64 i = blockIdx.x * BEST_THREADS + threadIdx.x; i * PACK < of.width; i += BEST_BLOCKS * BEST_THREADS) {
+  for (u64 i = blockIdx.x * BEST_THREADS + threadIdx.x; i * PACK < args.width; i += BEST_BLOCKS * BEST_THREADS) {
     Pack<T> elements;
-    elements.vector = load_pack<T>(scores, of.width, i);
+    elements.vector = load_pack<T>(scores, args.width, i);
     Best own = {LEAST, 0, NO_TOKEN, 0};
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
       float value = T::load(elements.elements[e]);
-      if (i * PACK + e < of.width && value > own.highest) {
+      if (i * PACK + e < args.width && value > own.highest) {
         own.highest = value;
-        own.token = of.first + i * PACK + e;
+        own.token = args.first + i * PACK + e;
       }
     }
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
-      if (i * PACK + e < of.width) own.sum += __expf(T::load(elements.elements[e]) - own.highest);
+      if (i * PACK + e < args.width) own.sum += __expf(T::load(elements.elements[e]) - own.highest);
     }
     best = joined(best, own);
   }
@@ -78,20 +78,20 @@ extern "C" __global__ void __launch_bounds__(BEST_THREADS) decode_best(const __g
   best = of_warp(threadIdx.x < BEST_THREADS / WARP ? bests[threadIdx.x] : Best{LEAST, 0, NO_TOKEN, 0});
   bool last = false;
   if (threadIdx.x == 0) {
-    of.parts[row * BEST_BLOCKS + blockIdx.x] = best;
+    args.parts[row * BEST_BLOCKS + blockIdx.x] = best;
     __threadfence();
-    last = atomicAdd(&of.ended[row], 1) == BEST_BLOCKS - 1;
-    if (last) of.ended[row] = 0;
+    last = atomicAdd(&args.ended[row], 1) == BEST_BLOCKS - 1;
+    if (last) args.ended[row] = 0;
     __threadfence();
   }
   if (!__shfl_sync(~0u, last, 0)) return;
   best = Best{LEAST, 0, NO_TOKEN, 0};
   if (threadIdx.x < BEST_BLOCKS) {
-    const Best* part = of.parts + row * BEST_BLOCKS + threadIdx.x;
+    const Best* part = args.parts + row * BEST_BLOCKS + threadIdx.x;
     best = Best{__ldcg(&part->highest), __ldcg(&part->sum), __ldcg(&part->token), 0};
   }
   best = of_warp(best);  // on all lanes
-  if (threadIdx.x < of.ranks) of.best[threadIdx.x * gridDim.y + row] = threadIdx.x == of.rank ? best : Best{};
+  if (threadIdx.x < args.ranks) args.best[threadIdx.x * gridDim.y + row] = threadIdx.x == args.rank ? best : Best{};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
@@ -234,26 +234,26 @@ struct Row {
 };
 
 // A block has a row.
-extern "C" __global__ void __launch_bounds__(CHOICE_THREADS) decode_choose(const __grid_constant__ Choice of) {
+extern "C" __global__ void __launch_bounds__(CHOICE_THREADS) decode_choose(const __grid_constant__ Choice args) {
   __shared__ Drawing shared;
   u32 index = blockIdx.x;
-  Best best = of.parts[index];
-  for (u64 rank = 1; rank < of.ranks; rank++) best = joined(best, of.parts[rank * of.rows + index]);
-  int place = of.places[index];
-  const Draw& draw = of.draws[index];
+  Best best = args.parts[index];
+  for (u64 rank = 1; rank < args.ranks; rank++) best = joined(best, args.parts[rank * args.rows + index]);
+  int place = args.places[index];
+  const Draw& draw = args.draws[index];
   if (threadIdx.x == 0) {
     best.score = best.highest;
-    of.best[index] = best;
-    if (place >= 0) of.chosen[place] = (int)best.token;
+    args.best[index] = best;
+    if (place >= 0) args.chosen[place] = (int)best.token;
   }
   if (draw.scale == 0 || place < 0 || !(best.sum > 0)) return;  // The sum is none if not all scores are numbers.
-  u64 packs = pack_count<T>(of.width);
+  u64 packs = pack_count<T>(args.width);
   u32 packs_of_top = (packs + TOPS - 1) / TOPS;
-  Row row = {of.scores + index * of.stride, of.width, packs, packs_of_top, best.highest, (float)draw.scale, shared};
+  Row row = {args.scores + index * args.stride, args.width, packs, packs_of_top, best.highest, (float)draw.scale, shared};
   row.find_tops();
   auto weight = [&](Bits score) { return row.weight(score); };
   u32 least = 0;
-  if (draw.top_k > 0 && draw.top_k < of.width) {
+  if (draw.top_k > 0 && draw.top_k < args.width) {
     least = row.highest_key(0, draw.top_k, [](Bits) { return (u64)1; });
   }
   u64 equal_ones = ~0ull;  // how many of the key `least` are kept: the first ones
@@ -289,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(CHOICE_THREADS) decode_choose(const
     }
     left -= found ? 0 : weight;
   });
-  of.best[index] = best;
-  of.chosen[place] = (int)best.token;
+  args.best[index] = best;
+  args.chosen[place] = (int)best.token;
 }
 
 #endif

@@ -38,15 +38,15 @@ struct Embedding {
 };
 
 // A block has a row.
-extern "C" __global__ void decode_embed(const __grid_constant__ Embedding of) {
+extern "C" __global__ void decode_embed(const __grid_constant__ Embedding args) {
   launch_dependents();
   wait_for_primary();
-  int token = of.tokens[blockIdx.x];
-  if (token == CHOSEN) token = of.chosen[of.places[blockIdx.x]];
-  bool here = token >= 0 && token >= of.first && token - of.first < of.count;
-  const Bits* row = of.embedding + (here ? token - of.first : 0) * of.hidden;
-  for (u64 i = threadIdx.x; i * PACK < of.hidden; i += blockDim.x) {
-    store_pack<T>(of.output + blockIdx.x * of.hidden, of.hidden, i, here ? load_pack<T>(row, of.hidden, i) : zeros());
+  int token = args.tokens[blockIdx.x];
+  if (token == CHOSEN) token = args.chosen[args.places[blockIdx.x]];
+  bool here = token >= 0 && token >= args.first && token - args.first < args.count;
+  const Bits* row = args.embedding + (here ? token - args.first : 0) * args.hidden;
+  for (u64 i = threadIdx.x; i * PACK < args.hidden; i += blockDim.x) {
+    store_pack<T>(args.output + blockIdx.x * args.hidden, args.hidden, i, here ? load_pack<T>(row, args.hidden, i) : zeros());
   }
 }
 
@@ -66,10 +66,10 @@ struct Rotation {
 };
 
 // A block has a row.
-extern "C" __global__ void prompt_rotate(const __grid_constant__ Rotation of) {
-  u64 row = blockIdx.x, position = of.start + row;
-  place_row(of.qkv + row * (of.queries + 2 * of.heads) * HEAD, of.queries, of.heads, of.keys, of.values, of.places[row],
-            of.cosines + position * (HEAD / 2), of.sines + position * (HEAD / 2));
+extern "C" __global__ void prompt_rotate(const __grid_constant__ Rotation args) {
+  u64 row = blockIdx.x, position = args.start + row;
+  place_row(args.qkv + row * (args.queries + 2 * args.heads) * HEAD, args.queries, args.heads, args.keys, args.values, args.places[row],
+            args.cosines + position * (HEAD / 2), args.sines + position * (HEAD / 2));
 }
 
 struct Activation {
@@ -80,10 +80,10 @@ struct Activation {
 };
 
 // output = silu(gates) * values
-extern "C" __global__ void prompt_activate(const __grid_constant__ Activation of) {
-  u64 packs = of.width / PACK;
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < of.rows * packs; i += (u64)gridDim.x * blockDim.x) {
-    const uint4* from = (const uint4*)of.both + i / packs * 2 * packs + i % packs;
+extern "C" __global__ void prompt_activate(const __grid_constant__ Activation args) {
+  u64 packs = args.width / PACK;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < args.rows * packs; i += (u64)gridDim.x * blockDim.x) {
+    const uint4* from = (const uint4*)args.both + i / packs * 2 * packs + i % packs;
     Pack<T> gates, values;
     gates.vector = from[0];
     values.vector = from[packs];
@@ -92,7 +92,7 @@ extern "C" __global__ void prompt_activate(const __grid_constant__ Activation of
       float gate = T::load(gates.elements[e]);
       gates.elements[e] = T::store(silu_fast(gate) * T::load(values.elements[e]));
     }
-    ((uint4*)of.output)[i] = gates.vector;
+    ((uint4*)args.output)[i] = gates.vector;
   }
 }
 

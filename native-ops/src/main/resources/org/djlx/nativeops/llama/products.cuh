@@ -49,10 +49,10 @@ __host__ __device__ constexpr int stages(int tiles, int stripes, int copied, int
 }
 
 // x = (residual + x) / sqrt(mean((residual + x)^2) + epsilon) * weight for one row, into shared memory, to the bits of add_rms_norm.
-__device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint4* weight, float* sums) {
+__device__ __forceinline__ void norm_x(const Product& args, uint4* row, const uint4* weight, float* sums) {
   const int THREADS = PRODUCT_WARPS * WARP, PARTS = NORM_THREADS / THREADS;
-  const uint4 *x = (const uint4*)of.x, *residual = (const uint4*)of.residual;
-  u32 packs = of.depth / PACK, threads = min((packs + WARP - 1) / WARP * WARP, NORM_THREADS);
+  const uint4 *x = (const uint4*)args.x, *residual = (const uint4*)args.residual;
+  u32 packs = args.depth / PACK, threads = min((packs + WARP - 1) / WARP * WARP, NORM_THREADS);
   // Each thread is PARTS of those of add_rms_norm.
   float squares[PARTS] = {};
   for (u32 begin = 0; begin < packs; begin += threads) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint
       u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
       if (thread >= threads || i >= packs) continue;
       row[i] = sum[part];
-      if (blockIdx.x == 0) ((uint4*)of.new_residual)[i] = sum[part];
+      if (blockIdx.x == 0) ((uint4*)args.new_residual)[i] = sum[part];
       squares[part] = add_squares<T>(squares[part], sum[part]);
     }
   }
@@ -76,14 +76,14 @@ __device__ __forceinline__ void norm_x(const Product& of, uint4* row, const uint
     store_warp_sum(squares[part], sums, part * PRODUCT_WARPS + threadIdx.x / WARP);
   }
   __syncthreads();
-  float scale = norm_scale(sum_of_warps(sums, NORM_THREADS / WARP), of.depth, __uint_as_float((u32)of.epsilon));
+  float scale = norm_scale(sum_of_warps(sums, NORM_THREADS / WARP), args.depth, __uint_as_float((u32)args.epsilon));
   for (u32 i = threadIdx.x; i < packs; i += THREADS) row[i] = normalize_pack<T>(row[i], scale, weight[i]);
   __syncthreads();
 }
 
 // TILES of x, STRIPES of weights. Neither changes the order in which a sum is taken. NORMED: x is one row, and normed first.
 template <int TILES, int STRIPES, int STAGES, bool NORMED>
-__device__ __forceinline__ void product(const Product& of) {
+__device__ __forceinline__ void product(const Product& args) {
   const bool APART = has_sums_apart(TILES);  // there may be several groups
   const int PACKS = 2 * STRIPES + (NORMED ? 0 : TILES);  // of a lane in a stage
   const int STAGE = PACKS * WARP;
@@ -94,20 +94,20 @@ __device__ __forceinline__ void product(const Product& of) {
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 row = lane / 4;            // of both operands
   u32 within = lane % 4 * PACK;  // of a load
-  u32 batch = of.batch, width = of.width, depth = of.depth;
-  bool gated = of.gated;
+  u32 batch = args.batch, width = args.width, depth = args.depth;
+  bool gated = args.gated;
   u32 columns = gated ? 8 : 16;  // of a stripe
   u32 lower = gated ? 0 : 8;     // the column of a stripe's lower half
   u64 to_lower = (u64)(gated ? width : 8) * depth, to_next = (u64)columns * depth;
   u32 group_columns = STRIPES * columns, to_next_group = gridDim.x * group_columns;
-  const Bits* x = of.x + (u64)row * depth;
+  const Bits* x = args.x + (u64)row * depth;
   u32 own = warp * STAGES * STAGE + lane;
   u32 address = (u32)__cvta_generic_to_shared(staged + own);
   u32 loads = (depth + TURN * STEP - 1) / (TURN * STEP) * 2;  // of a group
   auto k_of = [&](u32 load) { return (load / 2 * TURN + warp * 2 + load % 2) * STEP + within; };
   // What is copied next, of which group.
   u32 next_load = 0, next_group = blockIdx.x * group_columns;
-  const Bits* next_weight = of.weight + (u64)(next_group + row) * depth;
+  const Bits* next_weight = args.weight + (u64)(next_group + row) * depth;
   auto copy_weights = [&](u32 stage) {
     u32 k = k_of(next_load);
     const Bits* from = next_weight + k;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void product(const Product& of) {
   uint4* norm_weight = normed + depth / PACK;
   if (NORMED) {
     for (u32 i = threadIdx.x; i < depth / PACK; i += PRODUCT_WARPS * WARP) {
-      copy_pack<false>((u32)__cvta_generic_to_shared(norm_weight + i), of.norm_weight + i * PACK, true);
+      copy_pack<false>((u32)__cvta_generic_to_shared(norm_weight + i), args.norm_weight + i * PACK, true);
     }
   }
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ __forceinline__ void product(const Product& of) {
   uint4 first[TILES];
   if (NORMED) {
     await_groups<STAGES - 1>();
-    norm_x(of, normed, norm_weight, (float*)(norm_weight + depth / PACK));
+    norm_x(args, normed, norm_weight, (float*)(norm_weight + depth / PACK));
   } else {
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
@@ -238,7 +238,7 @@ __device__ __forceinline__ void product(const Product& of) {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         if (b + i >= batch || n >= width) continue;
-        Bits* to = of.output + (b + i) * of.stride + n;
+        Bits* to = args.output + (b + i) * args.stride + n;
         if (gated) {
           *to = T::store(silu_fast(sum[i]) * sum[i + 2]);
         } else {
@@ -253,14 +253,14 @@ __device__ __forceinline__ void product(const Product& of) {
 
 #define PRODUCT(rows, stripes, most)                                                            \
   extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP, 1)                          \
-      decode_product_##rows##_##stripes(const __grid_constant__ Product of) {                   \
-    product<rows / 8, stripes, stages(rows / 8, stripes, rows / 8, most), false>(of);           \
+      decode_product_##rows##_##stripes(const __grid_constant__ Product args) {                   \
+    product<rows / 8, stripes, stages(rows / 8, stripes, rows / 8, most), false>(args);           \
   }
 
 #define NORM_PRODUCT(stripes, most)                                        \
   extern "C" __global__ void __launch_bounds__(PRODUCT_WARPS* WARP, 1)     \
-      decode_norm_product_##stripes(const __grid_constant__ Product of) {  \
-    product<1, stripes, stages(1, stripes, 0, most), true>(of);            \
+      decode_norm_product_##stripes(const __grid_constant__ Product args) {  \
+    product<1, stripes, stages(1, stripes, 0, most), true>(args);            \
   }
 
 // NOTES.md has what was measured. The host knows these numbers, and chooses by how many stripes there are; 64 rows have too many
