@@ -134,16 +134,16 @@ class KernelArchitectureTest {
             List<String> stripes =
                     rows.equals("64") ? List.of("4", "2", "1") : List.of("7", "3", "2", "1");
             for (String of : stripes) {
-                names.add("decode_product_" + rows + "_" + of);
+                names.add("decode_matmul_" + rows + "_" + of);
             }
         }
         for (String stripes : List.of("7", "3", "2", "1")) {
-            names.add("decode_norm_product_" + stripes);
+            names.add("decode_norm_matmul_" + stripes);
         }
-        names.addAll(List.of("decode_embed", "decode_rotate", "decode_best", "decode_choose"));
+        names.addAll(List.of("decode_embed", "decode_rotate_and_cache", "decode_top", "decode_sample"));
         names.addAll(
-                List.of("decode_attention", "decode_attention_late", "decode_attention_placed"));
-        names.addAll(List.of("prompt_rotate", "prompt_activate"));
+                List.of("decode_attention", "decode_attention_late", "decode_attention_cached"));
+        names.addAll(List.of("prefill_rotate_and_cache", "prefill_activate"));
         return names;
     }
 

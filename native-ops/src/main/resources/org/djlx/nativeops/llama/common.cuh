@@ -5,17 +5,17 @@
 #ifndef TYPE
 #define TYPE Bfloat16
 #endif
-#ifndef HEAD
-#define HEAD 128
+#ifndef HEAD_SIZE
+#define HEAD_SIZE 128
 #endif
-#ifndef SHARING
-#define SHARING 4
+#ifndef GROUP_SIZE
+#define GROUP_SIZE 4
 #endif
-#ifndef BLOCK
-#define BLOCK 16
+#ifndef BLOCK_TOKENS
+#define BLOCK_TOKENS 16
 #endif
-#ifndef ROOM
-#define ROOM 232448
+#ifndef SHARED_BYTES
+#define SHARED_BYTES 232448
 #endif
 
 #ifdef HAS_BFLOAT16
@@ -25,11 +25,11 @@ typedef T::Bits Bits;
 
 const int PACK = Pack<T>::COUNT;
 const int STEP = 4 * PACK;  // elements of a row that are loaded at once: 4 lanes have them
-const float LEAST = -1e30f;  // a score that none is below
+const float LOWEST = -1e30f;  // a score that none is below
 
 // Copies 16 bytes to shared memory, or zeros. Weights, which are read once, bring what lies beside them to the second cache.
 template <bool ONCE>
-__device__ __forceinline__ void copy_pack(u32 to, const Bits* from, bool there) {
+__device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool there) {
   if (ONCE) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
   } else {
@@ -37,16 +37,16 @@ __device__ __forceinline__ void copy_pack(u32 to, const Bits* from, bool there) 
   }
 }
 
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits for the thread's own copies, but those of the last PENDING groups.
 template <int PENDING>
-__device__ __forceinline__ void await_groups() {
+__device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // Multiplies two matrices of a warp, and adds the products to the sums.
-__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (T::IS_BFLOAT16) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
