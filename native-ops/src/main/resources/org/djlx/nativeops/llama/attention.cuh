@@ -1,43 +1,48 @@
-// Attention of new tokens to all before them and themselves, whose key is rotated and written to the cache with chunk value.
+// Attention of new tokens to the KV cache and to themselves; rotary embedding of queries and keys; writes to the KV cache.
 //
-// A block has CHUNK tokens of a sequence and one head of keys and values (flash decoding: Dao and others, 2023); the last to
-// end for a sequence and head puts the chunks together, in their order. A warp has 16 tokens. Its first product's left operand
-// is the queries of all heads that weights the keys, chunk second one's their shares: the tensor core's layout of what it returns is
-// that of a left operand (FlashAttention-2: Dao, 2023). Right operands are loaded 16 bytes at a time; as in products, which
-// element the tensor core takes them for is up to who loads both alike.
+// Split over blocks (flash decoding: Dao and others, 2023): a block has CHUNK tokens of one sequence and one KV head. The last block
+// of a sequence and KV head to end merges the chunks, in their order. A warp has WARP_TOKENS tokens.
+//
+// Tensor core operands: the first product's left operand is the queries of the KV head's group. Its result, the scores, has the
+// register layout of a left operand, which the second product needs (FlashAttention-2: Dao, 2023). Right operands are loaded 16
+// bytes at a time; both operands of a product permute k alike, which does not change the sum.
+//
+// Memory: qkv rows, KV cache in blocks of BLOCK_TOKENS tokens (block table), partial results of chunks.
+// Synchronisation: the blocks of a row and KV head count themselves in `chunks_ended`; no wait.
 #pragma once
 #include "llama/common.cuh"
 #include "rotary.cuh"
 
 #ifdef HAS_BFLOAT16
 
-const int WARP_TOKENS = 16;  // of a warp
+const int WARP_TOKENS = 16;
 const int ATTENTION_WARPS = 8;
 const int CHUNK = ATTENTION_WARPS * WARP_TOKENS;
 const int KEY_STEPS = (HEAD_SIZE + STEP - 1) / STEP;              // loads of a key by 4 lanes
 const int VALUE_STEPS = (HEAD_SIZE + 8 * PACK - 1) / (8 * PACK);  // loads of a value by 8 lanes
-const int PADDED_HEAD = HEAD_SIZE + 8;                                 // so that lanes meet on few banks
-static_assert(BLOCK_TOKENS % WARP_TOKENS == 0, "tokens of a warp lie side by side");
+const int PADDED_HEAD = HEAD_SIZE + 8;                            // fewer bank conflicts
+static_assert(BLOCK_TOKENS % WARP_TOKENS == 0, "the tokens of a warp are in one cache block");
 
+// Positions and block table are written before the first kernel of a step starts: they are read before wait_for_primary().
 struct Attention {
-  Bits* output;          // (rows, heads of keys * GROUP_SIZE, HEAD_SIZE)
-  const Bits* qkv;       // (rows, heads of queries, of keys, of values, HEAD_SIZE)
-  Bits* keys;            // (rows of the cache, heads of keys, HEAD_SIZE)
+  Bits* output;          // (rows, KV heads * GROUP_SIZE, HEAD_SIZE)
+  const Bits* qkv;       // (rows, query heads + key heads + value heads, HEAD_SIZE)
+  Bits* keys;            // KV cache: (tokens, KV heads, HEAD_SIZE)
   Bits* values;
-  const int* positions;  // of the new tokens; -1: none; written before the first kernel of a step begins, as the table is
-  const int* table;      // (rows, table_stride): where in the cache each BLOCK_TOKENS of tokens begins
+  const int* positions;  // of the new tokens; -1: no token
+  const int* table;      // block table: (rows, table_stride), the first token of each block in the cache
   const float* cosines;  // (positions, HEAD_SIZE / 2)
   const float* sines;
-  const int* first_chunks;  // of each row, how many chunks the rows before have
-  float* chunks;         // (all chunks, heads of keys, GROUP_SIZE, HEAD_SIZE + 2), but a row's heads one after the other
-  u32* chunks_ended;            // (rows, heads of keys): how many chunks have; 0 before and after
+  const int* first_chunks;  // of each row: chunks of the rows before
+  float* chunks;            // partial results: (rows, KV heads, chunks of the row, GROUP_SIZE, HEAD_SIZE + 2)
+  u32* chunks_ended;        // (rows, KV heads); 0 before and after a launch
   u64 table_stride;
-  u64 heads;             // of keys
+  u64 heads;                // KV heads
 };
 
 __device__ __forceinline__ u32 pair(Bits first, Bits second) { return first | (u32)second << 16; }
 
-// Turns a pair of elements of a head by an angle: one of chunk first half and one of chunk second.
+// Rotates element i of a head's first half and element i of its second half, rounded.
 __device__ __forceinline__ void rotate_elements(Bits& one, Bits& other, float cosine, float sine) {
   float first = T::load(one), second = T::load(other);
   rotate_pair<true>(first, second, cosine, sine);
@@ -52,41 +57,43 @@ __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const 
   to[i + HEAD_SIZE / 2] = second;
 }
 
-// Where an element of a head is among those of a warp in shared memory: so that lanes meet on few banks.
+// Index of an element of a head in `merged`: avoids bank conflicts.
 __device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
 
-// LATE_VALUES: values are loaded behind the scores, which takes fewer registers, so that a multiprocessor has more blocks.
-// CACHED: decode_rotate_and_cache has rotated queries, and written keys and values to the cache, as several rows are of one sequence.
+// LATE_VALUES: loads values after the scores. Needs fewer registers, so more blocks fit on an SM.
+// CACHED: decode_rotate_and_cache has rotated the queries and written the new keys and values, since several rows are of one sequence.
 template <bool LATE_VALUES, bool CACHED>
 __device__ __forceinline__ void attend(const Attention& args, float scale) {
-  static_assert(LATE_VALUES || !CACHED, "values that are loaded early leave the newest to who has it");
+  static_assert(LATE_VALUES || !CACHED, "early values do not include the newest token");
   __shared__ __align__(16) Bits queries[GROUP_SIZE][HEAD_SIZE];
   __shared__ __align__(16) Bits own_key[HEAD_SIZE];
   __shared__ __align__(16) float merged[ATTENTION_WARPS][GROUP_SIZE][PADDED_HEAD];
   __shared__ float warp_max[ATTENTION_WARPS][8], warp_total[ATTENTION_WARPS][8];
   __shared__ bool is_last;
   launch_dependents();
-  u32 head = blockIdx.x, row = blockIdx.y, chunk = blockIdx.z;  // the last chunks, which may be short or empty, begin last
+  u32 head = blockIdx.x, row = blockIdx.y, chunk = blockIdx.z;  // the last chunks, short or empty, start last
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 upper = lane / 4, within = lane % 4;
-  // Keys and values of earlier tokens are read while the kernel before ends, unless decode_rotate_and_cache writes some of them.
+  // Step 1: load keys, and early values, of cached tokens while the primary kernel ends, unless it writes some of them.
   if (CACHED) wait_for_primary();
   int position = args.positions[row];
   u64 first_chunk = args.first_chunks[row];
   if (position < (int)(chunk * CHUNK)) {
-    if (position < 0) wait_for_primary();  // who awaits this kernel relies on those before, too
+    if (position < 0) wait_for_primary();  // dependents of this kernel rely on earlier kernels, too
     return;
   }
   u32 count = position / CHUNK + 1;
   first_chunk = first_chunk * args.heads + (u64)head * count;
   const Bits* qkv = args.qkv + (u64)row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE;
   const int* table = args.table + (u64)row * args.table_stride;
-  auto cache_offset = [&](int token) { return ((u64)(table[token / BLOCK_TOKENS] + token % BLOCK_TOKENS) * args.heads + head) * HEAD_SIZE; };
-  u32 pitch = args.heads * HEAD_SIZE;  // from a token to the next of chunk block
+  auto cache_offset = [&](int token) {
+    return ((u64)(table[token / BLOCK_TOKENS] + token % BLOCK_TOKENS) * args.heads + head) * HEAD_SIZE;
+  };
+  u32 pitch = args.heads * HEAD_SIZE;  // elements between tokens of a cache block
   const Bits* new_key = qkv + (args.heads * GROUP_SIZE + head) * HEAD_SIZE;
   const Bits* new_value = qkv + (args.heads * (GROUP_SIZE + 1) + head) * HEAD_SIZE;
 
-  // What is not there reads as zeros.
+  // Elements past the end are zeros.
   uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
   int first = chunk * CHUNK + warp * WARP_TOKENS;
   u64 base = first <= position ? cache_offset(first) : 0;
@@ -115,6 +122,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     }
   };
   if (!LATE_VALUES) load_values(position);
+  // Step 2: rotate the queries; the block with the newest token also rotates its key and writes key and value to the cache.
   if (!CACHED) wait_for_primary();
   const float* cosines = args.cosines + (u64)position * (HEAD_SIZE / 2);
   const float* sines = args.sines + (u64)position * (HEAD_SIZE / 2);
@@ -160,6 +168,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     }
   }
 
+  // Step 3: scores = queries * keys.
   float scores[2][4] = {};
 #pragma unroll
   for (int step = 0; step < KEY_STEPS; step++) {
@@ -172,7 +181,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     }
   }
   if (LATE_VALUES) load_values(position + 1);
-  // A lane has the scores of the query `upper` for 4 tokens: the same whose values it has.
+  // Step 4: softmax weights of the warp's tokens. A lane has the scores of query `upper` for the 4 tokens whose values it has.
   float max_score = LOWEST, sum = 0, weights[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -182,8 +191,8 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   }
   max_score = fmaxf(max_score, __shfl_xor_sync(~0u, max_score, 1));
   max_score = fmaxf(max_score, __shfl_xor_sync(~0u, max_score, 2));
-  // A weights is the sum of two elements, as one has too few bits; the second one is in the rows of the left operand that no query
-  // has.
+  // A weight is split into two 16-bit elements, since one has too few bits; the second is in the rows of the left operand that no
+  // query uses.
   Bits large[4], small[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -198,9 +207,10 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     warp_max[warp][upper] = max_score;
     warp_total[warp][upper] = sum;
   }
+  // Step 5: weights * values.
 #pragma unroll
   for (int step = 0; step < VALUE_STEPS; step++) {
-    // Column c of product i is element i of the packs that lanes with `upper` = c have.
+    // Column c of product i is element i of the packs of the lanes with `upper` = c.
     float weighted[2][PACK];
     Pack<T> parts[4];
 #pragma unroll
@@ -223,6 +233,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     }
   }
   __syncthreads();
+  // Step 6: merge the warps. A sequence of one chunk is done; otherwise store the chunk's partial result.
   const int ENTRY = HEAD_SIZE + 2;
   Bits* output = args.output + ((u64)row * args.heads + head) * GROUP_SIZE * HEAD_SIZE;
 #pragma unroll 1
@@ -250,6 +261,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
     }
   }
   if (count == 1) return;
+  // Step 7: the last block of the row and KV head merges the chunks.
   __syncthreads();
   if (threadIdx.x == 0) {
     u32* chunks_ended = &args.chunks_ended[row * args.heads + head];
@@ -291,17 +303,17 @@ ATTENTION(decode_attention, false, false, 2)
 ATTENTION(decode_attention_late, true, false, 4)
 ATTENTION(decode_attention_cached, true, true, 4)
 
-// Rotates queries and keys of a row in cache_offset, and writes chunk keys and values to the cache. A thread has packs of both halves of
-// a head, or one of a value.
-__device__ __forceinline__ void rotate_and_cache(Bits* qkv, u64 queries, u64 heads, Bits* keys, Bits* values, u64 cache_offset,
-                                          const float* cosines, const float* sines) {
+// Rotates the queries and keys of a row in place, and writes its keys and values to the cache. A thread has a pack of each half of a
+// head, or a pack of a value.
+__device__ __forceinline__ void rotate_and_cache(Bits* qkv, u64 queries, u64 heads, Bits* keys, Bits* values, u64 slot,
+                                                 const float* cosines, const float* sines) {
   const u32 PACKS = HEAD_SIZE / 2 / PACK;  // of half a head
   u64 size = heads * HEAD_SIZE;
   u32 first_key = queries, first_value = first_key + heads;
   for (u32 i = threadIdx.x; i < (first_value + 2 * heads) * PACKS; i += blockDim.x) {
     if (i >= first_value * PACKS) {
       u32 pack = i - first_value * PACKS;
-      ((uint4*)(values + cache_offset * size))[pack] = ((const uint4*)(qkv + first_value * HEAD_SIZE))[pack];
+      ((uint4*)(values + slot * size))[pack] = ((const uint4*)(qkv + first_value * HEAD_SIZE))[pack];
       continue;
     }
     u32 head = i / PACKS, pack = i % PACKS;
@@ -320,23 +332,24 @@ __device__ __forceinline__ void rotate_and_cache(Bits* qkv, u64 queries, u64 hea
     from[0] = first.vector;
     from[PACKS] = second.vector;
     if (head >= first_key) {
-      uint4* key = (uint4*)(keys + cache_offset * size + (head - first_key) * HEAD_SIZE) + pack;
+      uint4* key = (uint4*)(keys + slot * size + (head - first_key) * HEAD_SIZE) + pack;
       key[0] = first.vector;
       key[PACKS] = second.vector;
     }
   }
 }
 
-// A block has a row. The queries that it writes are const in the struct, for decode_attention's sake.
+// One block per row. Writes to qkv, which is const in the struct for decode_attention.
 extern "C" __global__ void decode_rotate_and_cache(const __grid_constant__ Attention args) {
   launch_dependents();
   wait_for_primary();
   u64 row = blockIdx.x;
   int position = args.positions[row];
   if (position < 0) return;
-  u64 cache_offset = args.table[row * args.table_stride + position / BLOCK_TOKENS] + position % BLOCK_TOKENS;
-  rotate_and_cache((Bits*)args.qkv + row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE, args.heads * GROUP_SIZE, args.heads, args.keys, args.values, cache_offset,
-            args.cosines + (u64)position * (HEAD_SIZE / 2), args.sines + (u64)position * (HEAD_SIZE / 2));
+  u64 slot = args.table[row * args.table_stride + position / BLOCK_TOKENS] + position % BLOCK_TOKENS;
+  Bits* qkv = (Bits*)args.qkv + row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE;
+  u64 angles = (u64)position * (HEAD_SIZE / 2);
+  rotate_and_cache(qkv, args.heads * GROUP_SIZE, args.heads, args.keys, args.values, slot, args.cosines + angles, args.sines + angles);
 }
 
 #endif

@@ -1,4 +1,4 @@
-// What the kernels of Llamas share; llama.cu says what they are compiled with.
+// Types, asynchronous copies and tensor core products of the LLM kernels. llama.cu lists the macros.
 #pragma once
 #include "element.cuh"
 
@@ -24,10 +24,10 @@ typedef TYPE T;
 typedef T::Bits Bits;
 
 const int PACK = Pack<T>::COUNT;
-const int STEP = 4 * PACK;  // elements of a row that are loaded at once: 4 lanes have them
-const float LOWEST = -1e30f;  // a score that none is below
+const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at once
+const float LOWEST = -1e30f;  // below every attention score and logit
 
-// Copies 16 bytes to shared memory, or zeros. Weights, which are read once, bring what lies beside them to the second cache.
+// Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: for weights; prefetches the neighbouring bytes into L2.
 template <bool ONCE>
 __device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool there) {
   if (ONCE) {
@@ -39,13 +39,13 @@ __device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool t
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for the thread's own copies, but those of the last PENDING groups.
+// Waits for the thread's copies, except for the last PENDING copy groups.
 template <int PENDING>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Multiplies two matrices of a warp, and adds the products to the sums.
+// sum += A B for a warp: m16n8k16, A row-major, B column-major.
 __device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (T::IS_BFLOAT16) {
     asm volatile(

@@ -1,18 +1,21 @@
-// Products of few rows: output[b][n] = sum over k of x[b][k] * weight[n][k], in float32, rounded once.
+// Matmul of few rows, for decode steps: output[b][n] = sum over k of x[b][k] * weight[n][k], in float32, rounded once.
 //
-// The weight is the left operand of the tensor core's products, 16 of its rows (a weight_tile) at a time, and 8 rows of x (a x_tile) are
-// the right one. A warp's lanes load 16 bytes each, which are next to each other in k, and both operands' alike: which k the tensor
-// core takes them for does not matter to a sum. So a lane needs nothing but what it has copied itself: shared memory is a place for
-// what is on its way, and no thread waits for another until the end. The warps of a block divide k, and their sums are added in the
-// order of warps. What a row of x gets depends neither on the other rows nor on their number.
+// Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads 16
+// bytes that are contiguous in k, of both operands alike; mma then takes them for other values of k, which does not change the sum.
+// So a lane uses only what it has copied itself: shared memory holds loads in flight, and threads meet only to sum up at the end.
 //
-// A block of 8 rows goes through several groups of weight_tiles, and copies weights of the next one while it adds up sums: so few blocks do
-// all, and what begins a block, like the norm of x, is done once. With more rows, sums have no room beside the stages: a block has
-// one group.
+// Blocks: the warps of a block divide k; their sums are added in warp order. With one x tile a block goes through several groups of
+// weight tiles and copies the next group's weights while it sums up; what a block does first, like the norm of x, is done once. With
+// more x tiles there is no room for separate sums in shared memory, and a block has one group.
 //
-// Shared memory, for each warp: STAGES of a load each, which take turns: 16 bytes of each lane for the upper and lower half of each
-// weight_tile, then for each x_tile. Behind them, or in their place, sums: for each warp, 16 bytes of each lane for each weight_tile and x_tile. Where
-// a block norms x, that is next, then the weight of the norm and NORM_THREADS / WARP floats.
+// Shared memory
+//   for each warp     STAGES stages, used in a ring: for each weight tile the upper and the lower half, then for each x tile; 16 bytes
+//                     per lane each
+//   sums              for each warp: 16 bytes per lane for each weight tile and x tile; after the stages, or in their place
+//   NORM: normed x    one row, then the norm's weight, then NORM_THREADS / WARP floats
+//
+// Invariant: the result of a row of x depends neither on the other rows nor on their number.
+// Synchronisation: none between blocks.
 #pragma once
 #include "llama/common.cuh"
 #include "rms_norm.cuh"
@@ -21,39 +24,40 @@
 #ifdef HAS_BFLOAT16
 
 struct Matmul {
-  Bits* output;        // rows at a distance of `stride`
+  Bits* output;        // (batch, width), rows `stride` elements apart
   const Bits* x;       // (batch, depth)
-  const Bits* weight;  // (width, depth); gated, that of gates and behind it that of values
+  const Bits* weight;  // (width, depth); gated: (2 width, depth), gates then values
   u64 batch;
-  u64 width;   // of the output
-  u64 depth;   // a multiple of 8
+  u64 width;
+  u64 depth;  // a multiple of 8
   u64 stride;
-  u64 gated;   // 1: output = silu(x gates) * (x values), so that 8 columns come from a weight_tile instead of 16; or 0
-  // Where x, one row, is added to a residual and normed first, by each block for itself:
+  u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
+  // NORM: every block first computes x = norm(residual + x) of one row.
   const Bits* norm_weight;
   const Bits* residual;
-  Bits* new_residual;       // neither x nor the residual, which other blocks still read
-  u64 epsilon;              // a float's bits
+  Bits* new_residual;  // must not overlap x or the residual, which other blocks still read
+  u64 epsilon;         // the bits of a float
 };
 
 const int MATMUL_WARPS = 8;
-const int TURN_LOADS = 2 * MATMUL_WARPS;  // loads; warps take turns, of two each: a line of the second cache
+const int TURN_LOADS = 2 * MATMUL_WARPS;  // warps alternate in k after two loads each, a cache line of L2
 
+// Whether sums have shared memory of their own.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
 
-// Fewer stages where there is no room. The host leaves alone kernels that have no room for two. Of `x_tiles`, as many are copied.
-__host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int copied, int most) {
+// The stages that fit into shared memory, 2 to max_stages. Java skips kernels for which not even 2 fit. `copied` x tiles are in a stage.
+__host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int copied, int max_stages) {
   int room = SHARED_BYTES / (MATMUL_WARPS * WARP * 16) - (has_separate_sums(x_tiles) ? weight_tiles : 0);
   int fit = room / (2 * weight_tiles + copied);
-  return fit < 2 ? 2 : fit < most ? fit : most;
+  return fit < 2 ? 2 : fit < max_stages ? fit : max_stages;
 }
 
-// x = (residual + x) / sqrt(mean((residual + x)^2) + epsilon) * weight for one row, into shared memory, to the bits of add_rms_norm.
+// Norms residual + x of one row into shared memory, with the bits of add_rms_norm.
 __device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uint4* weight, float* sums) {
   const int THREADS = MATMUL_WARPS * WARP, PARTS = NORM_THREADS / THREADS;
   const uint4 *x = (const uint4*)args.x, *residual = (const uint4*)args.residual;
   u32 packs = args.depth / PACK, threads = min((packs + WARP - 1) / WARP * WARP, NORM_THREADS);
-  // Each thread is PARTS of those of add_rms_norm.
+  // A thread does the work of PARTS threads of add_rms_norm.
   float squares[PARTS] = {};
   for (u32 begin = 0; begin < packs; begin += threads) {
     uint4 sum[PARTS];
@@ -81,14 +85,14 @@ __device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uin
   __syncthreads();
 }
 
-// X_TILES of x, WEIGHT_TILES of weights. Neither changes the order in which a sum is taken. NORM: x is one row, and normed first.
+// X_TILES and WEIGHT_TILES: of a group; they do not change the order of a sum. NORM: x is one row, normed first.
 template <int X_TILES, int WEIGHT_TILES, int STAGES, bool NORM>
 __device__ __forceinline__ void matmul(const Matmul& args) {
-  const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // there may be several groups
-  const int PACKS = 2 * WEIGHT_TILES + (NORM ? 0 : X_TILES);  // of a lane in a stage
+  const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // and several groups
+  const int PACKS = 2 * WEIGHT_TILES + (NORM ? 0 : X_TILES);  // packs of a lane in a stage
   const int STAGE = PACKS * WARP;
   const int SUMS = WEIGHT_TILES * X_TILES * WARP;  // packs of a warp
-  static_assert(SUMS <= STAGES * STAGE, "sums need more room than stages");
+  static_assert(SUMS <= STAGES * STAGE, "sums fit in place of the stages");
   extern __shared__ __align__(16) uint4 staged[];
   launch_dependents();
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -96,8 +100,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
   u32 within = lane % 4 * PACK;  // of a load
   u32 batch = args.batch, width = args.width, depth = args.depth;
   bool gated = args.gated;
-  u32 columns = gated ? 8 : 16;  // of a weight_tile
-  u32 lower = gated ? 0 : 8;     // the column of a weight_tile's lower half
+  u32 columns = gated ? 8 : 16;  // of a weight tile
+  u32 lower = gated ? 0 : 8;     // column of a weight tile's lower half
   u64 to_lower = (u64)(gated ? width : 8) * depth, to_next = (u64)columns * depth;
   u32 group_columns = WEIGHT_TILES * columns, to_next_group = gridDim.x * group_columns;
   const Bits* x = args.x + (u64)row * depth;
@@ -105,7 +109,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
   u32 address = (u32)__cvta_generic_to_shared(staged + own);
   u32 loads = (depth + TURN_LOADS * STEP - 1) / (TURN_LOADS * STEP) * 2;  // of a group
   auto k_of = [&](u32 load) { return (load / 2 * TURN_LOADS + warp * 2 + load % 2) * STEP + within; };
-  // What is copied next, of which group.
+  // The next load to copy, and its group.
   u32 next_load = 0, next_group = blockIdx.x * group_columns;
   const Bits* next_weight = args.weight + (u64)(next_group + row) * depth;
   auto copy_weights = [&](u32 stage) {
@@ -133,11 +137,10 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     }
   };
 
-  // Weights of the first loads, a set of copies each, that of the norm with the first; then x, which others have written: of the
-  // first load directly, so that it waits for no copies behind its weights, of the others a set each.
-  uint4* sums_of_warps = SEPARATE_SUMS ? staged + MATMUL_WARPS * STAGES * STAGE : staged;
+  // Step 1: copy the weights of the first STAGES loads, a copy group each; the norm's weight with the first.
+  uint4* warp_sums = SEPARATE_SUMS ? staged + MATMUL_WARPS * STAGES * STAGE : staged;
   const int TO_NEXT_WARP = SEPARATE_SUMS ? SUMS : STAGES * STAGE;
-  uint4* normed = sums_of_warps + MATMUL_WARPS * TO_NEXT_WARP;
+  uint4* normed = warp_sums + MATMUL_WARPS * TO_NEXT_WARP;
   uint4* norm_weight = normed + depth / PACK;
   if (NORM) {
     for (u32 i = threadIdx.x; i < depth / PACK; i += MATMUL_WARPS * WARP) {
@@ -149,6 +152,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     if (has_next()) copy_weights(load * STAGE);
     commit_copies();
   }
+  // Step 2: norm x, or copy x of the first loads, a copy group each; x of the first load by plain loads, which do not wait for the copy
+  // groups after its weights.
   wait_for_primary();
   uint4 first[X_TILES];
   if (NORM) {
@@ -172,6 +177,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     wait_copies<2 * STAGES - 2>();
   }
 
+  // Step 3: multiply the groups, load by load.
   u32 stage = 0;
   bool is_first = true;
 #pragma unroll 1
@@ -203,7 +209,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
           mma(sums[weight_tile][x_tile], upper.z, lower.z, upper.w, lower.w, right[x_tile].z, right[x_tile].w);
         }
       }
-      // Products have taken what was in the stage.
+      // The stage has been read: refill it.
       if (has_next()) {
         if (!NORM) copy_x(stage, next_load);
         copy_weights(stage);
@@ -212,7 +218,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
 
-    // In place of stages it is still each warp's own room, whose copies have all arrived; apart, sums before may still be read.
+    // Step 4: add up the warps' sums. In place of the stages: a warp writes to its own stages, all of whose copies have arrived.
+    // Separate: the previous group's sums may still be read.
     if (!is_first) __syncthreads();
     is_first = false;
 #pragma unroll
@@ -220,7 +227,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
 #pragma unroll
       for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
         const float* part_sums = sums[weight_tile][x_tile];
-        float4* to = (float4*)sums_of_warps + warp * TO_NEXT_WARP + (weight_tile * X_TILES + x_tile) * WARP + lane;
+        float4* to = (float4*)warp_sums + warp * TO_NEXT_WARP + (weight_tile * X_TILES + x_tile) * WARP + lane;
         *to = make_float4(part_sums[0], part_sums[1], part_sums[2], part_sums[3]);
       }
     __syncthreads();
@@ -228,7 +235,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       float sum[4] = {};
 #pragma unroll
       for (int w = 0; w < MATMUL_WARPS; w++) {
-        float4 part_sums = ((const float4*)sums_of_warps)[w * TO_NEXT_WARP + part * WARP + lane];
+        float4 part_sums = ((const float4*)warp_sums)[w * TO_NEXT_WARP + part * WARP + lane];
         sum[0] += part_sums.x;
         sum[1] += part_sums.y;
         sum[2] += part_sums.z;
@@ -251,20 +258,20 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
   }
 }
 
-#define MATMUL(rows, weight_tiles, most)                                                            \
+#define MATMUL(rows, weight_tiles, max_stages)                                                            \
   extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)                          \
       decode_matmul_##rows##_##weight_tiles(const __grid_constant__ Matmul args) {                   \
-    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, rows / 8, most), false>(args);           \
+    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, rows / 8, max_stages), false>(args);           \
   }
 
-#define NORM_MATMUL(weight_tiles, most)                                        \
+#define NORM_MATMUL(weight_tiles, max_stages)                                        \
   extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)     \
       decode_norm_matmul_##weight_tiles(const __grid_constant__ Matmul args) {  \
-    matmul<1, weight_tiles, stages(1, weight_tiles, 0, most), true>(args);            \
+    matmul<1, weight_tiles, stages(1, weight_tiles, 0, max_stages), true>(args);            \
   }
 
-// NOTES.md has what was measured. The host knows these numbers, and chooses by how many weight_tiles there are; 64 rows have too many
-// sums for 7 of a block.
+// Rows of x, weight tiles of a group, most stages; measured in NOTES.md. LlamaKernels.PRODUCTS of Java has the same numbers and picks
+// a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
 MATMUL(8, 7, 3)
 MATMUL(8, 3, 7)
 MATMUL(8, 2, 10)
