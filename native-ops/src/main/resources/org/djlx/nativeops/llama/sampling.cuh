@@ -1,31 +1,38 @@
-// The highest logit of each row, its first token, and the sum of all exponentials relative to it: first of this rank's tokens,
-// then, when ranks have told each other, of all.
+// From logits to the next token of each row.
+//
+//   decode_top     highest logit, its first token and the sum of exponentials of each row, over this rank's part of the vocabulary
+//   decode_sample  merges the ranks' results of decode_top; then takes the most probable token, or samples one
+//
+// Memory: logits in rows; results in arrays of Top, one per row and rank. An all-reduce between the two kernels gathers the ranks'
+// results, since each rank writes zeros for the others.
+// Synchronisation: the blocks of a row in decode_top count themselves in `blocks_ended`; decode_sample has one block per row.
 #pragma once
 #include "llama/common.cuh"
 
 #ifdef HAS_BFLOAT16
 
 struct Top {
-  float highest;
-  float sum;
-  float token;  // exact, as there are fewer than 2^24: an all-reduce with zeros gathers what ranks have
-  float logit;  // of the token, when it is sampled
+  float highest;  // logit
+  float sum;      // of exp(logit - highest)
+  float token;    // exact in float32: fewer than 2^24 tokens
+  float logit;    // of the sampled token; set by decode_sample
 };
 
 const float NO_TOKEN = 1 << 30;
 
 struct Logits {
-  Top* top;          // (ranks, rows): this rank's, and zeros
-  const Bits* logits;  // rows of `width`, at a distance of `stride`
-  Top* parts;         // (rows, blocks of a row)
-  u32* blocks_ended;          // of each row, how many blocks have; 0 before and after
-  u64 first;           // the token of the first logit
+  Top* top;            // (ranks, rows): this rank's results, zeros for the others
+  const Bits* logits;  // (rows, width), rows `stride` elements apart
+  Top* parts;          // (rows, TOP_BLOCKS)
+  u32* blocks_ended;   // of each row; 0 before and after a launch
+  u64 first;           // token of the first logit
   u64 width;
   u64 stride;
   u64 rank;
   u64 ranks;
 };
 
+// The result for two sets of tokens. Of equal logits the lower token wins.
 __device__ __forceinline__ Top merge(const Top& a, const Top& b) {
   float highest = fmaxf(a.highest, b.highest);
   float sum = a.sum * __expf(a.highest - highest) + b.sum * __expf(b.highest - highest);
@@ -33,6 +40,7 @@ __device__ __forceinline__ Top merge(const Top& a, const Top& b) {
   return Top{highest, sum, first ? a.token : b.token, 0};
 }
 
+// Merges the results of a warp. All lanes get it.
 __device__ __forceinline__ Top warp_top(Top top) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) {
@@ -43,13 +51,14 @@ __device__ __forceinline__ Top warp_top(Top top) {
   return top;
 }
 
-const int TOP_BLOCKS = 16;  // of a row, each of 256 threads
+const int TOP_BLOCKS = 16;  // per row
 const int TOP_THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(TOP_THREADS) decode_top(const __grid_constant__ Logits args) {
   launch_dependents();
   __shared__ Top warp_tops[TOP_THREADS / WARP];
   wait_for_primary();
+  // Step 1: each thread goes through its packs of the row.
   u32 row = blockIdx.y;
   const Bits* logits = args.logits + row * args.stride;
   Top top = {LOWEST, 0, NO_TOKEN, 0};
@@ -71,11 +80,13 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS) decode_top(const __gri
     }
     top = merge(top, own);
   }
+  // Step 2: merge the threads of the block.
   top = warp_top(top);
   if (threadIdx.x % WARP == 0) warp_tops[threadIdx.x / WARP] = top;
   __syncthreads();
   if (threadIdx.x >= WARP) return;
   top = warp_top(threadIdx.x < TOP_THREADS / WARP ? warp_tops[threadIdx.x] : Top{LOWEST, 0, NO_TOKEN, 0});
+  // Step 3: the last block of the row merges the blocks.
   bool last = false;
   if (threadIdx.x == 0) {
     args.parts[row * TOP_BLOCKS + blockIdx.x] = top;
@@ -90,29 +101,28 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS) decode_top(const __gri
     const Top* part = args.parts + row * TOP_BLOCKS + threadIdx.x;
     top = Top{__ldcg(&part->highest), __ldcg(&part->sum), __ldcg(&part->token), 0};
   }
-  top = warp_top(top);  // on all lanes
+  top = warp_top(top);
   if (threadIdx.x < args.ranks) args.top[threadIdx.x * gridDim.y + row] = threadIdx.x == args.rank ? top : Top{};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// The token of each row that follows: the most probable one, or a drawn one. Weights are whole numbers, so that their sums do
-// not depend on an order.
+// Sampling. Weights are integers, so their sums do not depend on the order of addition.
 
-// How a row's token is sampled.
+// Of one row. Java: LlamaKernels.DRAW_BYTES.
 struct SamplingParameters {
-  double scale;  // the weight of a token is 2^(scale * (its logit - the highest)); 0: the highest logit wins
-  double top_p;  // kept are the fewest tokens that have this share of all weights; 1: all
+  double scale;  // log2(e) / temperature: the weight of a token is 2^(scale * (logit - highest)); 0: greedy
+  double top_p;  // keep the fewest tokens whose share of all weights is at lowest_kept this; 1: all
   u64 random;
-  u64 top_k;     // how many tokens of the highest logits are kept, and those with an equal one; 0: all
+  u64 top_k;     // keep this many of the highest logits, and logits equal to the lowest of them; 0: all
 };
 
 struct Sampling {
-  Top* top;         // of each row, in memory of the host
-  const Top* parts;  // (ranks, rows)
-  int* sampled;        // of each sequence
-  const int* places;  // of each row, where its sequence's is; -1: nobody wants one
+  Top* top;           // of each row; pinned host memory
+  const Top* parts;   // (ranks, rows): results of decode_top
+  int* sampled;       // token of each sequence
+  const int* slots;  // of each row: the index of its sequence in `sampled`; -1: do not sample
   const SamplingParameters* parameters;
-  const Bits* logits;  // rows of `width`, at a distance of `stride`; of all ranks, where a token is drawn
+  const Bits* logits;  // (rows, width) of all ranks, rows `stride` elements apart; needed only for rows that are not greedy
   u64 width;
   u64 stride;
   u64 ranks;
@@ -120,19 +130,20 @@ struct Sampling {
 };
 
 const int SAMPLE_THREADS = 1024;
-const int KEY_GROUPS = 16384;
-const float WEIGHT = 1ull << 40;  // of the highest logit
+const int KEY_GROUPS = 16384;       // groups of packs whose highest key is kept in shared memory
+const float WEIGHT = 1ull << 40;    // of the highest logit
 
-// In the order of the logits.
+// Keys of 16 bits have the order of the logits. key() and logit_of() are inverse.
 __device__ __forceinline__ u32 key(Bits logit) { return (logit & 0x8000 ? ~logit : logit | 0x8000) & 0xffff; }
 
 __device__ __forceinline__ Bits logit_of(u32 key) { return key & 0x8000 ? key & 0x7fff : ~key; }
 
 struct SamplingShared {
-  unsigned short group_keys[KEY_GROUPS];  // of so many packs each, the highest key: most have none that is kept, and are not read again
+  unsigned short group_keys[KEY_GROUPS];  // highest key of each group; later passes skip groups without kept tokens
   u64 warp_sums[SAMPLE_THREADS / WARP];
 };
 
+// The logits of a row, and the passes of a block over them.
 struct Row {
   const Bits* logits;
   u64 width;
@@ -146,7 +157,7 @@ struct Row {
     return (u64)(exp2f((T::load(logit) - highest) * scale) * WEIGHT);
   }
 
-  // Tells of the elements of some packs whose keys are not below `low`: their indices, logits and keys.
+  // Calls visit(index, logit, key) for each element of some packs with a key of at lowest_kept `low`.
   template <typename Visit>
   __device__ __forceinline__ void visit(u32 low, u64 first, u64 end, u64 distance, Visit visit) const {
     for (u64 i = first; i < end; i += distance) {
@@ -161,23 +172,23 @@ struct Row {
     }
   }
 
-  // Of this thread's share of all.
+  // Of this thread's share of all packs.
   template <typename Visit>
   __device__ __forceinline__ void visit(u32 low, Visit visit_element) const {
     visit(low, threadIdx.x, packs, SAMPLE_THREADS, visit_element);
   }
 
   __device__ void find_group_keys() const {
-    for (u32 top = threadIdx.x; top * group_packs < packs; top += SAMPLE_THREADS) {
+    for (u32 group = threadIdx.x; group * group_packs < packs; group += SAMPLE_THREADS) {
       u32 group_key = 0;
-      u64 first = (u64)top * group_packs;
+      u64 first = (u64)group * group_packs;
       visit(0, first, min(first + group_packs, packs), 1, [&](u64, Bits, u32 at) { group_key = max(group_key, at); });
-      shared.group_keys[top] = group_key;
+      shared.group_keys[group] = group_key;
     }
     __syncthreads();
   }
 
-  // The sum of what the threads before this one have, and of what all have.
+  // Exclusive prefix sum over the threads of the block; `all` is the total.
   __device__ __forceinline__ u64 sum_before(u64 value, u64& all) const {
     u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     u64 sum = value;
@@ -186,7 +197,7 @@ struct Row {
       u64 other = __shfl_up_sync(~0u, sum, distance);
       if (lane >= distance) sum += other;
     }
-    __syncthreads();  // The sums of the last call have been read.
+    __syncthreads();  // the previous call's sums have been read
     if (lane == WARP - 1) shared.warp_sums[warp] = sum;
     __syncthreads();
     u64 before = sum - value;
@@ -204,11 +215,11 @@ struct Row {
     return all;
   }
 
-  // The highest key such that the elements of this key and higher ones measure `wanted` or more; those from `low` on do. Each
-  // pass over the logits tries three keys.
+  // Returns the highest key such that the elements with this key or a higher one measure `wanted` or more in sum. `low` must be such
+  // a key. A search by halving; each pass over the logits tries three keys.
   template <typename Measure>
   __device__ u32 highest_key(u32 low, u64 wanted, Measure measure) const {
-    u32 high = 1 << 16;  // those from here on do not
+    u32 high = 1 << 16;  // keys from here on measure less
     while (high - low > 1) {
       const int TRIED = 3;
       u32 from = low, to = high, step = max(1u, (high - low) / (TRIED + 1));
@@ -233,54 +244,56 @@ struct Row {
   }
 };
 
-// A block has a row.
+// One block per row.
 extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) decode_sample(const __grid_constant__ Sampling args) {
   __shared__ SamplingShared shared;
   u32 index = blockIdx.x;
+  // Step 1: merge the ranks' results, and store the most probable token.
   Top top = args.parts[index];
   for (u64 rank = 1; rank < args.ranks; rank++) top = merge(top, args.parts[rank * args.rows + index]);
-  int place = args.places[index];
-  const SamplingParameters& parameter = args.parameters[index];
+  int slot = args.slots[index];
+  const SamplingParameters& parameters = args.parameters[index];
   if (threadIdx.x == 0) {
     top.logit = top.highest;
     args.top[index] = top;
-    if (place >= 0) args.sampled[place] = (int)top.token;
+    if (slot >= 0) args.sampled[slot] = (int)top.token;
   }
-  if (parameter.scale == 0 || place < 0 || !(top.sum > 0)) return;  // The sum is none if not all logits are numbers.
+  if (parameters.scale == 0 || slot < 0 || !(top.sum > 0)) return;  // the sum is NaN if a logit is NaN
+  // Step 2: find the lowest key that top-k and top-p keep.
   u64 packs = pack_count<T>(args.width);
   u32 group_packs = (packs + KEY_GROUPS - 1) / KEY_GROUPS;
-  Row row = {args.logits + index * args.stride, args.width, packs, group_packs, top.highest, (float)parameter.scale, shared};
+  Row row = {args.logits + index * args.stride, args.width, packs, group_packs, top.highest, (float)parameters.scale, shared};
   row.find_group_keys();
   auto weight = [&](Bits logit) { return row.weight(logit); };
-  u32 least = 0;
-  if (parameter.top_k > 0 && parameter.top_k < args.width) {
-    least = row.highest_key(0, parameter.top_k, [](Bits) { return (u64)1; });
+  u32 lowest_kept = 0;
+  if (parameters.top_k > 0 && parameters.top_k < args.width) {
+    lowest_kept = row.highest_key(0, parameters.top_k, [](Bits) { return (u64)1; });
   }
-  u64 kept_equal = ~0ull;  // how many of the key `least` are kept: the first ones
-  if (parameter.top_p < 1) {
+  u64 kept_equal = ~0ull;  // the first so many tokens with the key `lowest_kept` are kept
+  if (parameters.top_p < 1) {
     u64 sum = 0, above = 0;
-    row.visit(least, [&](u64, Bits logit, u32) { sum += row.weight(logit); });
-    u64 wanted = max(1ull, (u64)ceil(parameter.top_p * (double)row.sum(sum)));
-    least = row.highest_key(least, wanted, weight);
-    row.visit(least + 1, [&](u64, Bits logit, u32) { above += row.weight(logit); });
-    u64 each = max(1ull, row.weight(logit_of(least)));
+    row.visit(lowest_kept, [&](u64, Bits logit, u32) { sum += row.weight(logit); });
+    u64 wanted = max(1ull, (u64)ceil(parameters.top_p * (double)row.sum(sum)));
+    lowest_kept = row.highest_key(lowest_kept, wanted, weight);
+    row.visit(lowest_kept + 1, [&](u64, Bits logit, u32) { above += row.weight(logit); });
+    u64 each = max(1ull, row.weight(logit_of(lowest_kept)));
     kept_equal = (wanted - row.sum(above) + each - 1) / each;
   }
-  // A thread has packs that follow each other.
+  // Step 3: draw from the kept tokens in token order. A thread has contiguous packs.
   u64 each = (packs + SAMPLE_THREADS - 1) / SAMPLE_THREADS;
   u64 first = min(threadIdx.x * each, packs), end = min(first + each, packs);
   u64 equals = 0, own = 0, all;
-  row.visit(least, first, end, 1, [&](u64, Bits, u32 at) { equals += at == least; });
-  u64 equals_before = row.sum_before(equals, all), met = equals_before;
-  auto kept = [&](Bits logit, u32 at) { return at == least && met++ >= kept_equal ? 0 : row.weight(logit); };
-  row.visit(least, first, end, 1, [&](u64, Bits logit, u32 at) { own += kept(logit, at); });
+  row.visit(lowest_kept, first, end, 1, [&](u64, Bits, u32 at) { equals += at == lowest_kept; });
+  u64 equals_before = row.sum_before(equals, all), equals_seen = equals_before;
+  auto kept = [&](Bits logit, u32 at) { return at == lowest_kept && equals_seen++ >= kept_equal ? 0 : row.weight(logit); };
+  row.visit(lowest_kept, first, end, 1, [&](u64, Bits logit, u32 at) { own += kept(logit, at); });
   u64 before = row.sum_before(own, all);
-  u64 left = __umul64hi(all, parameter.random);
+  u64 left = __umul64hi(all, parameters.random);
   if (left < before || left - before >= own) return;
   left -= before;
-  met = equals_before;
+  equals_seen = equals_before;
   bool found = false;
-  row.visit(least, first, end, 1, [&](u64 token, Bits logit, u32 at) {
+  row.visit(lowest_kept, first, end, 1, [&](u64 token, Bits logit, u32 at) {
     u64 weight = kept(logit, at);
     if (!found && left < weight) {
       found = true;
@@ -290,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) decode_sample(const
     left -= found ? 0 : weight;
   });
   args.top[index] = top;
-  args.sampled[place] = (int)top.token;
+  args.sampled[slot] = (int)top.token;
 }
 
 #endif
