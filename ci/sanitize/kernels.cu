@@ -1,4 +1,4 @@
-// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, scatter_gather.cu, signals.cu and reduce.cu as the Java code
+// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, gathered.cu, signals.cu and reduce.cu as the Java code
 // does (AllReduceKernels, SignalKernels, and RmsNormKernels, Exchange and RankOrderReducer of fused-ops), without a JVM, so
 // that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
 //
@@ -21,7 +21,7 @@ namespace kernels {
 #include "all_reduce/all_reduce.cu"
 #include "all_reduce_rms_norm/all_reduce_rms_norm.cu"
 #include "reduce/reduce.cu"
-#include "scatter_gather/scatter_gather.cu"
+#include "gathered/gathered.cu"
 #include "signals/signals.cu"
 }  // namespace kernels
 
@@ -35,7 +35,7 @@ const char* const ALGORITHMS[] = {"one_shot", "two_shot", "direct", "mesh"};
 const int THREADS = 256;
 const int MESH_THREADS = 512;
 const int DIRECT_BLOCKS = 8;
-const int REDUCE_THREADS = 512;
+const int REDUCE_THREADS = kernels::REDUCE_THREADS;
 const int MAX_REDUCE_BLOCKS = 528;
 const int MESH_RANKS = 8;
 const u64 ONE_SHOT_BYTES = 256 << 10;  // the largest tensors
@@ -71,7 +71,7 @@ struct ReducedType : Type {
         {(const void*)kernels::one_shot_##name, (const void*)kernels::two_shot_##name,                        \
          (const void*)kernels::direct_##name, MESH_KERNEL_OF(name)},                                          \
         (const void*)kernels::reduce_##name, (const void*)kernels::all_reduce_rms_norm_##name,                \
-        (const void*)kernels::add_rms_norm_##name, (const void*)kernels::scatter_##name                       \
+        (const void*)kernels::add_rms_norm_##name, (const void*)kernels::reduce_scatter_##name                \
   }
 
 const ReducedType TYPES[] = {REDUCED(float32, 4), REDUCED(float16, 2), REDUCED(bfloat16, 2)};
@@ -177,7 +177,7 @@ class Group {
       u64 packs = std::min(EXCHANGE_BYTES, bytes - done) / PACK;
       char *from = shard + done, *to = whole + done;
       void* arguments[] = {&from, &packs, &launch, &to, &distance};
-      enqueue_exchange(rank, (const void*)kernels::gather, packs, arguments);
+      enqueue_exchange(rank, (const void*)kernels::all_gather, packs, arguments);
       done += EXCHANGE_BYTES;
     } while (done < bytes);
   }
@@ -221,7 +221,7 @@ class Group {
       check(cudaMemcpyAsync(region + layout.buffer + rank * bytes, tensor, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
       u32* word = (u32*)(region + layout.signals + rank * LINE);
       void* arguments[] = {&word, &count};
-      enqueue_signals(rank, (const void*)kernels::raise_signal, 1, arguments);
+      enqueue_signals(rank, (const void*)kernels::signal_peer, 1, arguments);
     }
     wait_signals(rank, layout.signals, (1u << size()) - 1, timeout);
     check(cudaMemcpyAsync(all, own + layout.buffer, size() * bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
@@ -381,7 +381,7 @@ struct Scatter : Job {
   bool is_right() const override {
     bool right = true;
     for (size_t rank = 0; rank < sums.size(); rank++) {
-      right &= sums[rank]->has(expected[rank], std::string("scatter_") + type.name + ", rank " + std::to_string(rank));
+      right &= sums[rank]->has(expected[rank], std::string("reduce_scatter_") + type.name + ", rank " + std::to_string(rank));
     }
     return right;
   }
@@ -522,7 +522,7 @@ void load_kernels(int gpus) {
       alone.enqueue_scatter(0, type, nullptr, 0, nullptr, 1, PATIENCE);
       // Some wait for others, or raise something, whatever there is to do; this loads a kernel, too.
       cudaFuncAttributes unused;
-      for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::raise_signal,
+      for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::signal_peer,
                                  (const void*)kernels::wait_signals}) {
         check(cudaFuncGetAttributes(&unused, kernel), "cudaFuncGetAttributes");
       }

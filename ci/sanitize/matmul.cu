@@ -1,4 +1,4 @@
-// Runs the persistent matmul of fused_matmul.cu as PersistentMatmul of fused-ops does, without a JVM, so that compute-sanitizer
+// Runs the kernel of fused_matmul.cu as FusedMatmul of fused-ops does, without a JVM, so that compute-sanitizer
 // can watch it. ci/sanitize.sh builds it for Hopper GPUs, once for each way to compile the kernel, and runs it.
 //
 //   matmul [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
@@ -28,7 +28,7 @@ using kernels::TILE_M;
 const bool FLOAT16 = std::is_same<kernels::TYPE, kernels::Float16>::value;
 const Type ELEMENTS = FLOAT16 ? Type ELEMENT(float16, 2) : Type ELEMENT(bfloat16, 2);
 const u64 ITEM = 2;  // bytes of an element
-const int THREADS = 384;
+const int THREADS = kernels::FUSED_THREADS;
 const u64 LINE = 64;        // from a rank's signal to the next one's, in bytes
 const u64 FLAGS = 4096;     // of each rank
 const u64 WORDS = kernels::MAX_RANKS * FLAGS * sizeof(u32);  // bytes of signals or flags
@@ -137,7 +137,7 @@ class Group {
     launch.rank = rank;
     launch.ranks = size();
     launch.factor = 1;
-    launch.lag = SCATTER ? std::min<u64>(blocks, sizes.tiles_of_part()) : 0;
+    launch.own_delay = SCATTER ? std::min<u64>(blocks, sizes.tiles_of_part()) : 0;
     launch.pull = SCATTER && size() == 2;
     launch.pushers = SCATTER ? 0 : std::min<u64>(blocks, sizes.pushers);
     launch.status = ranks[rank].status;
@@ -154,7 +154,7 @@ class Group {
     u64 grid = std::min<u64>(blocks, std::max<u64>(launch.pushers, size() * sizes.tiles_of_part()));
     void* arguments[] = {&launch};
     use(ranks[rank].gpu);
-    check(cudaLaunchKernel((const void*)kernels::fused_matmul, dim3(grid), dim3(THREADS), arguments, kernels::SHARED,
+    check(cudaLaunchKernel((const void*)kernels::fused_matmul, dim3(grid), dim3(THREADS), arguments, kernels::SHARED_BYTES,
                            ranks[rank].stream),
           "fused_matmul");
   }
@@ -269,7 +269,7 @@ struct Job {
       describe(launch.out[peer], to, {n, rows}, {n * ITEM}, {BOX, HALF_TILE});
     }
     launch.shard = left;
-    launch.whole = sizes.whole ? wholes[rank]->address() : nullptr;
+    launch.gathered = sizes.whole ? wholes[rank]->address() : nullptr;
     group.enqueue(rank, sizes, launch, slot_bytes, timeout);
   }
 
@@ -330,7 +330,7 @@ int main(int argc, char** argv) {
   for (int gpu = 0; gpu < gpus; gpu++) {
     use(gpu);
     const void* kernel = (const void*)kernels::fused_matmul;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernels::SHARED), "cudaFuncSetAttribute");
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernels::SHARED_BYTES), "cudaFuncSetAttribute");
     if (!meet({gpu}, PATIENCE)) return WRONG;  // Loads what is loaded at a first launch.
   }
   for (int ranks : {2, 3, kernels::MAX_RANKS}) {

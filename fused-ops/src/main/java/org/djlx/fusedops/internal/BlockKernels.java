@@ -109,7 +109,7 @@ public final class BlockKernels implements AutoCloseable {
                             module.kernel("rotate_" + name),
                             module.kernel("gate_" + name),
                             module.kernel("gate_gradient_" + name),
-                            module.findKernel("place_" + name).orElse(null)));
+                            module.findKernel("convert_columns_" + name).orElse(null)));
         }
     }
 

@@ -26,7 +26,7 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * All-gather and reduce-scatter by the kernels of {@code scatter_gather.cu}, on GPUs that are all
+ * All-gather and reduce-scatter by the kernels of {@code gathered.cu}, on GPUs that are all
  * linked: a launch each, or several for what does not fit into a slot, without a barrier also in
  * graphs. For one thread at a time, in the order of the group's operations.
  */
@@ -57,13 +57,13 @@ public final class GatheredExchange implements AutoCloseable {
                 compiler.load(
                         device,
                         KernelSource.ofResource(
-                                NativeLibrary.class, "scatter_gather/scatter_gather.cu"),
+                                NativeLibrary.class, "gathered/gathered.cu"),
                         "-DRANKS=" + worldSize);
-        gather = module.kernel("gather");
+        gather = module.kernel("all_gather");
         TYPES.forEach(
                 (type, name) -> {
                     if (isSupported(device, type)) {
-                        scatters.put(type, module.kernel("scatter_" + name));
+                        scatters.put(type, module.kernel("reduce_scatter_" + name));
                     }
                 });
         processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);

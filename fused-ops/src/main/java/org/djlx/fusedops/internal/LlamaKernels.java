@@ -63,7 +63,7 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int NORM_SUMS = 64; // bytes
 
     /**
-     * The most rows of a product, the stripes that a block has, the most stages: products.cuh's.
+     * The most rows of a product, the stripes that a block has, the most stages: matmul.cuh's.
      */
     private static final int[][] PRODUCTS = {
         {8, 7, 3}, {8, 3, 7}, {8, 2, 10}, {8, 1, 10},
@@ -134,12 +134,12 @@ public final class LlamaKernels implements AutoCloseable {
         }
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
-        attentionPlaced = module.kernel("decode_attention_placed");
-        place = module.kernel("decode_rotate");
-        best = module.kernel("decode_best");
-        choose = module.kernel("decode_choose");
-        rotate = module.kernel("prompt_rotate");
-        activate = module.kernel("prompt_activate");
+        attentionPlaced = module.kernel("decode_attention_cached");
+        place = module.kernel("decode_rotate_and_cache");
+        best = module.kernel("decode_top");
+        choose = module.kernel("decode_sample");
+        rotate = module.kernel("prefill_rotate_and_cache");
+        activate = module.kernel("prefill_activate");
     }
 
     /**
@@ -172,10 +172,10 @@ public final class LlamaKernels implements AutoCloseable {
             CudaDevice device, ScalarType type, int headSize, int sharing, int blockTokens) {
         return new String[] {
             "-DTYPE=" + TYPES.get(type),
-            "-DHEAD=" + headSize,
-            "-DSHARING=" + sharing,
-            "-DBLOCK=" + blockTokens,
-            "-DROOM=" + room(device)
+            "-DHEAD_SIZE=" + headSize,
+            "-DGROUP_SIZE=" + sharing,
+            "-DBLOCK_TOKENS=" + blockTokens,
+            "-DSHARED_BYTES=" + room(device)
         };
     }
 
@@ -221,7 +221,7 @@ public final class LlamaKernels implements AutoCloseable {
         int stage = 2 * stripes + (isNorming ? 0 : tiles);
         int stages = Math.min(mostStages, (room / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
-            String name = isNorming ? "norm_product" : "product_" + rows;
+            String name = isNorming ? "norm_matmul" : "matmul_" + rows;
             CudaKernel kernel = module.kernel("decode_" + name + "_" + stripes);
             kernel.allowSharedMemory(room);
             int sharedBytes = (stages * stage + sums) * pack;
