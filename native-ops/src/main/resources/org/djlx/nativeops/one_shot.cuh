@@ -6,6 +6,10 @@
 // GPU of its own a rank's stream guarantees that. Where ranks share a GPU, waiting blocks may take the SMs that a peer's matmul
 // needs: cuBLAS launches clusters of eight blocks that fill an SM each, and such a cluster starts only when eight SMs of one GPC
 // are free at once. So the kernels of all ranks but one take at most half of the SMs together (P2p.waitingBlocks).
+//
+// Every kernel that waits has this limit: one-shot, two-shot, mesh and direct all-reduce, gather and scatter, all-reduce + RMSNorm,
+// fused matmul. One kernel still breaks the invariant, in graphs: all-reduce + RMSNorm lets the next kernel begin before it waits
+// (let_others_begin), and the blocks of that kernel, which the limit does not count, keep their SMs until the wait ends.
 #pragma once
 
 #include "element.cuh"
