@@ -324,21 +324,36 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Lets ranks share a GPU, to try out what runs on P2P buffers where there are fewer GPUs
-         * than ranks. What needs NCCL fails then, as NCCL refuses to share. Ranks of one process
-         * must each have a current stream of their own, as they wait for each other on it, and run
-         * with two settings in the environment. {@code CUDA_MODULE_LOADING=EAGER}: otherwise a
-         * kernel is loaded with its first launch, which may wait for kernels that already run on
-         * that very GPU and wait for this rank. {@code CUDA_DEVICE_MAX_CONNECTIONS=32}: otherwise
-         * streams of several ranks may have one hardware queue, in which the kernel of one rank
-         * comes behind the stream of another that waits for it. Neither helps where one rank alone
-         * loads a kernel while those of others wait for it, as cuBLAS does for a size that it has
-         * not seen; kernels of this project are loaded once for all ranks of a process. And a rank
-         * synchronises its stream before it copies from or to memory that is not pinned, as {@code
-         * create} and {@code toFloatArray} of arrays do: such a copy waits for the stream, and
-         * until then the driver takes no calls for that GPU, not even of the rank that is waited
-         * for. Kernels that wait for peers take at most half of the SMs together, so that a matmul
-         * of the rank that is waited for finds room.
+         * Lets ranks share a GPU, to test P2P operations on a machine with fewer GPUs than ranks.
+         * NCCL does not support shared GPUs, so operations that need NCCL fail.
+         *
+         * <p>For ranks in one process:
+         *
+         * <ul>
+         *   <li>Each rank needs its own current stream, because ranks wait for each other on it.
+         *   <li>Set {@code CUDA_MODULE_LOADING=EAGER}. With lazy loading the first launch of a
+         *       kernel may wait for running kernels of the same GPU, which in turn wait for this
+         *       rank.
+         *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
+         *       share a hardware queue, in which a kernel waits behind the stream that waits for
+         *       it.
+         *   <li>Neither setting helps if one rank alone loads a kernel while kernels of the others
+         *       wait for it, as cuBLAS does for a new matrix size. For a new size let all ranks
+         *       synchronise their streams and meet before the call. Kernels of this project are
+         *       loaded once for all ranks of a process.
+         *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
+         *       pinned, as {@code toFloatArray} and {@code getFloat} do. The copy waits for the
+         *       stream and holds a lock of the driver meanwhile. Other ranks can then allocate no
+         *       memory and create no event on that GPU, not even the rank that the stream waits
+         *       for: all stand still until the timeout.
+         *   <li>Free no memory of the GPU while ranks wait for each other: no {@code cudaFree}, no
+         *       emptying of libtorch's cache, which libtorch empties itself when memory runs out.
+         *       {@code cudaFree} waits for all kernels of the GPU, and meanwhile nothing can be
+         *       launched there.
+         * </ul>
+         *
+         * <p>Kernels that wait for peers use at most half of the SMs together, so that a matmul of
+         * the awaited rank can run.
          *
          * @param shared whether they may; false, NCCL alone, unless set
          * @return this builder

@@ -26,9 +26,9 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * All-gather and reduce-scatter by the kernels of {@code gathered.cu}, on GPUs that are all
- * linked: a launch each, or several for what does not fit into a slot, without a barrier also in
- * graphs. For one thread at a time, in the order of the group's operations.
+ * All-gather and reduce-scatter by the kernels of {@code gathered.cu}, on GPUs that are all linked:
+ * a launch each, or several for what does not fit into a slot, without a barrier also in graphs.
+ * For one thread at a time, in the order of the group's operations.
  */
 public final class GatheredExchange implements AutoCloseable {
 
@@ -56,8 +56,7 @@ public final class GatheredExchange implements AutoCloseable {
         module =
                 compiler.load(
                         device,
-                        KernelSource.ofResource(
-                                NativeLibrary.class, "gathered/gathered.cu"),
+                        KernelSource.ofResource(NativeLibrary.class, "gathered/gathered.cu"),
                         "-DRANKS=" + worldSize);
         gather = module.kernel("all_gather");
         TYPES.forEach(

@@ -62,9 +62,7 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int MIN_STAGES = 2;
     private static final int NORM_SUMS = 64; // bytes
 
-    /**
-     * The most rows of a product, the stripes that a block has, the most stages: matmul.cuh's.
-     */
+    /** The most rows of a product, the stripes that a block has, the most stages: matmul.cuh's. */
     private static final int[][] PRODUCTS = {
         {8, 7, 3}, {8, 3, 7}, {8, 2, 10}, {8, 1, 10},
         {16, 7, 3}, {16, 3, 7}, {16, 2, 6}, {16, 1, 6},
