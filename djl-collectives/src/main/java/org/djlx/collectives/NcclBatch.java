@@ -4,8 +4,8 @@
  */
 package org.djlx.collectives;
 
+import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.host.Required;
-import org.djlx.collectives.internal.nccl.Batch;
 
 /**
  * Operations of {@code nccl} groups that one thread issues and NCCL starts together: the way for

@@ -18,8 +18,8 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.Disposal;
-import org.djlx.collectives.internal.nccl.Batch;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.GpuTopology;
@@ -48,7 +48,7 @@ final class CudaP2pBackend extends Backend {
         this.device = CudaDevice.open(nccl.device());
         boolean done = false;
         try {
-            this.p2p = P2p.create(context, options, device, topology, nccl);
+            this.p2p = P2p.create(context, options, device, topology, nccl.group());
             done = true;
         } finally {
             if (!done) {

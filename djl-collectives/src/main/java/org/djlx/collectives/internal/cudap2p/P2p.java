@@ -22,8 +22,8 @@ import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.host.HostSync;
-import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaAttribute;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaStream;
@@ -49,7 +49,7 @@ final class P2p {
     private final GroupContext context;
     private final CudaP2pOptions options;
     private final CudaDevice device;
-    private final NcclBackend nccl;
+    private final GpuGroup group;
     private final P2pRegion region;
     private final WaitStatus waits;
     private final AllReduceKernels kernels;
@@ -68,12 +68,12 @@ final class P2p {
             GroupContext context,
             CudaP2pOptions options,
             CudaDevice device,
-            NcclBackend nccl,
+            GpuGroup group,
             Parts parts) {
         this.context = context;
         this.options = options;
         this.device = device;
-        this.nccl = nccl;
+        this.group = group;
         this.region = parts.region;
         this.waits = parts.waits;
         this.kernels = parts.kernels;
@@ -91,7 +91,7 @@ final class P2p {
                         hosts,
                         currentStreams,
                         waits,
-                        nccl);
+                        group);
     }
 
     /**
@@ -101,7 +101,7 @@ final class P2p {
      * @param options the options
      * @param device the rank's GPU
      * @param topology how GPUs are linked, by where they are on the PCI bus
-     * @param nccl runs the group's other operations
+     * @param group has the group's stream and watchdog
      * @return what all ranks have then; empty on all, if it cannot be done on one
      */
     static Optional<P2p> create(
@@ -109,7 +109,7 @@ final class P2p {
             CudaP2pOptions options,
             CudaDevice device,
             Function<List<String>, GpuTopology> topology,
-            NcclBackend nccl) {
+            GpuGroup group) {
         RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device, topology);
         Parts parts = new Parts(outcome.region());
         String problem = outcome.problem();
@@ -127,8 +127,8 @@ final class P2p {
             }
             if (problem == null) {
                 parts.compareGpus(context, device);
-                p2p = new P2p(context, options, device, nccl, parts);
-                nccl.accompany(p2p.queue);
+                p2p = new P2p(context, options, device, group, parts);
+                group.extend(p2p.queue);
             }
         } finally {
             if (p2p == null) {
@@ -327,8 +327,8 @@ final class P2p {
         operation.setAlgorithm(algorithm.kernel());
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
         boolean direct = algorithm == Algorithm.DIRECT;
-        NcclBackend.Kernel kernel =
-                new NcclBackend.Kernel() {
+        GpuGroup.Kernel kernel =
+                new GpuGroup.Kernel() {
                     @Override
                     public void launch(long address, CudaStream stream) {
                         kernels.enqueue(
@@ -358,7 +358,7 @@ final class P2p {
                                                     device, info.address()));
                     // Works of the group's stream keep what ranks that come late may still write
                     // into, make copies before others know of the call, and wait for NCCL.
-                    boolean here = inOrder && !direct && inPlace && nccl.isLaunched();
+                    boolean here = inOrder && !direct && inPlace && group.isLaunched();
                     return here || current.isCapturing()
                             ? queue.run(
                                     operation,
@@ -366,7 +366,7 @@ final class P2p {
                                     (stream, captured) ->
                                             enqueue(stream, tensor, info, inPlace, kernel),
                                     List.of(tensor))
-                            : nccl.run(operation, tensor, inPlace, current, kernel);
+                            : group.run(operation, tensor, inPlace, current, kernel);
                 });
     }
 
@@ -376,7 +376,7 @@ final class P2p {
             NDArray tensor,
             TensorInfo info,
             boolean inPlace,
-            NcclBackend.Kernel kernel) {
+            GpuGroup.Kernel kernel) {
         if (inPlace) {
             kernel.launch(info.address(), stream);
             return;

@@ -14,14 +14,15 @@ import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.EventPool;
+import org.djlx.collectives.internal.gpu.GpuGroup;
+import org.djlx.collectives.internal.gpu.GroupExtension;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.collectives.internal.nccl.Batch;
-import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
@@ -37,7 +38,7 @@ import org.slf4j.LoggerFactory;
  * on all ranks. If calls are to be verified, the hosts agree before anything is enqueued, and the
  * group goes on.
  */
-final class P2pQueue implements NcclBackend.Companion {
+final class P2pQueue implements GroupExtension {
 
     // Reads files for each rank, at leisure.
     private static final long LOOK_NANOS = 100_000_000;
@@ -58,7 +59,7 @@ final class P2pQueue implements NcclBackend.Companion {
     private final boolean verify;
     private final HostSync hosts;
     private final WaitStatus waits; // closed after this
-    private final NcclBackend nccl; // has the group's stream, and watches over all operations
+    private final GpuGroup group; // has the group's stream, and watches over all operations
     private final EventPool events;
     private final CurrentStreams currentStreams;
     private final CudaEvent before; // behind what the group's stream had been given before one
@@ -80,7 +81,7 @@ final class P2pQueue implements NcclBackend.Companion {
      * @param hosts the other ranks' hosts
      * @param currentStreams the callers' streams, closed with the queue
      * @param waits what operations wait in
-     * @param nccl runs the group's other operations
+     * @param group has the group's stream and watchdog
      */
     P2pQueue(
             GroupContext context,
@@ -90,14 +91,14 @@ final class P2pQueue implements NcclBackend.Companion {
             HostSync hosts,
             CurrentStreams currentStreams,
             WaitStatus waits,
-            NcclBackend nccl) {
+            GpuGroup group) {
         this.context = context;
         this.device = device;
         this.blockingWait = blockingWait;
         this.verify = verify;
         this.hosts = hosts;
         this.waits = waits;
-        this.nccl = nccl;
+        this.group = group;
         this.currentStreams = currentStreams;
         events = new EventPool(device);
         before = CudaEvent.create(device);
@@ -200,9 +201,9 @@ final class P2pQueue implements NcclBackend.Companion {
                     e instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
             if (!usable && captured) {
                 // What waits for the GPU would spoil the capture, before its user learns why.
-                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> nccl.breakWith(reason));
+                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> group.breakWith(reason));
             } else if (!usable) {
-                nccl.breakWith(reason);
+                group.breakWith(reason);
             }
             return reason;
         }
@@ -223,11 +224,11 @@ final class P2pQueue implements NcclBackend.Companion {
         } catch (RuntimeException | Error e) {
             // The other ranks run theirs, and wait for what this one did not enqueue.
             CollectiveException reason = GroupErrors.failed(operation, e);
-            nccl.breakWith(reason);
+            group.breakWith(reason);
             work.fail(reason);
             return;
         }
-        Watchdog watchdog = nccl.watchdog();
+        Watchdog watchdog = group.watchdog();
         watchdog.add(work);
         if (broken != null && watchdog.remove(work) && work.seal(broken)) {
             // Whoever broke the queue did not see the work.
@@ -242,14 +243,14 @@ final class P2pQueue implements NcclBackend.Companion {
      * host waits for that: see {@link Rendezvous}.
      */
     private void follow(CudaStream current) {
-        long launched = nccl.awaitLaunched();
+        long launched = group.awaitLaunched();
         if (launched == launches) {
             if (last != null) {
                 last.order(current);
             }
         } else {
             join(); // It was enqueued before the last one here, if that was within a batch.
-            before.record(nccl.stream());
+            before.record(group.stream());
             current.waitEvent(before);
             launches = launched;
         }
@@ -258,7 +259,7 @@ final class P2pQueue implements NcclBackend.Companion {
     @Override
     public void join() {
         if (last != null && !joined) {
-            last.order(nccl.stream());
+            last.order(group.stream());
             joined = true;
         }
     }
@@ -280,7 +281,7 @@ final class P2pQueue implements NcclBackend.Companion {
         operation.ended(null);
         if (!replayed) {
             replayed = true;
-            nccl.watchdog().keepVigil(this);
+            group.watchdog().keepVigil(this);
         }
         return new CapturedWork(result);
     }
@@ -351,7 +352,7 @@ final class P2pQueue implements NcclBackend.Companion {
      */
     private void release() {
         try {
-            if (!nccl.watchdog().isDone()) {
+            if (!group.watchdog().isDone()) {
                 hosts.fail("its process exits within operations");
             }
         } finally {

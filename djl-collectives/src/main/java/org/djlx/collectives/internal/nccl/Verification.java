@@ -14,6 +14,7 @@ import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
 import org.djlx.collectives.Store;
 import org.djlx.collectives.StoreTimeoutException;
+import org.djlx.collectives.internal.gpu.QueuedWork;
 import org.djlx.collectives.internal.host.CallWords;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
@@ -33,7 +34,7 @@ final class Verification {
     }
 
     /** Compares a collective with those of all other ranks. */
-    void collective(NcclWork work) {
+    void collective(QueuedWork work) {
         Operation operation = work.operation();
         int n = context.worldSize();
         List<Integer> ranks = IntStream.range(0, n).boxed().toList();
@@ -80,7 +81,7 @@ final class Verification {
     /**
      * Compares a message with its other end; the messages of a queue are numbered by their order.
      */
-    void message(NcclWork work, long number) {
+    void message(QueuedWork work, long number) {
         boolean sends = work.operation().type() == OpType.SEND;
         int sender = sends ? context.rank() : work.peer();
         int receiver = sends ? work.peer() : context.rank();
@@ -105,7 +106,7 @@ final class Verification {
         }
     }
 
-    private List<long[]> exchange(String key, int self, List<Integer> ranks, NcclWork work) {
+    private List<long[]> exchange(String key, int self, List<Integer> ranks, QueuedWork work) {
         Store store = context.store();
         store.set(key + "/" + self, encode(work));
         List<String> keys = ranks.stream().map(rank -> key + "/" + rank).toList();
@@ -119,7 +120,8 @@ final class Verification {
         }
     }
 
-    private List<byte[]> await(String key, List<String> keys, List<Integer> ranks, NcclWork work) {
+    private List<byte[]> await(
+            String key, List<String> keys, List<Integer> ranks, QueuedWork work) {
         Operation operation = work.operation();
         Deadline deadline = Deadline.after(operation.timeout());
         Duration warnAfter = context.options().warnAfter();
@@ -146,14 +148,14 @@ final class Verification {
                 .toList();
     }
 
-    private static String omission(NcclWork work) {
+    private static String omission(QueuedWork work) {
         OpType type = work.operation().type();
         return type == OpType.RECV
                 ? "did not send"
                 : type == OpType.SEND ? "did not receive it" : "did not arrive";
     }
 
-    private static byte[] encode(NcclWork work) {
+    private static byte[] encode(QueuedWork work) {
         long[] detail = work.call().detail();
         long[] words = new long[CallWords.COUNT + detail.length];
         CallWords.put(words, work.operation().signature(), false);

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import java.time.Duration;
 import java.util.List;
@@ -14,12 +14,11 @@ import java.util.concurrent.TimeoutException;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 
-/** Calls of NCCL that wait for other ranks and cannot be told for how long. */
-final class BoundedCall {
+/** Runs calls that wait for other ranks and take no timeout, such as those of NCCL. */
+public final class BoundedCall {
 
     private static final long LOOK_MILLIS = 50; // between looks for an obstacle
 
@@ -36,7 +35,7 @@ final class BoundedCall {
      * @throws CollectiveTimeoutException if it has not returned by then
      * @throws CollectiveException if it failed, or will not return
      */
-    static <T> T run(
+    public static <T> T run(
             String name, Duration timeout, Supplier<Optional<String>> obstacle, Supplier<T> call) {
         CompletableFuture<T> future = new CompletableFuture<>();
         Thread thread =

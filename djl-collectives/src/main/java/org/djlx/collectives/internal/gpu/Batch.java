@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import java.util.ArrayDeque;
 import java.util.ArrayList;
@@ -15,7 +15,6 @@ import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Operation;
-import org.djlx.nativeops.NcclGroup;
 
 /**
  * The operations that one thread issues between the begin and the end of a {@link
@@ -27,7 +26,7 @@ public final class Batch {
     private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
     // In the order of the calls. NCCL starts a step as a whole, and runs it in an order of its own.
-    private final Map<NcclQueue, Map<Integer, List<NcclWork>>> steps = new LinkedHashMap<>();
+    private final Map<StreamQueue, Map<Integer, List<QueuedWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;
     private int together; // the part of the depth that asks for one step
@@ -95,7 +94,7 @@ public final class Batch {
     }
 
     /** Begins operations of which none depends on another. */
-    static void beginTogether() {
+    public static void beginTogether() {
         begin();
         Batch batch = CURRENT.get();
         if (batch.together++ == 0) {
@@ -103,13 +102,13 @@ public final class Batch {
         }
     }
 
-    static void endTogether() {
+    public static void endTogether() {
         CURRENT.get().together--;
         end();
     }
 
     /** Adds an operation, which the end of the batch launches. */
-    void add(NcclQueue queue, NcclWork work) {
+    void add(StreamQueue queue, QueuedWork work) {
         if (together == 0) {
             step++;
         }
@@ -124,17 +123,18 @@ public final class Batch {
             steps.keySet().forEach(queue -> queue.fail(reason(failure)));
             return;
         }
-        Map<NcclQueue, Deque<List<NcclWork>>> own = new LinkedHashMap<>();
+        Map<StreamQueue, Deque<List<QueuedWork>>> own = new LinkedHashMap<>();
         steps.forEach(
                 (queue, units) -> {
                     if (queue.own(units.values())) {
                         own.put(queue, new ArrayDeque<>(units.values()));
                     }
                 });
-        Set<NcclQueue> queues = Set.copyOf(own.keySet());
+        Set<StreamQueue> queues = Set.copyOf(own.keySet());
         try {
             while (!own.isEmpty()) {
-                NcclGroup.run(() -> own.forEach((queue, units) -> queue.launch(units.peek())));
+                Connection any = own.keySet().iterator().next().connection();
+                any.launchTogether(() -> own.forEach((queue, units) -> queue.launch(units.peek())));
                 own.forEach((queue, units) -> queue.launched(units.poll()));
                 own.values().removeIf(Collection::isEmpty);
             }
@@ -143,7 +143,7 @@ public final class Batch {
             queues.forEach(queue -> queue.fail(reason));
             throw reason;
         } finally {
-            queues.forEach(NcclQueue::release);
+            queues.forEach(StreamQueue::release);
         }
     }
 

@@ -2,26 +2,24 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.OpType;
 import org.djlx.collectives.Operation;
-import org.djlx.collectives.internal.gpu.GpuWork;
 import org.djlx.nativeops.CudaEvent;
 import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
 
 /**
- * An operation on the stream of an {@link NcclQueue}: issued by the caller, then launched by the
- * queue, which is mostly the same call.
+ * An operation on a {@link StreamQueue}. The caller issues the work; the queue launches it, mostly
+ * within the same call.
  */
-final class NcclWork extends GpuWork {
+public final class QueuedWork extends GpuWork {
 
-    private final NcclQueue queue;
-    private final Call call;
+    private final StreamQueue queue;
+    private final GpuCall call;
     private final int peer;
     private volatile boolean verifying;
     private CudaEvent ready; // what the caller has enqueued before, until launched; guarded by this
@@ -36,11 +34,11 @@ final class NcclWork extends GpuWork {
      * @param result its outputs
      * @param peer the other rank of a message, or -1
      */
-    NcclWork(
-            NcclQueue queue,
+    QueuedWork(
+            StreamQueue queue,
             CudaStream current,
             Operation operation,
-            Call call,
+            GpuCall call,
             List<NDArray> result,
             int peer) {
         super(
@@ -57,11 +55,16 @@ final class NcclWork extends GpuWork {
     }
 
     @Override
-    public NcclQueue queue() {
+    public StreamQueue queue() {
         return queue;
     }
 
-    int peer() {
+    /**
+     * Returns the other rank of a message.
+     *
+     * @return the rank; -1 for a collective
+     */
+    public int peer() {
         return peer;
     }
 
@@ -69,11 +72,16 @@ final class NcclWork extends GpuWork {
         return peer >= 0;
     }
 
-    Call call() {
+    /**
+     * Returns the GPU part of the operation.
+     *
+     * @return the call
+     */
+    public GpuCall call() {
         return call;
     }
 
-    /** Tells that who verifies the work takes care of its timeout. */
+    /** Stops the time that the operation may take: the verification has a timeout of its own. */
     void beginVerification() {
         verifying = true;
     }
@@ -90,7 +98,7 @@ final class NcclWork extends GpuWork {
     }
 
     /** Enqueues the operation, by the queue. */
-    void launch(NcclCommunicator nccl, CudaStream stream) {
+    void launch(CudaStream stream) {
         CudaEvent before;
         synchronized (this) {
             if (hasEnded()) {
@@ -104,14 +112,14 @@ final class NcclWork extends GpuWork {
         operation().started();
         queue.resources().load(call.in(), stream);
         queue.resources().load(call.out(), stream);
-        call.body().enqueue(nccl, stream);
+        call.body().enqueue(stream);
     }
 
     private synchronized boolean isLaunched() {
         return ready == null;
     }
 
-    /** Marks the end of what {@link #launch} enqueued, when NCCL has it in the stream. */
+    /** Marks the end of what {@link #launch} enqueued, when it is in the stream. */
     void launched(CudaStream stream) {
         if (hasEnded()) {
             return; // It has failed meanwhile, and its tensors are gone.
@@ -140,7 +148,7 @@ final class NcclWork extends GpuWork {
 
     @Override
     protected CollectiveException failureAtEnd() {
-        return call.byNccl() ? null : queue.failureOf(operation());
+        return call.isConnected() ? null : queue.failureOf(operation());
     }
 
     /** Ends the work, of which nothing was launched. */

@@ -2,123 +2,69 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Collection;
 import java.util.Deque;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Optional;
-import java.util.Set;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.Operation;
-import org.djlx.collectives.internal.gpu.LongCalls;
-import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
-import org.djlx.nativeops.NcclConfig;
-import org.djlx.nativeops.NcclGroup;
 
 /**
- * A communicator and its stream: operations run there one after the other, in the order of the
- * calls; also those that are done by a kernel, without NCCL.
+ * A stream and its {@link Connection} to other ranks. Operations run on the stream one after the
+ * other, in the order of the calls: those of the connection, and kernels.
  *
  * <p>Issuing does not wait for other ranks. Mostly the caller's own thread launches the operation.
- * Where other ranks must be waited for, a helper thread does so, and launches all that is issued
- * meanwhile; it ends when nothing waits any more. That is where the communicator must be created,
- * calls compared, or NCCL may have to set up connections: when an operation is the first of its
- * kind, root and size, in powers of two, on which NCCL's choice of an algorithm depends.
+ * Where a launch must wait for other ranks, a helper thread launches it, and all operations issued
+ * meanwhile; it ends when no operation is left. The helper launches
+ *
+ * <ul>
+ *   <li>the first operation, which connects;
+ *   <li>operations for which the connection may have to set up more, see {@link
+ *       Connection#isReady};
+ *   <li>operations to be verified.
+ * </ul>
  */
-final class NcclQueue implements Watchdog.Queue {
+public final class StreamQueue implements Watchdog.Queue {
 
-    /** Checks with the other ranks that an operation fits. */
-    interface Verifier {
-
-        /** Tells whether an operation is to be verified. */
-        default boolean concerns(NcclWork work) {
-            return true;
-        }
-
-        /**
-         * Waits for the other ranks and compares.
-         *
-         * @throws CollectiveMismatchException if what they called does not fit, on all of them
-         */
-        void verify(NcclWork work);
-    }
-
-    /** The backend, which is told of failures, and asked for what NCCL does not know. */
-    interface Listener {
-
-        /** Something failed, and the queue with it. */
-        void failed(NcclQueue queue, CollectiveException reason);
-
-        /** What is under way has failed, and is about to be aborted. */
-        void aborting(NcclQueue queue, CollectiveException reason);
-
-        /** An operation does not fit those of other ranks; the queue goes on. */
-        void refused(NcclWork work, CollectiveException reason);
-
-        /** What is wrong with the kernels on the queue, if anything. */
-        Optional<String> error(NcclQueue queue);
-
-        /** Who has not called what the first operation waits for, as far as that is known. */
-        List<Integer> missing(NcclQueue queue);
-
-        /** Why an operation failed that a kernel has done; null if it did not. */
-        CollectiveException failureOf(Operation operation);
-    }
-
-    private static final int ROOT_WORD = 4; // of a signature
     private static final long QUIET_INTERVAL_NANOS = 200_000;
-    private static final long LOOK_MILLIS = 50; // whether what others are to launch has failed
+    private static final long POLL_MILLIS = 50; // between checks that the queue is not broken
 
     private final String name;
+    private final GpuGroup group;
     private final GpuResources resources;
     private final CudaStream stream;
-    private final Supplier<NcclCommunicator> connector;
-    private final Verifier verifier; // null: nothing is compared
-    private final Listener listener;
-
+    private final Connection connection;
     private final AtomicReference<CollectiveException> broken = new AtomicReference<>();
-    private volatile NcclCommunicator communicator;
-
     private volatile Thread helper; // changed under the lock
 
     // Guarded by this.
-    private final Deque<List<NcclWork>> waiting = new ArrayDeque<>(); // for the helper
-    private final Set<Long> connected = new HashSet<>(); // the operations that had their first
-    private Thread owner; // who launches a batch on this queue, or splits it
-    private long launches; // counts on when something was launched
+    private final Deque<List<QueuedWork>> waiting = new ArrayDeque<>(); // for the helper
+    private Thread owner; // launches a batch on this queue, or makes a call of its connection
+    private long launches; // changes with every launch
 
     /**
-     * Creates a queue.
+     * Creates a queue with a stream of its own.
      *
-     * @param name for threads and messages
-     * @param resources what it uses
-     * @param connector creates the communicator, waiting for other ranks; runs once
-     * @param verifier compares operations before they are launched, or null
-     * @param listener is told of failures
+     * @param name the name in threads and messages
+     * @param group handles failures
+     * @param connection the connection to other ranks
      */
-    NcclQueue(
-            String name,
-            GpuResources resources,
-            Supplier<NcclCommunicator> connector,
-            Verifier verifier,
-            Listener listener) {
+    StreamQueue(String name, GpuGroup group, Connection connection) {
         this.name = name;
-        this.resources = resources;
-        this.connector = connector;
-        this.verifier = verifier;
-        this.listener = listener;
+        this.group = group;
+        this.connection = connection;
+        resources = group.resources();
         stream = resources.createStream();
     }
 
@@ -126,31 +72,26 @@ final class NcclQueue implements Watchdog.Queue {
         return resources;
     }
 
-    /** Takes a communicator that exists already, instead of creating one. */
-    void adopt(NcclCommunicator nccl) {
-        communicator = nccl;
+    Connection connection() {
+        return connection;
     }
 
-    /** Creates the communicator if it does not exist, waiting for the other ranks. */
-    void connect() {
-        if (communicator == null) {
-            NcclCommunicator nccl = connector.get();
-            communicator = nccl;
-            if (broken.get() != null) {
-                nccl.abort(); // Whoever broke the queue may not have seen it.
-            }
+    /** Connects with the other ranks, and waits for them, unless this has happened before. */
+    public void connect() {
+        if (connection.connect() && broken.get() != null) {
+            connection.abort(); // The abort may have come before there was a connection.
         }
     }
 
     /** Launches an operation, now or with its batch, or leaves that to the helper. */
-    void issue(NcclWork work) {
+    void issue(QueuedWork work) {
         checkUsable(work.operation());
         Batch batch = Batch.current();
         if (batch != null) {
             batch.add(this, work);
             return;
         }
-        List<NcclWork> unit = List.of(work);
+        List<QueuedWork> unit = List.of(work);
         CollectiveException failure;
         synchronized (this) {
             if (!own(List.of(unit))) {
@@ -167,7 +108,7 @@ final class NcclQueue implements Watchdog.Queue {
             }
         }
         // The other ranks launch theirs: from now on operations would not be matched.
-        listener.failed(this, failure);
+        group.fail(this, failure);
     }
 
     /**
@@ -179,10 +120,10 @@ final class NcclQueue implements Watchdog.Queue {
      * @return whether the calling thread is to {@link #launch} the units and then {@link #release}
      *     the queue
      */
-    synchronized boolean own(Collection<List<NcclWork>> units) {
+    synchronized boolean own(Collection<List<QueuedWork>> units) {
         boolean direct = waiting.isEmpty();
-        for (List<NcclWork> unit : units) {
-            direct &= waitsForNobody(unit);
+        for (List<QueuedWork> unit : units) {
+            direct &= isReady(unit);
         }
         if (direct && helper == null && owner == null) {
             owner = Thread.currentThread();
@@ -196,15 +137,14 @@ final class NcclQueue implements Watchdog.Queue {
     }
 
     /** Tells whether operations can be launched without waiting for other ranks. */
-    private boolean waitsForNobody(List<NcclWork> unit) {
-        if (!isByNccl(unit)) {
+    private boolean isReady(List<QueuedWork> unit) {
+        if (!isConnected(unit)) {
             return true;
         }
-        boolean first = connected.add(kind(unit));
-        if (first || communicator == null) {
+        if (!connection.isReady(unit)) {
             return false;
         }
-        for (NcclWork work : unit) {
+        for (QueuedWork work : unit) {
             if (isToBeVerified(work)) {
                 return false;
             }
@@ -212,9 +152,9 @@ final class NcclQueue implements Watchdog.Queue {
         return true;
     }
 
-    private static boolean isByNccl(List<NcclWork> unit) {
-        for (NcclWork work : unit) {
-            if (work.call().byNccl()) {
+    private static boolean isConnected(List<QueuedWork> unit) {
+        for (QueuedWork work : unit) {
+            if (work.call().isConnected()) {
                 return true;
             }
         }
@@ -222,17 +162,17 @@ final class NcclQueue implements Watchdog.Queue {
     }
 
     /** Calls NCCL for operations, or launches their kernels. */
-    void launch(List<NcclWork> unit) {
-        for (NcclWork work : unit) {
-            work.launch(communicator, stream);
+    void launch(List<QueuedWork> unit) {
+        for (QueuedWork work : unit) {
+            work.launch(stream);
         }
     }
 
     /** Marks the operations' ends, when NCCL has them in the stream. */
-    synchronized void launched(List<NcclWork> unit) {
+    synchronized void launched(List<QueuedWork> unit) {
         launches++;
         if (broken.get() == null) {
-            for (NcclWork work : unit) {
+            for (QueuedWork work : unit) {
                 work.launched(stream);
             }
         }
@@ -256,7 +196,7 @@ final class NcclQueue implements Watchdog.Queue {
     synchronized long awaitLaunched() {
         try {
             while ((helper != null || owner != null) && broken.get() == null) {
-                wait(LOOK_MILLIS);
+                wait(POLL_MILLIS);
             }
         } catch (InterruptedException e) {
             throw GroupErrors.interrupted(name, e);
@@ -274,22 +214,7 @@ final class NcclQueue implements Watchdog.Queue {
     }
 
     CollectiveException failureOf(Operation operation) {
-        return listener.failureOf(operation);
-    }
-
-    /** A number for what decides which connections operations need, if launched together. */
-    private static long kind(List<NcclWork> unit) {
-        long kind = 0;
-        for (NcclWork work : unit) {
-            kind = kind * 31 + kind(work.operation());
-        }
-        return kind;
-    }
-
-    private static long kind(Operation operation) {
-        long root = operation.signature()[ROOT_WORD] >>> 32;
-        int size = Long.SIZE - Long.numberOfLeadingZeros(operation.byteSize());
-        return root << 32 | operation.type().hashCode() * 64L + size & 0xffffffffL;
+        return group.failureOf(operation);
     }
 
     /** Throws if the queue is broken. */
@@ -301,7 +226,7 @@ final class NcclQueue implements Watchdog.Queue {
     }
 
     void fail(CollectiveException reason) {
-        listener.failed(this, reason);
+        group.fail(this, reason);
     }
 
     private void ensureHelper() {
@@ -312,30 +237,30 @@ final class NcclQueue implements Watchdog.Queue {
 
     private void help() {
         try {
-            for (List<NcclWork> unit = next(); unit != null; unit = next()) {
-                if (isByNccl(unit)) {
+            for (List<QueuedWork> unit = next(); unit != null; unit = next()) {
+                if (isConnected(unit)) {
                     connect(); // All ranks do, if it is the first.
                 }
-                List<NcclWork> fitting = unit.stream().filter(this::isVerified).toList();
+                List<QueuedWork> fitting = unit.stream().filter(this::isVerified).toList();
                 if (fitting.size() == 1) {
                     launch(fitting);
                 } else {
-                    NcclGroup.run(() -> launch(fitting));
+                    connection.launchTogether(() -> launch(fitting));
                 }
                 fitting.forEach(work -> work.launched(stream));
             }
         } catch (RuntimeException | Error e) {
             endHelper();
-            listener.failed(this, GroupErrors.failed(name, e));
+            group.fail(this, GroupErrors.failed(name, e));
         }
     }
 
     /**
      * Returns what to launch, now that all before is in the stream; without any the helper ends.
      */
-    private synchronized List<NcclWork> next() {
+    private synchronized List<QueuedWork> next() {
         launches++; // The unit before, if there was one.
-        List<NcclWork> unit = waiting.poll();
+        List<QueuedWork> unit = waiting.poll();
         if (unit == null) {
             endHelper();
         }
@@ -347,50 +272,61 @@ final class NcclQueue implements Watchdog.Queue {
         notifyAll();
     }
 
-    private boolean isToBeVerified(NcclWork work) {
-        return verifier != null && work.call().byNccl() && verifier.concerns(work);
+    private boolean isToBeVerified(QueuedWork work) {
+        return work.call().isConnected() && connection.isToBeVerified(work);
     }
 
-    private boolean isVerified(NcclWork work) {
+    private boolean isVerified(QueuedWork work) {
         if (!isToBeVerified(work)) {
             return true;
         }
         try {
             work.beginVerification();
-            verifier.verify(work);
+            connection.verify(work);
             work.endVerification();
             return true;
         } catch (CollectiveMismatchException e) {
-            listener.refused(work, e);
+            group.refuse(work, e);
             return false;
         }
     }
 
-    /** Splits the communicator, behind what was issued; all ranks do. */
-    NcclCommunicator split(
-            int color,
-            int key,
-            NcclConfig config,
+    /**
+     * Makes a call of the connection that needs an idle stream, after all operations issued before.
+     * All ranks make the same call. Operations issued meanwhile wait.
+     *
+     * @param call the call, such as "a split"
+     * @param name the call in progress, such as "splitting"
+     * @param timeout how long to wait for the other ranks
+     * @param obstacle returns why the other ranks will not come, if known
+     * @param body makes the call
+     * @return its result
+     * @throws CollectiveException if the call fails, which breaks the group
+     */
+    public <T> T callAlone(
+            String call,
+            String name,
             Duration timeout,
-            Supplier<Optional<String>> obstacle) {
+            Supplier<Optional<String>> obstacle,
+            Supplier<T> body) {
         synchronized (this) {
             awaitLaunched();
-            checkUsable("a split");
+            checkUsable(call);
             owner = Thread.currentThread();
         }
         try {
             return BoundedCall.run(
-                    "splitting " + name,
+                    name + " " + this.name,
                     timeout,
                     obstacle,
                     () -> {
-                        // NCCL wants no operation under way, or the split may never end.
+                        // NCCL wants no operation under way, or a split may never end.
                         awaitQuiet();
-                        checkUsable("a split");
-                        return communicator.split(color, key, config);
+                        checkUsable(call);
+                        return body.get();
                     });
         } catch (CollectiveException e) {
-            listener.failed(this, e); // The abort ends a call that still waits.
+            group.fail(this, e); // The abort ends a call that still waits.
             throw e;
         } finally {
             release();
@@ -399,21 +335,18 @@ final class NcclQueue implements Watchdog.Queue {
 
     @Override
     public Optional<String> error() {
-        Optional<String> ofKernels = listener.error(this);
-        NcclCommunicator nccl = communicator;
-        return ofKernels.isPresent() || nccl == null
-                ? ofKernels
-                : nccl.asyncError().map(text -> "NCCL reports an error: " + text);
+        Optional<String> ofKernels = group.kernelError(this);
+        return ofKernels.isPresent() ? ofKernels : connection.error();
     }
 
     @Override
     public List<Integer> missing() {
-        return listener.missing(this);
+        return group.missing(this);
     }
 
     @Override
     public String hint() {
-        return "; NCCL does not tell which ranks did not arrive, NcclOptions' optVerify(true) does";
+        return connection.hint();
     }
 
     @Override
@@ -424,15 +357,12 @@ final class NcclQueue implements Watchdog.Queue {
     /** Aborts and waits until the GPU has stopped. */
     @Override
     public void abort() {
-        listener.aborting(this, broken.get());
+        connection.aborting(broken.get());
         Thread thread = helper;
         if (thread != null) {
             thread.interrupt();
         }
-        NcclCommunicator nccl = communicator;
-        if (nccl != null) {
-            nccl.abort();
-        }
+        connection.abort();
         awaitQuiet();
     }
 
@@ -456,13 +386,10 @@ final class NcclQueue implements Watchdog.Queue {
      */
     void close() {
         boolean failed = !broken.compareAndSet(null, GroupErrors.destroyed(name));
-        NcclCommunicator nccl = communicator;
-        if (nccl != null) {
-            if (failed) {
-                nccl.abort(); // Whoever should may not have got to it.
-            } else {
-                nccl.close();
-            }
+        if (failed) {
+            connection.abort(); // The thread that broke the queue may not have done so yet.
+        } else {
+            connection.close();
         }
         awaitQuiet();
         stream.close();
