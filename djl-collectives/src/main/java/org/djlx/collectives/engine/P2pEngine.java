@@ -10,8 +10,13 @@ import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDManager;
 import ai.djl.nn.SymbolBlock;
 import ai.djl.training.GradientCollector;
-import org.djlx.collectives.Backends;
+import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.DistributedSampler;
+import org.djlx.collectives.train.DividedBlock;
+import org.djlx.collectives.train.GradientReduction;
 import org.djlx.nativeops.NativeLibrary;
 
 /**

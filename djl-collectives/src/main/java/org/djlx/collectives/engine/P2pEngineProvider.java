@@ -6,6 +6,7 @@ package org.djlx.collectives.engine;
 
 import ai.djl.engine.Engine;
 import ai.djl.engine.EngineProvider;
+import org.djlx.collectives.TorchThreads;
 
 /** Finds {@link P2pEngine}, through {@link java.util.ServiceLoader}. */
 public final class P2pEngineProvider implements EngineProvider {

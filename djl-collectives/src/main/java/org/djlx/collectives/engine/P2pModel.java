@@ -29,7 +29,6 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HashSet;
 import java.util.Map;
-import java.util.Objects;
 import java.util.Properties;
 import java.util.ServiceLoader;
 import java.util.Set;
@@ -40,6 +39,9 @@ import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.train.Agreement;
+import org.djlx.collectives.train.DataParallelTrainer;
+import org.djlx.collectives.train.DividedBlock;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -91,7 +93,7 @@ final class P2pModel implements Model {
             LOG.info("Process {} leaves it to the first to save {}.", process, newModelName);
             return;
         }
-        ProcessGroup parts = parts(getBlock());
+        ProcessGroup parts = DividedBlock.groupOf(getBlock());
         boolean first = parts == null || parts.rank() == 0;
         // What fails most often fails on all ranks before any waits for another's part.
         Agreement.run(
@@ -147,21 +149,6 @@ final class P2pModel implements Model {
         try (Stream<Path> files = Files.list(directory)) {
             return files.collect(Collectors.toCollection(HashSet::new));
         }
-    }
-
-    /** Returns the ranks that share a block's parameters; null if each has all of them. */
-    static ProcessGroup parts(Block block) {
-        if (block == null) {
-            return null;
-        }
-        if (block instanceof DividedBlock divided) {
-            return divided.group();
-        }
-        return block.getChildren().values().stream()
-                .map(P2pModel::parts)
-                .filter(Objects::nonNull)
-                .findFirst()
-                .orElse(null);
     }
 
     @Override

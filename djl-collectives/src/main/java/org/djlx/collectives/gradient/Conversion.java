@@ -10,8 +10,8 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import org.djlx.nativeops.Torch;
-import org.djlx.nativeops.TorchInPlace;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * Takes the gradient of an array to those that it was converted from. Where one of these has a

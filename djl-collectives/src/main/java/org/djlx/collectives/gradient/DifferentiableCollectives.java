@@ -12,8 +12,8 @@ import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Collectives through which gradients flow, within a {@link GradientScope}; the counterparts of

@@ -21,12 +21,12 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import org.djlx.nativeops.MappedFile;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.host.MappedFile;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Reads tensors, or slices of them, from safetensors files.

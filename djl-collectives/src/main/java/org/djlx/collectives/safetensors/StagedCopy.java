@@ -7,13 +7,13 @@ package org.djlx.collectives.safetensors;
 import ai.djl.Device;
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaMemory;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CurrentStreams;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.SharedMemory;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.host.SharedMemory;
 
 /**
  * Copies rows of mapped files to a GPU through two pieces of pinned memory: threads of the common

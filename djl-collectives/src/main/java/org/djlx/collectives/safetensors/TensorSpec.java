@@ -8,7 +8,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.Map;
 import java.util.Optional;
 import java.util.stream.Collectors;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * What a safetensors file says of one of its tensors. The tensor is stored in row-major order.

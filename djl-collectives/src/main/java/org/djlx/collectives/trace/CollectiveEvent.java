@@ -12,7 +12,7 @@ import jdk.jfr.Label;
 import jdk.jfr.Name;
 import jdk.jfr.StackTrace;
 import jdk.jfr.Timespan;
-import org.djlx.collectives.Operation;
+import org.djlx.collectives.spi.Operation;
 
 /** An operation's execution, for the Java Flight Recorder; made only while it records them. */
 @Name("org.djlx.Collective")

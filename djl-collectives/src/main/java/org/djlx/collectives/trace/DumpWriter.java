@@ -16,12 +16,12 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
-import org.djlx.collectives.OperationTrace;
-import org.djlx.collectives.Store;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OperationTrace;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.Store;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

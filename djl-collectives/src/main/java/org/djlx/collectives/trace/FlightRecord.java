@@ -6,8 +6,8 @@ package org.djlx.collectives.trace;
 
 import java.util.Arrays;
 import java.util.Locale;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.OperationTrace;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.OperationTrace;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**

@@ -13,7 +13,7 @@ import java.util.List;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicReferenceArray;
 import java.util.stream.IntStream;
-import org.djlx.collectives.GroupContext;
+import org.djlx.collectives.spi.GroupContext;
 
 /**
  * The last operations of one rank of a group; the counterpart of c10d's flight recorder.

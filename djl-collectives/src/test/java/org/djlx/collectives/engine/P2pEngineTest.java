@@ -23,6 +23,8 @@ import ai.djl.repository.zoo.ZooModel;
 import ai.djl.training.Trainer;
 import ai.djl.translate.NoopTranslator;
 import java.nio.file.Path;
+import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.Training;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;

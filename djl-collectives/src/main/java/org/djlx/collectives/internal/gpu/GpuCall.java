@@ -5,7 +5,7 @@
 package org.djlx.collectives.internal.gpu;
 
 import java.util.List;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.cuda.CudaStream;
 
 /**
  * The GPU part of an operation: what to enqueue, and the tensors it uses.

@@ -13,10 +13,10 @@ import java.util.Optional;
 import java.util.TreeMap;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaStream;
 
 /**
  * The streams, watchdog and failure handling of one rank's group on its GPU. A group has

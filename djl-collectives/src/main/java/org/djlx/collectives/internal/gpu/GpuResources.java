@@ -8,11 +8,11 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.List;
 import java.util.function.Consumer;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.CurrentStreams;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.Torch;
 
 /** The device, events, streams and memory manager that the queues of one rank share. */
 public final class GpuResources implements AutoCloseable {

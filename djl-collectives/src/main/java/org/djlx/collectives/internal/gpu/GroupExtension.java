@@ -6,7 +6,7 @@ package org.djlx.collectives.internal.gpu;
 
 import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * Runs operations of a {@link GpuGroup} on other streams than the group's, and shares the group's

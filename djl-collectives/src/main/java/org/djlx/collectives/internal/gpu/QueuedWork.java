@@ -7,10 +7,10 @@ package org.djlx.collectives.internal.gpu;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
 
 /**
  * An operation on a {@link StreamQueue}. The caller issues the work; the queue launches it, mostly

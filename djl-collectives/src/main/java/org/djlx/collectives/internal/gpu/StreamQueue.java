@@ -15,10 +15,10 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.nativeops.CudaException;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaException;
+import org.djlx.nativeops.cuda.CudaStream;
 
 /**
  * A stream and its {@link Connection} to other ranks. Operations run on the stream one after the

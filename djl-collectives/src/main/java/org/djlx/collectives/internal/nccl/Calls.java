@@ -9,10 +9,10 @@ import java.util.function.IntConsumer;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.gpu.DeviceTensor;
 import org.djlx.collectives.internal.gpu.GpuCall;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
-import org.djlx.nativeops.NcclGroup;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.nccl.NcclCommunicator;
+import org.djlx.nativeops.nccl.NcclGroup;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * The operations of a group as calls of NCCL on one connection. Where NCCL has no such call, it is

@@ -10,13 +10,13 @@ import java.util.List;
 import java.util.Map;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.Store;
-import org.djlx.collectives.StoreTimeoutException;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.StreamQueue;
-import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.StoreTimeoutException;
+import org.djlx.nativeops.nccl.NcclCommunicator;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

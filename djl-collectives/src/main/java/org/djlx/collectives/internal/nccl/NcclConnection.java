@@ -12,11 +12,11 @@ import java.util.function.Consumer;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.Connection;
 import org.djlx.collectives.internal.gpu.QueuedWork;
-import org.djlx.nativeops.NcclCommunicator;
-import org.djlx.nativeops.NcclGroup;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.nccl.NcclCommunicator;
+import org.djlx.nativeops.nccl.NcclGroup;
 
 /**
  * A communicator of NCCL as the connection of a queue.

@@ -1,0 +1,91 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The bytes of arrays, wherever they are and of whichever type: DJL moves those of types alone that
+ * it can name. A piece at a time, so that an array of many gigabytes needs little memory besides.
+ */
+public final class ArrayBytes {
+
+    private static final long PIECE = 64L << 20;
+
+    /** What happens to the next bytes. */
+    public interface Piece {
+        void accept(ByteBuffer bytes) throws IOException;
+    }
+
+    private ArrayBytes() {}
+
+    /**
+     * Reads all bytes of an array, in row-major order.
+     *
+     * @param temporary a manager on the array's device
+     */
+    public static void read(NDManager temporary, NDArray array, Piece piece) throws IOException {
+        try (NDManager manager = temporary.newSubManager()) {
+            NDArray contiguous = array;
+            if (!Torch.isContiguous(array)) {
+                contiguous = NoGradient.get(() -> Torch.cast(array, Torch.scalarType(array)));
+                contiguous.attach(manager);
+            }
+            TensorInfo info = Torch.info(contiguous);
+            for (long begin = 0; begin < info.byteSize(); begin += PIECE) {
+                try (NDArray view = view(manager, contiguous, begin, info)) {
+                    piece.accept(view.toByteBuffer());
+                }
+            }
+        }
+    }
+
+    /**
+     * Fills an array.
+     *
+     * @param temporary a manager on the array's device
+     * @param piece fills the buffer that it is given
+     */
+    public static void write(NDManager temporary, NDArray array, Piece piece) throws IOException {
+        try (NDManager manager = temporary.newSubManager()) {
+            boolean inPlace = Torch.isContiguous(array);
+            NDArray contiguous =
+                    inPlace
+                            ? array
+                            : Torch.empty(manager, array.getShape(), Torch.scalarType(array));
+            TensorInfo info = Torch.info(contiguous);
+            for (long begin = 0; begin < info.byteSize(); begin += PIECE) {
+                try (NDArray view = view(manager, contiguous, begin, info)) {
+                    ByteBuffer bytes = ByteBuffer.allocate(Math.toIntExact(view.size()));
+                    piece.accept(bytes);
+                    try (NDArray read =
+                            manager.create(bytes.rewind(), view.getShape(), DataType.INT8)) {
+                        NoGradient.run(() -> Torch.copy(view, read));
+                    }
+                }
+            }
+            if (!inPlace) {
+                NoGradient.run(() -> Torch.copy(array, contiguous));
+            }
+        }
+    }
+
+    private static NDArray view(NDManager manager, NDArray array, long begin, TensorInfo info) {
+        NativeMemory memory =
+                new NativeMemory(info.address(), info.byteSize(), array.getDevice(), () -> {});
+        Shape shape = new Shape(Math.min(PIECE, info.byteSize() - begin));
+        return Torch.view(manager, memory, begin, shape, ScalarType.INT8);
+    }
+}
