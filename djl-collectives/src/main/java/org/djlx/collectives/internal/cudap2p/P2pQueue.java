@@ -281,7 +281,7 @@ final class P2pQueue implements GroupExtension {
         operation.ended(null);
         if (!replayed) {
             replayed = true;
-            group.watchdog().keepVigil(this);
+            group.watchdog().watchAlways(this);
         }
         return new CapturedWork(result);
     }

@@ -20,20 +20,21 @@ import org.djlx.collectives.internal.host.GroupErrors;
 /** Runs calls that wait for other ranks and take no timeout, such as those of NCCL. */
 public final class BoundedCall {
 
-    private static final long LOOK_MILLIS = 50; // between looks for an obstacle
+    private static final long POLL_MILLIS = 50; // between checks for an obstacle
 
     private BoundedCall() {}
 
     /**
      * Runs a call on a thread of its own, and waits for it.
      *
-     * @param name what it does, for messages
-     * @param timeout how long to wait; then the thread is left to itself
-     * @param obstacle tells what makes waiting vain, if anything
+     * @param <T> the type of the result
+     * @param name the call in progress, such as "splitting group 'g'"
+     * @param timeout how long to wait; after it, the thread is interrupted and abandoned
+     * @param obstacle returns the reason why the call cannot succeed, if one is known
      * @param call the call
      * @return its result
-     * @throws CollectiveTimeoutException if it has not returned by then
-     * @throws CollectiveException if it failed, or will not return
+     * @throws CollectiveTimeoutException if the call has not returned in time
+     * @throws CollectiveException if the call failed, or cannot succeed
      */
     public static <T> T run(
             String name, Duration timeout, Supplier<Optional<String>> obstacle, Supplier<T> call) {
@@ -71,10 +72,10 @@ public final class BoundedCall {
         }
     }
 
-    /** Waits a little for it. */
+    /** Waits for the next poll, or the result. */
     private static boolean isDone(CompletableFuture<?> future) throws InterruptedException {
         try {
-            future.get(LOOK_MILLIS, TimeUnit.MILLISECONDS);
+            future.get(POLL_MILLIS, TimeUnit.MILLISECONDS);
             return true;
         } catch (ExecutionException e) {
             return true;

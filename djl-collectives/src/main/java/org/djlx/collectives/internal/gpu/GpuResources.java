@@ -90,12 +90,12 @@ public final class GpuResources implements AutoCloseable {
                 : CudaStream.create(cuda);
     }
 
-    /** Copies inputs that are not contiguous, before the operation. */
+    /** Copies inputs that are not contiguous, before the operation, on its stream. */
     void load(List<DeviceTensor> tensors, CudaStream stream) {
         copy(tensors, DeviceTensor::load, stream);
     }
 
-    /** Brings results into tensors that are not contiguous, behind the operation. */
+    /** Copies results to tensors that are not contiguous, after the operation, on its stream. */
     void flush(List<DeviceTensor> tensors, CudaStream stream) {
         copy(tensors, DeviceTensor::flush, stream);
     }

@@ -22,15 +22,15 @@ public final class QueuedWork extends GpuWork {
     private final GpuCall call;
     private final int peer;
     private volatile boolean verifying;
-    private CudaEvent ready; // what the caller has enqueued before, until launched; guarded by this
+    private CudaEvent ready; // after the caller's earlier work; until launched; guarded by this
 
     /**
-     * Creates the work, behind what was enqueued on the caller's current stream.
+     * Creates the work, which runs after all that is enqueued on the caller's current stream.
      *
-     * @param queue where it runs
+     * @param queue the queue on which it runs
      * @param current the caller's current stream
      * @param operation the operation
-     * @param call what it does
+     * @param call its part on the GPU
      * @param result its outputs
      * @param peer the other rank of a message, or -1
      */
@@ -86,7 +86,7 @@ public final class QueuedWork extends GpuWork {
         verifying = true;
     }
 
-    /** Starts the time that the operation may take. */
+    /** Restarts the time that the operation may take. */
     void endVerification() {
         restartTime();
         verifying = false;
@@ -97,7 +97,7 @@ public final class QueuedWork extends GpuWork {
         return verifying ? 0 : super.elapsedNanos();
     }
 
-    /** Enqueues the operation, by the queue. */
+    /** Enqueues the operation on the queue's stream; no-op if the work has ended. */
     void launch(CudaStream stream) {
         CudaEvent before;
         synchronized (this) {
@@ -122,7 +122,7 @@ public final class QueuedWork extends GpuWork {
     /** Marks the end of what {@link #launch} enqueued, when it is in the stream. */
     void launched(CudaStream stream) {
         if (hasEnded()) {
-            return; // It has failed meanwhile, and its tensors are gone.
+            return; // It has failed meanwhile, and its tensors are released.
         }
         queue.resources().flush(call.out(), stream);
         recordEnd(stream);
@@ -151,25 +151,25 @@ public final class QueuedWork extends GpuWork {
         return call.isConnected() ? null : queue.failureOf(operation());
     }
 
-    /** Ends the work, of which nothing was launched. */
+    /** Fails the work before it is launched. */
     void fail(CollectiveException reason) {
         if (seal(reason)) {
             complete(true);
         }
     }
 
-    /** Gives up what the work holds, if it could not be issued. */
+    /** Releases the tensors and events of a work that could not be issued. */
     void discard() {
         release();
         recycleEvents();
     }
 
-    /** Refuses to wait for what this thread itself has yet to launch. */
+    /** Throws if the work is part of an open batch of this thread: the wait would never end. */
     @Override
     protected void requireWaitable() {
         if (!isEnqueued() && Batch.current() != null) {
             throw new IllegalStateException(
-                    operation() + " is part of a batch: wait for it when the batch has ended");
+                    operation() + " is part of a batch: wait for it after the batch has ended");
         }
     }
 

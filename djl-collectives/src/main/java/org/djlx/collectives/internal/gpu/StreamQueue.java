@@ -107,17 +107,17 @@ public final class StreamQueue implements Watchdog.Queue {
                 release();
             }
         }
-        // The other ranks launch theirs: from now on operations would not be matched.
+        // The other ranks launch this operation: later ones would not match theirs.
         group.fail(this, failure);
     }
 
     /**
-     * Takes the queue for launching operations, or leaves them to the helper. All ranks must launch
-     * the same operations in one group of NCCL, which runs them in an order of its own; who
-     * launches them makes no difference.
+     * Takes the queue to launch operations on it, or leaves them to the helper. All ranks must
+     * launch the same operations as a unit, as NCCL runs the operations of a unit in its own order.
+     * It does not matter which thread launches them.
      *
-     * @param units the operations: each unit is to be launched as a whole, one after the other
-     * @return whether the calling thread is to {@link #launch} the units and then {@link #release}
+     * @param units the operations; each unit is launched as a whole, one unit after the other
+     * @return true if the calling thread must {@link #launch} the units and then {@link #release}
      *     the queue
      */
     synchronized boolean own(Collection<List<QueuedWork>> units) {
@@ -131,7 +131,7 @@ public final class StreamQueue implements Watchdog.Queue {
         }
         waiting.addAll(units);
         if (owner == null) {
-            ensureHelper(); // Otherwise when the owner is done.
+            ensureHelper(); // With an owner, release() does so.
         }
         return false;
     }
@@ -161,14 +161,14 @@ public final class StreamQueue implements Watchdog.Queue {
         return false;
     }
 
-    /** Calls NCCL for operations, or launches their kernels. */
+    /** Enqueues the operations of a unit. */
     void launch(List<QueuedWork> unit) {
         for (QueuedWork work : unit) {
             work.launch(stream);
         }
     }
 
-    /** Marks the operations' ends, when NCCL has them in the stream. */
+    /** Records the ends of a unit's operations, once they are on the stream. */
     synchronized void launched(List<QueuedWork> unit) {
         launches++;
         if (broken.get() == null) {
@@ -178,7 +178,7 @@ public final class StreamQueue implements Watchdog.Queue {
         }
     }
 
-    /** Gives up the queue. */
+    /** Releases the queue; the helper launches the operations that were issued meanwhile. */
     synchronized void release() {
         owner = null;
         notifyAll();
@@ -188,10 +188,10 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     /**
-     * Waits until all that was issued is on the stream, or the queue is broken. What an open batch
-     * has is issued when it ends.
+     * Waits until all issued operations are on the stream, or the queue is broken. The end of a
+     * batch issues its operations.
      *
-     * @return a number that changes with whatever is launched
+     * @return a number that changes with every launch
      */
     synchronized long awaitLaunched() {
         try {
@@ -204,7 +204,7 @@ public final class StreamQueue implements Watchdog.Queue {
         return launches;
     }
 
-    /** Tells whether {@link #awaitLaunched} would not wait. */
+    /** Tells whether {@link #awaitLaunched} would return at once. */
     synchronized boolean isLaunched() {
         return helper == null && owner == null;
     }
@@ -239,15 +239,15 @@ public final class StreamQueue implements Watchdog.Queue {
         try {
             for (List<QueuedWork> unit = next(); unit != null; unit = next()) {
                 if (isConnected(unit)) {
-                    connect(); // All ranks do, if it is the first.
+                    connect(); // All ranks do so for the first such unit.
                 }
-                List<QueuedWork> fitting = unit.stream().filter(this::isVerified).toList();
-                if (fitting.size() == 1) {
-                    launch(fitting);
+                List<QueuedWork> verified = unit.stream().filter(this::isVerified).toList();
+                if (verified.size() == 1) {
+                    launch(verified);
                 } else {
-                    connection.launchTogether(() -> launch(fitting));
+                    connection.launchTogether(() -> launch(verified));
                 }
-                fitting.forEach(work -> work.launched(stream));
+                verified.forEach(work -> work.launched(stream));
             }
         } catch (RuntimeException | Error e) {
             endHelper();
@@ -255,11 +255,9 @@ public final class StreamQueue implements Watchdog.Queue {
         }
     }
 
-    /**
-     * Returns what to launch, now that all before is in the stream; without any the helper ends.
-     */
+    /** Returns the next unit to launch; null if there is none, which ends the helper. */
     private synchronized List<QueuedWork> next() {
-        launches++; // The unit before, if there was one.
+        launches++; // for the previous unit
         List<QueuedWork> unit = waiting.poll();
         if (unit == null) {
             endHelper();
@@ -295,6 +293,7 @@ public final class StreamQueue implements Watchdog.Queue {
      * Makes a call of the connection that needs an idle stream, after all operations issued before.
      * All ranks make the same call. Operations issued meanwhile wait.
      *
+     * @param <T> the type of the result
      * @param call the call, such as "a split"
      * @param name the call in progress, such as "splitting"
      * @param timeout how long to wait for the other ranks
@@ -320,7 +319,7 @@ public final class StreamQueue implements Watchdog.Queue {
                     timeout,
                     obstacle,
                     () -> {
-                        // NCCL wants no operation under way, or a split may never end.
+                        // A split of NCCL may never end while operations are under way.
                         awaitQuiet();
                         checkUsable(call);
                         return body.get();
@@ -354,7 +353,7 @@ public final class StreamQueue implements Watchdog.Queue {
         return broken.compareAndSet(null, reason);
     }
 
-    /** Aborts and waits until the GPU has stopped. */
+    /** Aborts the connection, and waits until the stream is idle. */
     @Override
     public void abort() {
         connection.aborting(broken.get());
@@ -376,14 +375,11 @@ public final class StreamQueue implements Watchdog.Queue {
         try {
             return stream.query();
         } catch (CudaException | IllegalStateException e) {
-            return true; // The context is lost, or the stream closed: there is no work any more.
+            return true; // The context is lost or the stream closed: nothing runs any more.
         }
     }
 
-    /**
-     * Frees the communicator and the stream, when the GPU uses them no more. With ranks in several
-     * processes, NCCL waits for the others of this host to do the same.
-     */
+    /** Closes the connection, and the stream once it is idle. */
     void close() {
         boolean failed = !broken.compareAndSet(null, GroupErrors.destroyed(name));
         if (failed) {

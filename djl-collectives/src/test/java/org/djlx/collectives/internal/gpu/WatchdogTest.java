@@ -348,8 +348,8 @@ class WatchdogTest {
     }
 
     @Test
-    void vigilFindsAProblemWithoutAWork() throws InterruptedException {
-        watchdog.keepVigil(first);
+    void anAlwaysWatchedQueueFindsAProblemWithoutAWork() throws InterruptedException {
+        watchdog.watchAlways(first);
         dead = "the process of rank 1 (pid 7) has ended";
         while (first.aborts.get() == 0 || second.aborts.get() == 0) {
             Thread.sleep(1);
