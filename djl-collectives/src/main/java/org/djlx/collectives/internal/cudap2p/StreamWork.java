@@ -13,7 +13,7 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.torch.TensorHold;
 
-/** An operation on the stream that was the caller's current one. */
+/** An operation on the stream that was current when it was called. */
 final class StreamWork extends GpuWork {
 
     private final P2pQueue queue;
@@ -23,7 +23,7 @@ final class StreamWork extends GpuWork {
     /**
      * Creates the work.
      *
-     * @param queue where it runs
+     * @param queue the queue
      * @param stream the caller's current stream
      * @param operation the operation
      * @param result its outputs
@@ -34,7 +34,7 @@ final class StreamWork extends GpuWork {
         this.stream = stream;
     }
 
-    /** Ends the work, of which nothing was enqueued that could still run. */
+    /** Fails the work, of which nothing enqueued can still run. */
     void fail(CollectiveException reason) {
         if (seal(reason)) {
             complete(true);
@@ -51,7 +51,9 @@ final class StreamWork extends GpuWork {
         return other == stream;
     }
 
-    /** Keeps the memory of the outputs; what else the operation uses is for its code to keep. */
+    /**
+     * Holds the memory of the outputs. The operation's code holds all other memory that it uses.
+     */
     void hold() {
         for (NDArray output : result()) {
             holds.add(new TensorHold(output));

@@ -69,7 +69,7 @@ final class Calls {
         return inPlace(body, io, isRoot);
     }
 
-    /** A call on one tensor, which is written on some ranks and read on the others. */
+    /** Makes a call on one tensor, which some ranks write and the others read. */
     private GpuCall inPlace(Body body, DeviceTensor io, boolean isWritten) {
         List<DeviceTensor> tensor = List.of(io);
         return call(
@@ -219,13 +219,13 @@ final class Calls {
         return call(body, List.of(in), List.of(out), sizes);
     }
 
-    /** On a communicator of sender and receiver, in this order. */
+    /** Sends to rank 1 of a communicator of two ranks. */
     GpuCall send(DeviceTensor in, int tag) {
         Body body = (nccl, stream) -> send(nccl, stream, in.address(), in.count(), in.type(), 1);
         return call(body, List.of(in), List.of(), message(in, tag));
     }
 
-    /** See {@link #send(DeviceTensor, int)}. */
+    /** Receives from rank 0 of a communicator of two ranks. */
     GpuCall recv(DeviceTensor out, int tag) {
         Body body = (nccl, stream) -> recv(nccl, stream, out.address(), out.count(), out.type(), 0);
         return call(body, List.of(), List.of(out), message(out, tag));
@@ -235,7 +235,7 @@ final class Calls {
         return new long[] {tensor.type().code(), tensor.count(), tag};
     }
 
-    /** Runs sends and receives as one operation. */
+    /** Groups sends and receives into one operation. */
     private static Body exchange(Body body) {
         return (nccl, stream) -> NcclGroup.run(() -> body.enqueue(nccl, stream));
     }
@@ -262,7 +262,7 @@ final class Calls {
         nccl.recv(address, count * unit.factor(), unit.type(), peer, stream);
     }
 
-    /** NCCL's element type for moving one of ours; what it does not know is moved as bytes. */
+    /** The element type with which NCCL moves a type; bytes if NCCL does not know the type. */
     private record Unit(ScalarType type, long factor) {
 
         static Unit of(ScalarType type) {
@@ -272,7 +272,7 @@ final class Calls {
         }
     }
 
-    /** Gives NCCL's number of a reduce op to some code. Booleans are bytes of 0 or 1 to NCCL. */
+    /** Runs a call with NCCL's number of a reduce op. NCCL reduces booleans as bytes of 0 or 1. */
     private static void withOp(
             NcclCommunicator nccl, ScalarType type, ReduceOp op, IntConsumer body) {
         boolean bool = type == ScalarType.BOOL;
@@ -286,8 +286,8 @@ final class Calls {
             case MIN -> body.accept(number(NcclCommunicator.Op.MIN));
             case MAX -> body.accept(number(NcclCommunicator.Op.MAX));
             case PREMUL_SUM ->
-                    // In a group NCCL has taken the factor when the op is destroyed, but not yet
-                    // begun what would keep the communicator from being called.
+                    // Within a group, NCCL has read the factor before the op is destroyed, and has
+                    // not launched anything yet that would block calls on the communicator.
                     NcclGroup.run(
                             () -> {
                                 int number = nccl.premulSum(op.factor(), type);

@@ -21,12 +21,12 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The queues for messages: one for each peer and direction, with a communicator of these two ranks
- * that is created with their first message.
+ * The queues of messages: one for each peer and direction. Each has a communicator of the two
+ * ranks, which their first message creates.
  *
- * <p>The group's communicator will not do: NCCL runs the operations of one communicator one after
- * the other, whatever their streams, so that a message would wait for collectives, and two ranks
- * that first send and then receive for each other.
+ * <p>The group's communicator does not suffice: NCCL runs the operations of a communicator one
+ * after the other, even on different streams. A message would wait for collectives, and two ranks
+ * that both send first and then receive would deadlock.
  */
 final class MessageQueues {
 
@@ -42,12 +42,12 @@ final class MessageQueues {
     record MessageQueue(StreamQueue queue, Calls calls) {}
 
     /**
-     * Creates it, without any queue.
+     * Creates no queue yet.
      *
      * @param context the group and the rank
      * @param group holds the queues
      * @param options the options
-     * @param met is told which rank a queue leads to, and what {@link Peers#own} returned there
+     * @param met takes a peer's rank and its {@link Peers#own}, once connected
      */
     MessageQueues(
             GroupContext context,
@@ -60,12 +60,12 @@ final class MessageQueues {
         this.met = met;
     }
 
-    /** The queue of messages to a rank. */
+    /** Returns the queue of messages to a rank. */
     MessageQueue to(int peer) {
         return queue(context.rank(), peer);
     }
 
-    /** The queue of messages from a rank. */
+    /** Returns the queue of messages from a rank. */
     MessageQueue from(int peer) {
         return queue(peer, context.rank());
     }
@@ -73,8 +73,8 @@ final class MessageQueues {
     private synchronized MessageQueue queue(int sender, int receiver) {
         if (queues.isEmpty()) {
             LOGGER.info(
-                    "group '{}': the first message from a rank to another sets up a communicator of"
-                            + " these two, which takes some tenths of a second",
+                    "group '{}': the first message between two ranks creates a communicator, which"
+                            + " takes some tenths of a second",
                     context.name());
         }
         return queues.computeIfAbsent(
@@ -95,7 +95,7 @@ final class MessageQueues {
         return new MessageQueue(group.addMessages(key, name, connection), new Calls(connection));
     }
 
-    /** The ranks meet in the store first: NCCL itself would wait for ever for one of them. */
+    /** Connects two ranks that have met in the store: NCCL itself would wait without a timeout. */
     private NcclCommunicator connect(String key, int sender, int receiver) {
         boolean sends = sender == context.rank();
         Store store = context.store();
@@ -120,7 +120,14 @@ final class MessageQueues {
                     group.resources().cuda(), id, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {
             throw new CollectiveTimeoutException(
-                    "no rank came to " + there + " within " + options.timeout(), List.of(), e);
+                    "rank "
+                            + (sends ? receiver : sender)
+                            + " did not connect to rank "
+                            + context.rank()
+                            + " for their first message within "
+                            + options.timeout(),
+                    List.of(),
+                    e);
         }
     }
 }

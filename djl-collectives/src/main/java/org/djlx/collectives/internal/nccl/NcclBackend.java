@@ -39,20 +39,22 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Collectives and messages between GPUs by NCCL, for one rank.
  *
- * <p>Operations run on a stream of the group, after what the caller has enqueued on its current
- * stream; issuing one does not wait for other ranks. Messages run on streams and communicators of
- * their own for each peer and direction, so that they wait neither for collectives nor for each
- * other; those of one direction are matched in their order. <b>NCCL has no tags:</b> they are
- * compared only if {@linkplain NcclOptions.Builder#optVerify verifying}, and a receive from any
- * source is not supported.
+ * <ul>
+ *   <li>A collective runs on the group's stream, after the work that the caller has enqueued on its
+ *       current stream. Issuing it does not wait for other ranks.
+ *   <li>Messages have a stream and a communicator for each peer and direction. They wait neither
+ *       for collectives nor for messages of another direction. Messages of one direction match in
+ *       the order of the calls.
+ *   <li><b>NCCL has no tags.</b> Tags are compared only with {@link NcclOptions.Builder#optVerify},
+ *       and a receive from any source is not supported.
+ *   <li>NCCL does not detect mismatched calls: they hang until the timeout, or corrupt results.
+ *       {@code optVerify} detects them.
+ * </ul>
  *
- * <p>NCCL itself does not notice calls that do not fit together: they hang until the timeout, or
- * corrupt results. Verifying finds them.
- *
- * <p>When an operation is late, NCCL reports an error or a peer's process has ended, the
- * communicator is aborted, what is under way fails and so do later calls. A late message breaks
- * only the messages of its direction and peer. A rank that destroys the group is not noticed before
- * the timeout.
+ * <p>If an operation times out, NCCL reports an error or a peer's process ends, then the
+ * communicator is aborted, and the operations under way and later calls fail; see {@link GpuGroup}.
+ * A message that times out breaks only the messages of its peer and direction. That a rank has
+ * destroyed the group is not detected before the timeout.
  */
 public final class NcclBackend extends Backend {
 
@@ -182,8 +184,8 @@ public final class NcclBackend extends Backend {
      */
     public static NcclBackend create(GroupContext context, NcclOptions options) {
         requireNccl();
-        // What still frees a communicator may wait for all that the GPU runs, and have others wait
-        // meanwhile that would end that.
+        // A thread that still frees a communicator may wait for a kernel that runs, and block the
+        // very calls that would end that kernel.
         Disposal.await(DISPOSAL_PATIENCE);
         Optional<Device> given = DeviceChoice.given(context, options);
         Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
@@ -206,7 +208,7 @@ public final class NcclBackend extends Backend {
 
     private NcclBackend connected() {
         try {
-            // The ranks have the timeout to arrive, and then some time for NCCL.
+            // The timeout is for the ranks to arrive, the rest for NCCL to connect them.
             BoundedCall.run(
                     "creating the communicator of group '" + context.name() + "'",
                     options.timeout().plus(CONNECT_PATIENCE),
@@ -383,7 +385,7 @@ public final class NcclBackend extends Backend {
                 operation, calls.allReduce(input(barrierWord()), ReduceOp.MAX), List.of());
     }
 
-    /** What barriers reduce; nobody reads it. */
+    /** Returns the tensor that barriers reduce; its value has no meaning. */
     private synchronized NDArray barrierWord() {
         if (barrierWord == null) {
             barrierWord = Torch.empty(resources.manager(), new Shape(1), ScalarType.INT32);

@@ -21,8 +21,8 @@ import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
- * Compares calls before they run, through the group's store: for finding errors, as each call waits
- * for those of the other ranks on the host. The counterpart of c10d's {@code
+ * Compares calls with those of the other ranks through the group's store, before they run. For
+ * debugging: the host waits for the other ranks in each call. The counterpart of c10d's {@code
  * TORCH_DISTRIBUTED_DEBUG=DETAIL}.
  */
 final class Verification {
@@ -48,16 +48,19 @@ final class Verification {
         }
     }
 
-    /** All-to-all: the bytes for each rank, then those expected from each. */
+    /**
+     * Compares all-to-alls. Their detail: the bytes for each rank, then those expected from each.
+     */
     private static void compareSizes(Operation operation, List<long[]> calls) {
         int n = calls.size();
-        StringBuilder misfits = new StringBuilder();
+        StringBuilder mismatches = new StringBuilder();
         for (int from = 0; from < n; from++) {
             for (int to = 0; to < n; to++) {
                 long sent = calls.get(from)[CallWords.COUNT + to];
                 long expected = calls.get(to)[CallWords.COUNT + n + from];
                 if (sent != expected) {
-                    misfits.append(misfits.length() == 0 ? "" : "; ")
+                    mismatches
+                            .append(mismatches.length() == 0 ? "" : "; ")
                             .append("rank ")
                             .append(from)
                             .append(" has ")
@@ -69,17 +72,20 @@ final class Verification {
                 }
             }
         }
-        if (misfits.length() > 0) {
+        if (mismatches.length() > 0) {
             throw new CollectiveMismatchException(
                     operation
-                            + ": the sizes do not fit: "
-                            + misfits
-                            + "; what one rank has for another must be what that expects");
+                            + ": the sizes do not match: "
+                            + mismatches
+                            + "; each rank must expect as many bytes as its peer has for it");
         }
     }
 
     /**
-     * Compares a message with its other end; the messages of a queue are numbered by their order.
+     * Compares a message with the peer's call.
+     *
+     * @param work the message
+     * @param number its position among the messages of its queue
      */
     void message(QueuedWork work, long number) {
         boolean sends = work.operation().type() == OpType.SEND;
@@ -95,13 +101,13 @@ final class Verification {
                         CallWords.describe(calls.get(0))
                                 + " of rank "
                                 + sender
-                                + " does not fit "
+                                + " does not match "
                                 + CallWords.describe(calls.get(1))
                                 + " of rank "
                                 + receiver
-                                + ": a message and its receive must have the same element type,"
-                                + " number of elements and tag, and come in the same order, as"
-                                + " NCCL does not look at tags");
+                                + ": send and recv must have the same element type, number of"
+                                + " elements and tag, and be called in the same order, as NCCL"
+                                + " ignores tags");
             }
         }
     }

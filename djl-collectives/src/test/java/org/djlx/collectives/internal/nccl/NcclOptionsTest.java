@@ -115,7 +115,7 @@ class NcclOptionsTest {
     void otherBackendsOptionsAreRefused() {
         assertRejected(
                 () -> NcclBackendFactory.options(ShmOptions.builder().build()),
-                "takes NcclOptions, not ShmOptions");
+                "takes NcclOptions or BackendOptions, not ShmOptions");
         Duration timeout = Duration.ofSeconds(7);
         assertEquals(timeout, NcclBackendFactory.options(new BackendOptions(timeout)).timeout());
     }
