@@ -15,7 +15,6 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
@@ -278,7 +277,7 @@ public final class ObjectCollectives {
             NDArray all = Torch.empty(manager, shape, ScalarType.INT8);
             HostWait.await(
                     group.allGatherIntoTensor(
-                            new Variant(type, root), all, manager.create(note.array())));
+                            type, root, all, manager.create(note.array())));
             notes = ByteBuffer.wrap(all.toByteArray());
         }
         return largest(type, notes, own.failure());

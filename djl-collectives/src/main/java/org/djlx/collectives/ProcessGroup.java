@@ -87,8 +87,6 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class ProcessGroup implements AutoCloseable {
 
-    private static final Variant PLAIN_ALL_REDUCE = new Variant(OpType.ALL_REDUCE);
-
     private final GroupState state;
     private final Lifeline lifeline; // null if this rank is not a member
     private final Backend backend;
@@ -341,7 +339,12 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allReduce(NDArray tensor, ReduceOp op) {
-        return allReduce(PLAIN_ALL_REDUCE, tensor, op);
+        return issue(
+                OpType.ALL_REDUCE,
+                reduced(tensor, op),
+                op,
+                0,
+                operation -> backend.allReduce(operation, tensor, op));
     }
 
     /**
@@ -386,28 +389,6 @@ public final class ProcessGroup implements AutoCloseable {
         TensorInfo info = checks.reduced(OpType.ALL_REDUCE, "tensor", tensor, op);
         checks.written(OpType.ALL_REDUCE, "tensor", info);
         return info;
-    }
-
-    /**
-     * What is special about an operation that another is made of.
-     *
-     * @param type its name
-     * @param index a number on which all ranks must agree
-     */
-    record Variant(OpType type, int index) {
-
-        Variant(OpType type) {
-            this(type, 0);
-        }
-    }
-
-    Work allReduce(Variant variant, NDArray tensor, ReduceOp op) {
-        return issue(
-                variant.type(),
-                reduced(tensor, op),
-                op,
-                variant.index(),
-                operation -> backend.allReduce(operation, tensor, op));
     }
 
     /**
@@ -488,7 +469,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work allGatherIntoTensor(NDArray output, NDArray input) {
-        return allGatherIntoTensor(new Variant(OpType.ALL_GATHER_INTO_TENSOR), output, input);
+        return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, 0, output, input);
     }
 
     /**
@@ -511,13 +492,13 @@ public final class ProcessGroup implements AutoCloseable {
         return in;
     }
 
-    Work allGatherIntoTensor(Variant variant, NDArray output, NDArray input) {
-        TensorInfo in = checkAllGather(output, input);
+    /** All-gathers for an operation with its own name; all ranks must pass the same index. */
+    Work allGatherIntoTensor(OpType type, int index, NDArray output, NDArray input) {
         return issue(
-                variant.type(),
-                in,
+                type,
+                checkAllGather(output, input),
                 null,
-                variant.index(),
+                index,
                 operation -> backend.allGather(operation, List.of(output), input));
     }
 
@@ -610,7 +591,12 @@ public final class ProcessGroup implements AutoCloseable {
      * @return the work
      */
     public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
-        return reduceScatterTensor(new Variant(OpType.REDUCE_SCATTER_TENSOR), output, input, op);
+        return issue(
+                OpType.REDUCE_SCATTER_TENSOR,
+                checkReduceScatter(output, input, op),
+                op,
+                0,
+                operation -> backend.reduceScatter(operation, output, List.of(input), op));
     }
 
     /**
@@ -632,16 +618,6 @@ public final class ProcessGroup implements AutoCloseable {
         checks.written(type, "output", out);
         checks.overlap(type, in, out, rank() * out.count());
         return out;
-    }
-
-    Work reduceScatterTensor(Variant variant, NDArray output, NDArray input, ReduceOp op) {
-        TensorInfo out = checkReduceScatter(output, input, op);
-        return issue(
-                variant.type(),
-                out,
-                op,
-                variant.index(),
-                operation -> backend.reduceScatter(operation, output, List.of(input), op));
     }
 
     /**
@@ -1073,7 +1049,7 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /** Issues an operation on whose tensor all ranks agree. */
-    private Work issue(
+    Work issue(
             OpType type,
             TensorInfo tensor,
             ReduceOp op,

@@ -14,7 +14,6 @@ import java.util.List;
 import java.util.Objects;
 import java.util.function.Function;
 import java.util.stream.IntStream;
-import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
@@ -33,8 +32,8 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class SubGroups {
 
-    private static final Variant NEW_GROUP = new Variant(new OpType("newGroup"));
-    private static final Variant SPLIT = new Variant(new OpType("split"));
+    private static final OpType NEW_GROUP = new OpType("newGroup");
+    private static final OpType SPLIT = new OpType("split");
     private static final int MAX_NAME = 200;
 
     private SubGroups() {}
@@ -141,7 +140,7 @@ public final class SubGroups {
                             manager,
                             new Shape((long) parent.worldSize() * call.length),
                             ScalarType.INT8);
-            HostWait.await(parent.allGatherIntoTensor(NEW_GROUP, calls, manager.create(call)));
+            HostWait.await(parent.allGatherIntoTensor(NEW_GROUP, 0, calls, manager.create(call)));
             return calls.toByteArray();
         }
     }
@@ -156,7 +155,7 @@ public final class SubGroups {
         try (NDManager manager = manager(parent)) {
             NDArray all = Torch.empty(manager, new Shape(parent.worldSize(), 2), ScalarType.INT32);
             NDArray own = manager.create(new int[] {color, key});
-            HostWait.await(parent.allGatherIntoTensor(SPLIT, all, own));
+            HostWait.await(parent.allGatherIntoTensor(SPLIT, 0, all, own));
             calls = all.toIntArray();
         }
         int number = parent.state().nextSubGroup(null);
