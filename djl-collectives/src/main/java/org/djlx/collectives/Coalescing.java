@@ -18,9 +18,10 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
 /**
- * Runs a collective on several tensors: as a batch, if the backend has batches, or as one operation
- * for the tensors of each element type. All ranks must pass the same types and shapes in the same
- * order; a hash of all of them takes part in the agreement on each operation.
+ * Runs a collective on several tensors: as one batch if the backend {@linkplain
+ * Backend#batchesCollectives batches collectives}, otherwise as one operation per element type. All
+ * ranks must pass the same types and shapes in the same order; every operation carries a hash of
+ * all of them, which the ranks compare.
  */
 final class Coalescing {
 
@@ -177,9 +178,9 @@ final class Coalescing {
     }
 
     /**
-     * Hashes types and shapes. Every step is a bijection of the hash and of the word that it takes
-     * in, whose bits it spreads over all of the hash: lists that differ in one word never collide
-     * before the last step, others only by chance, once in 2^32.
+     * Hashes types and shapes to 32 bits. Each step is a bijection in the hash and in the added
+     * word, so two lists that differ in one word have different 64-bit hashes. Otherwise the chance
+     * of a collision is 2^-32.
      */
     private static int hash(List<TensorInfo> infos) {
         long hash = infos.size();

@@ -20,7 +20,6 @@ import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.collectives.SubGroups;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -72,7 +71,7 @@ final class RequestChannel implements AutoCloseable {
                         .optWarnAfter(ENDLESS) // That no request comes is nothing unusual.
                         .optBufferSize(0)
                         .build();
-        return new RequestChannel(SubGroups.beside(group, "shm", options));
+        return new RequestChannel(group.newGroup("shm", options));
     }
 
     /**
