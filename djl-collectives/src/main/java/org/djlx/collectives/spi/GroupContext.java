@@ -106,7 +106,7 @@ public final class GroupContext {
         List<RankProcess> processes = groupExchange.processes();
         return new GroupContext(
                 partName,
-                members.indexOf(rank),
+                Required.argument("part: members", members).indexOf(rank),
                 members.size(),
                 partStore,
                 partOptions,

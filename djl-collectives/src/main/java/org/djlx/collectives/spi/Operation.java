@@ -84,11 +84,11 @@ public final class Operation {
      * @param agreed the arguments on which all ranks must agree
      */
     public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
-        this.type = type;
+        this.type = Required.argument("Operation: type", type);
         this.sequence = sequence;
         this.group = group;
         this.timeout = timeout;
-        this.agreed = agreed;
+        this.agreed = Required.argument("Operation: agreed", agreed);
         this.signature = encode(type, agreed);
         this.byteSize = byteSize(agreed);
     }
@@ -271,7 +271,7 @@ public final class Operation {
      * @return this operation
      */
     public Operation behind(List<Work> works) {
-        before = works.isEmpty() ? null : works.get(works.size() - 1);
+        before = Required.argument("behind: works", works).isEmpty() ? null : works.get(works.size() - 1);
         return this;
     }
 

@@ -16,6 +16,7 @@ import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.Durations;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.ServerAddress;
 import org.djlx.collectives.internal.store.ServerLimits;
 import org.djlx.collectives.internal.store.StoreChecks;
@@ -230,6 +231,7 @@ public final class TcpStore implements Store {
      * @param timeout how long to wait for the other handles
      */
     public void closeAfterOthers(Duration timeout) {
+        Required.argument("closeAfterOthers: timeout", timeout);
         client.close();
         if (server != null && !server.awaitDisconnection(timeout)) {
             logger.warn(
