@@ -16,7 +16,8 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**
- * A stream on the CPU: either the calling thread, which runs work at once, or a thread of a JVM-wide pool, which is used only while there is work.
+ * A stream on the CPU: either the calling thread, which runs work at once, or a thread of a
+ * JVM-wide pool, which is used only while there is work.
  */
 final class HostP2pStream implements P2pStream {
 
@@ -26,7 +27,8 @@ final class HostP2pStream implements P2pStream {
                         Thread thread =
                                 new Thread(
                                         () -> {
-                                            // Grad mode is per thread in libtorch, and on by default.
+                                            // Grad mode is per thread in libtorch, and on by
+                                            // default.
                                             JniUtils.setGradMode(false);
                                             task.run();
                                         },

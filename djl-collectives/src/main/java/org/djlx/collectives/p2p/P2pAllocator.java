@@ -17,11 +17,17 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Allocates arrays in the heap of a rank's P2P memory, which other ranks can read and write. Operators on such arrays avoid a copy. The counterpart of {@code torch.distributed._symmetric_memory.empty}.
+ * Allocates arrays in the heap of a rank's P2P memory, which other ranks can read and write.
+ * Operators on such arrays avoid a copy. The counterpart of {@code
+ * torch.distributed._symmetric_memory.empty}.
  *
  * <ul>
- *   <li>Peers find an array at the offset that it has on this rank. All ranks must therefore allocate and close arrays of the same sizes in the same order. Operators that depend on equal offsets check them and fail on all ranks if they differ.
- *   <li>The memory is reused once the array and all its {@linkplain Torch#alias aliases} are closed. On a GPU this can be before the current stream has finished using it, so only use reused memory on the same stream.
+ *   <li>Peers find an array at the offset that it has on this rank. All ranks must therefore
+ *       allocate and close arrays of the same sizes in the same order. Operators that depend on
+ *       equal offsets check them and fail on all ranks if they differ.
+ *   <li>The memory is reused once the array and all its {@linkplain Torch#alias aliases} are
+ *       closed. On a GPU this can be before the current stream has finished using it, so only use
+ *       reused memory on the same stream.
  *   <li>Thread-safe; but concurrent calls may get different offsets on different ranks.
  * </ul>
  */
@@ -63,17 +69,17 @@ public final class P2pAllocator {
         Required.argument("allocate: shape", shape);
         Required.argument("allocate: type", type);
         long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
-                long allocated = align(Math.max(byteSize, 1));
+        long allocated = align(Math.max(byteSize, 1));
         long offset = allocate(allocated);
         boolean done = false;
         try {
-                        NDArray view = buffers.p2pBuffer(manager, rank, shape, type, offset);
+            NDArray view = buffers.p2pBuffer(manager, rank, shape, type, offset);
             view.detach(); // Keeps the group's memory alive as long as the array.
             NativeMemory memory =
                     new NativeMemory(
                             buffers.address(rank, offset),
                             byteSize,
-                                                        Torch.device(view),
+                            Torch.device(view),
                             () -> {
                                 view.close();
                                 free(offset, allocated);
@@ -83,13 +89,13 @@ public final class P2pAllocator {
                 return Torch.view(manager, memory, 0, shape, type);
             }
         } finally {
-                        if (!done) {
+            if (!done) {
                 free(offset, allocated);
             }
         }
     }
 
-        private synchronized long allocate(long byteSize) {
+    private synchronized long allocate(long byteSize) {
         for (Map.Entry<Long, Long> hole : free.entrySet()) {
             long offset = hole.getKey();
             long left = hole.getValue() - byteSize;
@@ -103,14 +109,15 @@ public final class P2pAllocator {
         }
         throw new IllegalStateException(
                 String.format(
-                                                "cannot allocate %d bytes in the P2P heap: %d of %d bytes are free, in %d blocks; close arrays, or create the group with a larger heap size",
+                        "cannot allocate %d bytes in the P2P heap: %d of %d bytes are free, in %d"
+                            + " blocks; close arrays, or create the group with a larger heap size",
                         byteSize, freeBytes(), end - begin, free.size()));
     }
 
-        private synchronized void free(long offset, long byteSize) {
+    private synchronized void free(long offset, long byteSize) {
         long size = byteSize;
         long start = offset;
-                Long after = free.remove(offset + byteSize);
+        Long after = free.remove(offset + byteSize);
         if (after != null) {
             size += after;
         }
@@ -135,7 +142,9 @@ public final class P2pAllocator {
      * Returns the offset of an array in this rank's P2P memory.
      *
      * @param array an array
-     * @return its offset in bytes from the start of the P2P memory, as {@link P2pBuffers#p2pBuffer} takes it; empty if the array is not entirely in the heap, not contiguous, or has no elements
+     * @return its offset in bytes from the start of the P2P memory, as {@link P2pBuffers#p2pBuffer}
+     *     takes it; empty if the array is not entirely in the heap, not contiguous, or has no
+     *     elements
      */
     public OptionalLong offsetOf(NDArray array) {
         TensorInfo info = Torch.info(array);

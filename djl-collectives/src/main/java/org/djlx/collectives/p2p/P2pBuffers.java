@@ -16,7 +16,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Symmetric memory of a group: on each rank, memory of the same size that every rank can read and write, and signal words that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
+ * Symmetric memory of a group: on each rank, memory of the same size that every rank can read and
+ * write, and signal words that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
  *
  * <pre>
  *   a rank's P2P memory:   | buffer: bufferSize() bytes | heap: heapSize() bytes |
@@ -37,21 +38,35 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>There is one signal word per channel, destination rank and source rank.
  *   <li>A word is an epoch counter: it only grows, is never reset, and is compared modulo 2³².
- *   <li>Release and acquire: a rank that sees a signal also sees everything that the sender wrote before it.
- *   <li>On GPUs the current stream sends and waits. Methods return when that is enqueued; a wait that times out fails the operation, not the method.
+ *   <li>Release and acquire: a rank that sees a signal also sees everything that the sender wrote
+ *       before it.
+ *   <li>On GPUs the current stream sends and waits. Methods return when that is enqueued; a wait
+ *       that times out fails the operation, not the method.
  * </ul>
  *
  * <h2>Rules</h2>
  *
  * <ol>
- *   <li>Use the buffers only within {@link ProcessGroup#execute}, because all libraries on the group share them. Its operations run one after the other.
- *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every rank counts them.
- *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to one half of the buffer: the first if the epoch is even, the second if it is odd. So an operation can start while a slower rank still reads the data of the previous one.
- *   <li>On GPUs all operations use the second half, because graphs may be replayed between operations; the first half is reserved. An operation reads the data it received before it ends. {@linkplain P2pStream#put Puts} wait until all ranks have reached the operation. Code that writes to peer memory by other means (views, own kernels) calls {@link #intraNodeBarrier} first.
- *   <li>An array in the heap belongs to the code that {@linkplain P2pAllocator allocated} it. An operation that writes to a peer's array must know that it is free, for example after a barrier.
+ *   <li>Use the buffers only within {@link ProcessGroup#execute}, because all libraries on the
+ *       group share them. Its operations run one after the other.
+ *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every
+ *       rank counts them.
+ *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
+ *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
+ *       operation can start while a slower rank still reads the data of the previous one.
+ *   <li>On GPUs all operations use the second half, because graphs may be replayed between
+ *       operations; the first half is reserved. An operation reads the data it received before it
+ *       ends. {@linkplain P2pStream#put Puts} wait until all ranks have reached the operation. Code
+ *       that writes to peer memory by other means (views, own kernels) calls {@link
+ *       #intraNodeBarrier} first.
+ *   <li>An array in the heap belongs to the code that {@linkplain P2pAllocator allocated} it. An
+ *       operation that writes to a peer's array must know that it is free, for example after a
+ *       barrier.
  * </ol>
  *
- * <p>After the group has been destroyed, signals and barriers throw {@link IllegalStateException}, views throw {@link IllegalArgumentException}, running waits fail, and addresses are invalid. Ranks and sizes remain available.
+ * <p>After the group has been destroyed, signals and barriers throw {@link IllegalStateException},
+ * views throw {@link IllegalArgumentException}, running waits fail, and addresses are invalid.
+ * Ranks and sizes remain available.
  */
 public abstract class P2pBuffers {
 
@@ -139,13 +154,16 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns an array that is a view of a rank's P2P memory, without a copy. A view of this rank's memory keeps it alive. Do not use a view of a peer's memory after the group has been destroyed.
+     * Returns an array that is a view of a rank's P2P memory, without a copy. A view of this rank's
+     * memory keeps it alive. Do not use a view of a peer's memory after the group has been
+     * destroyed.
      *
      * @param manager the manager to attach the array to
      * @param rank the owner of the memory
      * @param shape the array's shape; contiguous
      * @param type the array's element type
-     * @param offset the array's offset in bytes from the start of the buffer; a multiple of the element size
+     * @param offset the array's offset in bytes from the start of the buffer; a multiple of the
+     *     element size
      * @return the array
      * @throws IllegalArgumentException if the array does not fit into the buffer and the heap, or
      *     the offset is not a multiple of the element size
@@ -159,9 +177,11 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the address of a rank's P2P memory as seen by this rank's device; for {@link P2pStream} and custom kernels. Invalid after the group has been destroyed.
+     * Returns the address of a rank's P2P memory as seen by this rank's device; for {@link
+     * P2pStream} and custom kernels. Invalid after the group has been destroyed.
      *
-     * @param rank the owner of the memory. Peer memory is always writable; some backends cannot read it
+     * @param rank the owner of the memory. Peer memory is always writable; some backends cannot
+     *     read it
      * @param offset the offset in bytes from the start of the buffer
      * @return the address
      */
@@ -177,7 +197,9 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the thread itself. At most one current and one side stream are in use at a time, within one operation.
+     * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the
+     * thread itself. At most one current and one side stream are in use at a time, within one
+     * operation.
      *
      * @param operation the running operation
      * @return the stream; the caller closes it
@@ -188,7 +210,9 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns a stream that runs concurrently with the current one; on the CPU by default a pool thread. Before the operation ends, the current stream must wait for an event recorded after all work on this stream.
+     * Returns a stream that runs concurrently with the current one; on the CPU by default a pool
+     * thread. Before the operation ends, the current stream must wait for an event recorded after
+     * all work on this stream.
      *
      * @param operation the running operation
      * @return the stream; the caller closes it
@@ -211,7 +235,8 @@ public abstract class P2pBuffers {
         if (offset < 0 || offset > bufferSize + heapSize - byteSize) {
             throw new IllegalArgumentException(
                     String.format(
-                                                        "%d bytes at offset %d are out of range: the P2P memory has a buffer of %d bytes and a heap of %d bytes",
+                            "%d bytes at offset %d are out of range: the P2P memory has a buffer of"
+                                    + " %d bytes and a heap of %d bytes",
                             byteSize, offset, bufferSize, heapSize));
         }
     }
@@ -238,7 +263,10 @@ public abstract class P2pBuffers {
     protected final void checkRank(int rank) {
         if (rank < 0 || rank >= worldSize) {
             throw new IllegalArgumentException(
-                                        "rank " + rank + " is out of range: the group has ranks 0 to " + (worldSize - 1));
+                    "rank "
+                            + rank
+                            + " is out of range: the group has ranks 0 to "
+                            + (worldSize - 1));
         }
     }
 
@@ -251,20 +279,29 @@ public abstract class P2pBuffers {
     protected final void checkChannel(int channel) {
         if (channel < 0 || channel >= channels) {
             throw new IllegalArgumentException(
-                                        "channel " + channel + " is out of range: there are channels 0 to " + (channels - 1));
+                    "channel "
+                            + channel
+                            + " is out of range: there are channels 0 to "
+                            + (channels - 1));
         }
     }
 
     /**
-     * Returns the value of an operation's signals. An operation that calls this signals every rank with that value, before or after it writes data there, and waits for the signals of all ranks. Then the next operation but one may write to the same half of the buffer; on GPUs, which wait for all ranks first, the next one.
+     * Returns the value of an operation's signals. An operation that calls this signals every rank
+     * with that value, before or after it writes data there, and waits for the signals of all
+     * ranks. Then the next operation but one may write to the same half of the buffer; on GPUs,
+     * which wait for all ranks first, the next one.
      *
      * @param operation the running operation
-     * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs always 1, because graphs can be replayed: the device counts operations and adds the count to signal values
+     * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs
+     *     always 1, because graphs can be replayed: the device counts operations and adds the count
+     *     to signal values
      */
     public abstract int epoch(Operation operation);
 
     /**
-     * Returns the addresses that custom kernels need to signal and wait themselves, within an operation that does not call {@link #epoch}.
+     * Returns the addresses that custom kernels need to signal and wait themselves, within an
+     * operation that does not call {@link #epoch}.
      *
      * @return the signals; empty on all ranks if not supported
      */
@@ -273,7 +310,8 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the memory that custom kernels need to exchange data like one-shot all-reduces, within an operation that need not call {@link #epoch}, because the device counts launches.
+     * Returns the memory that custom kernels need to exchange data like one-shot all-reduces,
+     * within an operation that need not call {@link #epoch}, because the device counts launches.
      *
      * @return the slots; empty on all ranks if there are no one-shot all-reduces
      */
@@ -287,7 +325,8 @@ public abstract class P2pBuffers {
      * @param rank the rank that waits for the signal
      * @param channel the channel
      * @param epoch the value: the operation's {@linkplain #epoch epoch}
-     * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a value other than the epoch, because larger values belong to later operations
+     * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a
+     *     value other than the epoch, because larger values belong to later operations
      */
     public abstract void putSignal(int rank, int channel, int epoch);
 
@@ -299,12 +338,15 @@ public abstract class P2pBuffers {
      * @param channel the channel
      * @param epoch the value to wait for: the operation's {@linkplain #epoch epoch}
      * @throws IllegalArgumentException as {@link #putSignal}
-     * @throws CollectiveException if the rank has left or died, or does not signal in time; on GPUs the operation's work fails instead
+     * @throws CollectiveException if the rank has left or died, or does not signal in time; on GPUs
+     *     the operation's work fails instead
      */
     public abstract void waitSignal(Operation operation, int rank, int channel, int epoch);
 
     /**
-     * Waits until all ranks have started the operation and checks that their calls match. A no-op on {@code cuda_p2p}, which compares calls asynchronously or, with {@code optVerify}, has already compared them.
+     * Waits until all ranks have started the operation and checks that their calls match. A no-op
+     * on {@code cuda_p2p}, which compares calls asynchronously or, with {@code optVerify}, has
+     * already compared them.
      *
      * @param operation the running operation
      * @throws CollectiveException if the calls do not match; lists each rank's call
@@ -312,7 +354,8 @@ public abstract class P2pBuffers {
     public abstract void awaitAgreement(Operation operation);
 
     /**
-     * Barrier: waits until all ranks have called it and finished all work before it. On GPUs the current stream waits. Includes an {@link #awaitAgreement}.
+     * Barrier: waits until all ranks have called it and finished all work before it. On GPUs the
+     * current stream waits. Includes an {@link #awaitAgreement}.
      *
      * @param operation the running operation
      * @throws CollectiveException as {@link #awaitAgreement}

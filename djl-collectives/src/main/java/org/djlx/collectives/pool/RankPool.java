@@ -24,7 +24,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The ranks of a group, each with a {@link RankWorker} such as a shard of a model, that serve requests together. All ranks serve the same requests in the order of {@link #submit}, and may issue operations on the group. Gradients are not recorded.
+ * The ranks of a group, each with a {@link RankWorker} such as a shard of a model, that serve
+ * requests together. All ranks serve the same requests in the order of {@link #submit}, and may
+ * issue operations on the group. Gradients are not recorded.
  *
  * <p>Ranks are long-lived threads of this JVM:
  *
@@ -34,7 +36,9 @@ import org.slf4j.LoggerFactory;
  * float[] output = pool.submit(input).get();
  * pool.close();
  * }</pre>
- * <p>or processes on one host that run the same program. Rank 0 takes requests; the other ranks follow it:
+ *
+ * <p>or processes on one host that run the same program. Rank 0 takes requests; the other ranks
+ * follow it:
  *
  * <pre>{@code
  * ProcessGroup group = ProcessGroups.init("shm");
@@ -45,12 +49,15 @@ import org.slf4j.LoggerFactory;
  *     }
  * } // close() on the other ranks waits until rank 0 closes its pool
  * }</pre>
+ *
  * <p>Failure:
  *
  * <ul>
- *   <li>The pool fails if a rank throws or dies, or its worker cannot be created. The group is then unusable, because the ranks may be at different points of a request.
+ *   <li>The pool fails if a rank throws or dies, or its worker cannot be created. The group is then
+ *       unusable, because the ranks may be at different points of a request.
  *   <li>All pending and later requests fail with the first failure as the reason.
- *   <li>Close a failed pool. To go on, start another one; ranks that are processes must be restarted.
+ *   <li>Close a failed pool. To go on, start another one; ranks that are processes must be
+ *       restarted.
  *   <li>So validate a request before you submit it.
  * </ul>
  *
@@ -62,7 +69,7 @@ import org.slf4j.LoggerFactory;
 public final class RankPool<R, T> implements AutoCloseable {
 
     private static final Logger LOG = LoggerFactory.getLogger(RankPool.class);
-        // How long the other ranks may run after one has failed, before close() interrupts them. Ranks
+    // How long the other ranks may run after one has failed, before close() interrupts them. Ranks
     // that wait for it in an operation fail at once.
     private static final long GRACE_MILLIS = 10_000;
     // How long a rank with a GPU polls for the next request before it sleeps.
@@ -78,7 +85,7 @@ public final class RankPool<R, T> implements AutoCloseable {
     // Guarded by this.
     private final Set<Call<?>> pending = new LinkedHashSet<>();
     private CollectiveException failure;
-        private Thread breaking; // destroys the group after another process has failed
+    private Thread breaking; // destroys the group after another process has failed
     private volatile Thread reporter; // the group's thread that reported that failure
     private boolean closed;
 
@@ -92,16 +99,20 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Starts a pool whose ranks are threads of this JVM. Starts one thread per rank, creates the workers on them, and returns when all workers exist.
+     * Starts a pool whose ranks are threads of this JVM. Starts one thread per rank, creates the
+     * workers on them, and returns when all workers exist.
      *
      * @param name the pool's name, for threads and messages
-     * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them; the pool owns and destroys them
+     * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them; the
+     *     pool owns and destroys them
      * @param maker creates a rank's worker, on the rank's thread; the pool closes the worker there
      * @param <R> the type of a request
      * @param <T> the type of a result
      * @return the pool
-     * @throws CollectiveException if a worker cannot be created; names the rank. All workers are closed and the groups destroyed
-     * @throws IllegalArgumentException if an argument is null, or {@code groups} does not have each rank exactly once
+     * @throws CollectiveException if a worker cannot be created; names the rank. All workers are
+     *     closed and the groups destroyed
+     * @throws IllegalArgumentException if an argument is null, or {@code groups} does not have each
+     *     rank exactly once
      */
     public static <R, T> RankPool<R, T> start(
             String name,
@@ -111,14 +122,16 @@ public final class RankPool<R, T> implements AutoCloseable {
         Required.argument("RankPool: maker", maker);
         if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
-                                        "RankPool: groups must contain one handle per rank, without null, but is " + groups);
+                    "RankPool: groups must contain one handle per rank, without null, but is "
+                            + groups);
         }
         int worldSize = groups.get(0).worldSize();
         long different = groups.stream().map(ProcessGroup::rank).distinct().count();
         if (groups.size() != worldSize || different != worldSize) {
             throw new IllegalArgumentException(
                     String.format(
-                                                        "RankPool: groups must contain each of the %d ranks exactly once, but is %s",
+                            "RankPool: groups must contain each of the %d ranks exactly once, but"
+                                    + " is %s",
                             worldSize, groups));
         }
         RankPool<R, T> pool = new RankPool<>(name, groups, null, null);
@@ -127,18 +140,25 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Joins a pool whose ranks are processes on one host. All ranks call it. Starts a thread, creates this rank's worker on it, and returns when all ranks have their worker.
+     * Joins a pool whose ranks are processes on one host. All ranks call it. Starts a thread,
+     * creates this rank's worker on it, and returns when all ranks have their worker.
      *
-     * <p>Only rank 0 accepts requests. It sends them to the other ranks through shared memory, whatever the group's backend. The other ranks serve them until rank 0 closes its pool. They sleep while they wait for a request, without a timeout.
+     * <p>Only rank 0 accepts requests. It sends them to the other ranks through shared memory,
+     * whatever the group's backend. The other ranks serve them until rank 0 closes its pool. They
+     * sleep while they wait for a request, without a timeout.
      *
      * @param name the pool's name, for threads and messages
-     * @param group this process's handle on the group of all ranks; the pool owns it and destroys it, also if this method throws. Its timeout bounds how long rank 0 waits for the others to accept a request; creating workers has no timeout
+     * @param group this process's handle on the group of all ranks; the pool owns it and destroys
+     *     it, also if this method throws. Its timeout bounds how long rank 0 waits for the others
+     *     to accept a request; creating workers has no timeout
      * @param codec encodes requests for the other processes
-     * @param maker creates this rank's worker, on the rank's thread; the pool closes the worker there
+     * @param maker creates this rank's worker, on the rank's thread; the pool closes the worker
+     *     there
      * @param <R> the type of a request
      * @param <T> the type of a result
      * @return the pool
-     * @throws CollectiveException on all ranks, if they are not on one host or a worker cannot be created; all workers are closed
+     * @throws CollectiveException on all ranks, if they are not on one host or a worker cannot be
+     *     created; all workers are closed
      * @throws IllegalArgumentException if an argument is null
      */
     public static <R, T> RankPool<R, T> join(
@@ -146,7 +166,7 @@ public final class RankPool<R, T> implements AutoCloseable {
             ProcessGroup group,
             RequestCodec<R> codec,
             ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) {
-                Required.argument("RankPool: name", name);
+        Required.argument("RankPool: name", name);
         Required.argument("RankPool: group", group);
         Required.argument("RankPool: codec", codec);
         Required.argument("RankPool: maker", maker);
@@ -207,16 +227,16 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
     }
 
-        /** Code that runs on a rank's thread. */
+    /** Code that runs on a rank's thread. */
     private interface Body<R, T, V> {
         V run(RankPool<R, T>.Rank rank) throws Exception;
     }
 
-        /** A body that all ranks of this JVM run. */
+    /** A body that all ranks of this JVM run. */
     private static final class Call<V> {
 
         final CompletableFuture<V> future = new CompletableFuture<>();
-                V result; // of rank 0; guarded by the pool
+        V result; // of rank 0; guarded by the pool
         int left; // ranks that have not finished; guarded by the pool
 
         Call(int ranks) {
@@ -229,7 +249,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         final ProcessGroup group;
         final Thread thread;
         final BlockingQueue<Runnable> queue = new LinkedBlockingQueue<>();
-                RankWorker<R, T> worker; // confined to the thread
+        RankWorker<R, T> worker; // confined to the thread
         boolean ended; // confined to the thread
 
         Rank(ProcessGroup group) {
@@ -248,7 +268,10 @@ public final class RankPool<R, T> implements AutoCloseable {
             }
         }
 
-        /** Returns the next task. With a GPU it polls first, because waking up takes noticeable time. */
+        /**
+         * Returns the next task. With a GPU it polls first, because waking up takes noticeable
+         * time.
+         */
         private Runnable next() throws InterruptedException {
             boolean spins = group.device().isGpu();
             long start = System.nanoTime();
@@ -263,7 +286,8 @@ public final class RankPool<R, T> implements AutoCloseable {
         Void make(ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) throws Exception {
             worker = maker.run(group);
             if (worker == null) {
-                throw new IllegalStateException("the maker returned null; it must return a RankWorker");
+                throw new IllegalStateException(
+                        "the maker returned null; it must return a RankWorker");
             }
             return null;
         }
@@ -356,7 +380,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         CollectiveException first =
                 new CollectiveException(
                         String.format(
-                                                                "%s: rank %d of %d failed: %s", name, rank, worldSize, reason),
+                                "%s: rank %d of %d failed: %s", name, rank, worldSize, reason),
                         cause);
         synchronized (this) {
             if (failure != null) {
@@ -372,10 +396,11 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * On rank 0: fails the pool because another process has failed. Its reason arrives before any follow-up failure; there is no cause object to attach.
+     * On rank 0: fails the pool because another process has failed. Its reason arrives before any
+     * follow-up failure; there is no cause object to attach.
      */
     private void lose(int rank, String reason) {
-                reporter = Thread.currentThread();
+        reporter = Thread.currentThread();
         if (fail(rank, reason, null)) {
             synchronized (this) {
                 // On a thread of its own, because this thread belongs to the group.
@@ -389,7 +414,9 @@ public final class RankPool<R, T> implements AutoCloseable {
     /**
      * Submits a request to all ranks.
      *
-     * <p>The future completes with rank 0's result when all ranks of this JVM have served the request. It fails with a {@link CollectiveException} as soon as the pool fails, or at once if the pool has failed before. Dependent actions run on a thread of the pool and must not block.
+     * <p>The future completes with rank 0's result when all ranks of this JVM have served the
+     * request. It fails with a {@link CollectiveException} as soon as the pool fails, or at once if
+     * the pool has failed before. Dependent actions run on a thread of the pool and must not block.
      *
      * @param request the request
      * @return the result of rank 0
@@ -403,7 +430,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         if (isFollower()) {
             throw new IllegalStateException(
                     String.format(
-                                                        "%s: rank %d does not accept requests; submit them on rank 0",
+                            "%s: rank %d does not accept requests; submit them on rank 0",
                             name, ranks.get(0).group.rank()));
         }
         if (channel == null) {
@@ -412,7 +439,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         byte[] bytes = codec.encode(request);
         if (bytes == null) {
             throw new IllegalArgumentException(
-                                        name + ": the codec encoded the request " + request + " as null");
+                    name + ": the codec encoded the request " + request + " as null");
         }
         return call(
                 rank -> {
@@ -436,7 +463,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         call.future.completeExceptionally(
                 new CollectiveException(
                         name
-                                                                + " failed before this request; close it and start another: "
+                                + " failed before this request; close it and start another: "
                                 + failure.getMessage(),
                         failure));
         return call.future;
@@ -470,7 +497,8 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Returns a stage that completes when the pool fails, even while it is idle. It never completes if the pool does not fail. Dependent actions run on a thread of the pool and must not block.
+     * Returns a stage that completes when the pool fails, even while it is idle. It never completes
+     * if the pool does not fail. Dependent actions run on a thread of the pool and must not block.
      *
      * @return a stage that completes with the {@link #failure}
      */
@@ -479,7 +507,8 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Waits until the pool is closed. On a process that follows rank 0, waits until rank 0 closes its pool.
+     * Waits until the pool is closed. On a process that follows rank 0, waits until rank 0 closes
+     * its pool.
      *
      * @throws CollectiveException if the pool has failed
      * @throws InterruptedException if the thread is interrupted
@@ -500,18 +529,21 @@ public final class RankPool<R, T> implements AutoCloseable {
      *
      * <ul>
      *   <li>If the pool has failed, ranks that are still in a request after 10 s are interrupted.
-     *   <li>If the calling thread is interrupted, it interrupts the ranks and keeps waiting for them.
-     *   <li>On a process that follows rank 0, it waits until rank 0 closes its pool or is gone, like {@link #awaitEnd}, but does not throw.
+     *   <li>If the calling thread is interrupted, it interrupts the ranks and keeps waiting for
+     *       them.
+     *   <li>On a process that follows rank 0, it waits until rank 0 closes its pool or is gone,
+     *       like {@link #awaitEnd}, but does not throw.
      * </ul>
      *
-     * @throws IllegalStateException if a thread of the pool calls it, such as one that runs a dependent action, because it would wait for itself
+     * @throws IllegalStateException if a thread of the pool calls it, such as one that runs a
+     *     dependent action, because it would wait for itself
      */
     @Override
     public void close() {
         Thread caller = Thread.currentThread();
         if (caller == reporter || ranks.stream().anyMatch(rank -> rank.thread == caller)) {
             throw new IllegalStateException(
-                                        name + ": a thread of the pool must not close it; close it on another thread");
+                    name + ": a thread of the pool must not close it; close it on another thread");
         }
         synchronized (this) {
             if (!closed) {
@@ -543,7 +575,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
     }
 
-        /** Waits for the thread that destroys the group; returns whether it was interrupted. */
+    /** Waits for the thread that destroys the group; returns whether it was interrupted. */
     private boolean awaitBreaking() {
         Thread thread;
         synchronized (this) {
@@ -554,7 +586,8 @@ public final class RankPool<R, T> implements AutoCloseable {
             try {
                 thread.join();
             } catch (InterruptedException e) {
-                interrupted = true; // Keep waiting: destroy() ends after all operations have failed.
+                interrupted =
+                        true; // Keep waiting: destroy() ends after all operations have failed.
             }
         }
         return interrupted;

@@ -5,7 +5,8 @@
 package org.djlx.collectives.pool;
 
 /**
- * One rank's part of a {@link RankPool}, for example its shard of a model. All methods are called on the rank's own thread.
+ * One rank's part of a {@link RankPool}, for example its shard of a model. All methods are called
+ * on the rank's own thread.
  *
  * @param <R> the type of a request
  * @param <T> the type of a result
@@ -13,7 +14,8 @@ package org.djlx.collectives.pool;
 public interface RankWorker<R, T> extends AutoCloseable {
 
     /**
-     * Serves a request. All ranks serve the same requests in the same order, and may issue operations on their group.
+     * Serves a request. All ranks serve the same requests in the same order, and may issue
+     * operations on their group.
      *
      * @param request the request; do not modify it, because ranks that are threads share the object
      * @return the result; the caller of {@link RankPool#submit} gets the result of rank 0

@@ -25,26 +25,30 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Carries requests and reports between the processes of a {@link RankPool}. It uses its own {@code shm} group, whatever the backend of the pool's group, because there a rank can sleep for hours while it waits for a request and still notices that a process has died.
+ * Carries requests and reports between the processes of a {@link RankPool}. It uses its own {@code
+ * shm} group, whatever the backend of the pool's group, because there a rank can sleep for hours
+ * while it waits for a request and still notices that a process has died.
  *
  * <ul>
- *   <li>Rank 0 broadcasts a request in one or two parts. The first part has an int (the size in bytes, or a negative code) and the first bytes; the second part has the rest.
+ *   <li>Rank 0 broadcasts a request in one or two parts. The first part has an int (the size in
+ *       bytes, or a negative code) and the first bytes; the second part has the rest.
  *   <li>A follower sends rank 0 at most two reports: ready (empty text), and failed (the reason).
- *   <li>A follower that has failed waits until rank 0 destroys the group, so that rank 0 gets the reason before it notices that the follower is gone.
+ *   <li>A follower that has failed waits until rank 0 destroys the group, so that rank 0 gets the
+ *       reason before it notices that the follower is gone.
  * </ul>
  */
 final class RequestChannel implements AutoCloseable {
 
     private static final Duration ENDLESS = Duration.ofSeconds(Long.MAX_VALUE);
-        private static final Duration REPORT_TIMEOUT = Duration.ofSeconds(10);
+    private static final Duration REPORT_TIMEOUT = Duration.ofSeconds(10);
     private static final int FIRST_BYTES = 4096;
     private static final int REPORT_BYTES = Integer.BYTES + 4096;
     private static final int TAG = 0;
-        // Codes in place of a size.
+    // Codes in place of a size.
     private static final int BEGIN = -1;
     private static final int END = -2;
 
-        private final ProcessGroup group; // destroyed with its parent, the pool's group
+    private final ProcessGroup group; // destroyed with its parent, the pool's group
     private final ProcessGroup waiting; // view without a timeout
     private final NDManager manager;
     private final List<CompletableFuture<Void>> ready = new ArrayList<>(); // one per follower
@@ -75,7 +79,8 @@ final class RequestChannel implements AutoCloseable {
     /**
      * On rank 0: receives the reports of the followers.
      *
-     * @param failed called with the rank and the reason of a failed follower, on a thread of the group; must not block
+     * @param failed called with the rank and the reason of a failed follower, on a thread of the
+     *     group; must not block
      */
     void listen(BiConsumer<Integer, String> failed) {
         for (int rank = 1; rank < group.worldSize(); rank++) {
@@ -137,7 +142,7 @@ final class RequestChannel implements AutoCloseable {
         }
     }
 
-        private void send(int sizeOrCode, byte[] bytes) {
+    private void send(int sizeOrCode, byte[] bytes) {
         byte[] first = new byte[FIRST_BYTES];
         int count = Math.min(bytes.length, FIRST_BYTES - Integer.BYTES);
         ByteBuffer.wrap(first).putInt(sizeOrCode).put(bytes, 0, count);
@@ -168,7 +173,7 @@ final class RequestChannel implements AutoCloseable {
 
     private byte[] receive(ProcessGroup view) {
         byte[] first = broadcast(view, empty(FIRST_BYTES));
-                int size = ByteBuffer.wrap(first).getInt();
+        int size = ByteBuffer.wrap(first).getInt();
         if (size < 0) {
             return size == END ? null : new byte[0];
         }
@@ -189,13 +194,13 @@ final class RequestChannel implements AutoCloseable {
     void fail(String reason) {
         try {
             report(reason);
-                        ProcessGroup view = group.withTimeout(REPORT_TIMEOUT);
+            ProcessGroup view = group.withTimeout(REPORT_TIMEOUT);
             while (receive(view) != null) {
                 // Sent before rank 0 received the report.
                 continue;
             }
         } catch (RuntimeException | Error e) {
-                        // Rank 0 has destroyed the group or died; or memory has run out, and rank 0 only
+            // Rank 0 has destroyed the group or died; or memory has run out, and rank 0 only
             // notices that this rank leaves.
             return;
         }

@@ -5,7 +5,8 @@
 package org.djlx.collectives.pool;
 
 /**
- * Encodes the requests of a {@link RankPool} for ranks in other processes. Implementations must be thread-safe.
+ * Encodes the requests of a {@link RankPool} for ranks in other processes. Implementations must be
+ * thread-safe.
  *
  * @param <R> the type of a request
  */

@@ -21,9 +21,11 @@ import org.djlx.nativeops.torch.TensorInfo;
  * Moves the data of a {@link ProcessGroup} on one rank.
  *
  * <ul>
- *   <li>A backend overrides the operations that it supports and declares them in {@link #support}. The others throw {@link UnsupportedOperationException}.
+ *   <li>A backend overrides the operations that it supports and declares them in {@link #support}.
+ *       The others throw {@link UnsupportedOperationException}.
  *   <li>The group checks shapes, types and ranks before it calls the backend.
- *   <li>Calls come one at a time, in the order in which the operations must run. They return a {@link Work} and must not wait for other ranks.
+ *   <li>Calls come one at a time, in the order in which the operations must run. They return a
+ *       {@link Work} and must not wait for other ranks.
  *   <li>Tensors need not be contiguous.
  *   <li>The backend keeps the memory of the tensors alive until the work has completed.
  * </ul>
@@ -62,7 +64,8 @@ public abstract class Backend implements AutoCloseable {
      * @param element its element type
      * @param op the reduction, or null if the operation does not reduce
      * @throws UnsupportedOperationException if the backend does not have the operation
-     * @throws IllegalArgumentException if the tensor's device, element type or reduction is not supported; names the supported ones
+     * @throws IllegalArgumentException if the tensor's device, element type or reduction is not
+     *     supported; names the supported ones
      */
     public final void check(OpType type, NDArray tensor, ScalarType element, ReduceOp op) {
         checkSupported(type);
@@ -70,7 +73,8 @@ public abstract class Backend implements AutoCloseable {
         if (!actual.equals(device())) {
             throw new IllegalArgumentException(
                     String.format(
-                                                        "%s: backend '%s' needs tensors on %s, but this one is on %s; copy it first",
+                            "%s: backend '%s' needs tensors on %s, but this one is on %s; copy it"
+                                    + " first",
                             type, name(), device(), actual));
         }
         if (support().supports(type, element, op)) {
@@ -83,18 +87,18 @@ public abstract class Backend implements AutoCloseable {
                     type
                             + ": "
                             + op
-                                                        + " is not defined for "
+                            + " is not defined for "
                             + element
                             + "; supported types: "
                             + possible);
         }
         throw new IllegalArgumentException(
                 String.format(
-                                                "%s: backend '%s' does not support %s%s; supported types: %s",
+                        "%s: backend '%s' does not support %s%s; supported types: %s",
                         type, name(), element, op == null ? "" : " with " + op, possible));
     }
 
-        /**
+    /**
      * Checks that the backend has an operation.
      *
      * @param type the kind of operation
@@ -119,7 +123,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * As {@link #allReduce}, for a caller whose current stream waits for the work at once. A backend may run it on that stream.
+     * As {@link #allReduce}, for a caller whose current stream waits for the work at once. A
+     * backend may run it on that stream.
      *
      * @param operation the operation
      * @param tensor input and output
@@ -208,7 +213,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#allReduceCoalesced}. Coalesced operations are called only if {@link #batchesCollectives()} is false.
+     * See {@link ProcessGroup#allReduceCoalesced}. Coalesced operations are called only if {@link
+     * #batchesCollectives()} is false.
      *
      * @param operation the operation, for all tensors
      * @param tensors inputs and outputs, of one element type
@@ -315,7 +321,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * Starts a batch. Sends and receives up to {@link #endBatch()} run concurrently; collectives run as one if {@link #batchesCollectives()}.
+     * Starts a batch. Sends and receives up to {@link #endBatch()} run concurrently; collectives
+     * run as one if {@link #batchesCollectives()}.
      */
     public void startBatch() {}
 
@@ -323,7 +330,9 @@ public abstract class Backend implements AutoCloseable {
     public void endBatch() {}
 
     /**
-     * Returns whether collectives in a batch run as one. If true, a coalesced call becomes a batch with one operation per tensor. If false, it becomes one call of {@link #allReduceCoalesced}, {@link #allGatherCoalesced} or {@link #reduceScatterCoalesced} per element type.
+     * Returns whether collectives in a batch run as one. If true, a coalesced call becomes a batch
+     * with one operation per tensor. If false, it becomes one call of {@link #allReduceCoalesced},
+     * {@link #allGatherCoalesced} or {@link #reduceScatterCoalesced} per element type.
      *
      * @return true if the backend batches collectives; the same on all ranks
      */
@@ -332,12 +341,14 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * Creates the backend of a sub-group from the resources of this one. All ranks of this group call it in the same order and may wait for each other.
+     * Creates the backend of a sub-group from the resources of this one. All ranks of this group
+     * call it in the same order and may wait for each other.
      *
      * @param context the new group and this rank; null if this rank is not a member
      * @param color distinguishes the groups created by one call; not negative
      * @param members the new group's ranks, by rank in this group
-     * @return the backend; empty if this rank is not a member, or, on all ranks, if the factory must create the backend
+     * @return the backend; empty if this rank is not a member, or, on all ranks, if the factory
+     *     must create the backend
      */
     public Optional<Backend> split(GroupContext context, int color, List<Integer> members) {
         return Optional.empty();
@@ -366,6 +377,7 @@ public abstract class Backend implements AutoCloseable {
 
     /**
      * Returns the group's symmetric memory.
+     *
      * @return the buffers; empty on all ranks if the group has none
      */
     public Optional<P2pBuffers> p2pBuffers() {
@@ -373,17 +385,23 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * Makes current and later calls that wait for other ranks fail, because the group is about to be closed. Any thread may call it. A no-op for backends whose calls never wait for other ranks.
+     * Makes current and later calls that wait for other ranks fail, because the group is about to
+     * be closed. Any thread may call it. A no-op for backends whose calls never wait for other
+     * ranks.
      */
     public void stopWaiting() {}
 
     /**
-     * Announces to the other ranks that this rank makes no more calls, so that operations which it has not called fail there. A no-op for backends that cannot announce it.
+     * Announces to the other ranks that this rank makes no more calls, so that operations which it
+     * has not called fail there. A no-op for backends that cannot announce it.
      */
     public void endCalls() {}
 
     /**
-     * Waits until all running operations have ended, each within its timeout. For backends whose results may be in use although no host thread waits for them, because {@link #close} would invalidate those results. Returns early if the thread is interrupted; never throws. Called after {@link #endCalls} and before {@link #close}.
+     * Waits until all running operations have ended, each within its timeout. For backends whose
+     * results may be in use although no host thread waits for them, because {@link #close} would
+     * invalidate those results. Returns early if the thread is interrupted; never throws. Called
+     * after {@link #endCalls} and before {@link #close}.
      */
     public void drain() {}
 

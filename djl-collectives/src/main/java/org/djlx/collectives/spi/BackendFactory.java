@@ -7,7 +7,8 @@ package org.djlx.collectives.spi;
 import org.djlx.collectives.CollectiveException;
 
 /**
- * Creates backends. Found by {@link java.util.ServiceLoader} or registered with {@link Backends#register}.
+ * Creates backends. Found by {@link java.util.ServiceLoader} or registered with {@link
+ * Backends#register}.
  */
 public interface BackendFactory {
 
@@ -19,14 +20,16 @@ public interface BackendFactory {
     String name();
 
     /**
-     * Returns the operations, element types and reductions that the backend supports; the same on every rank.
+     * Returns the operations, element types and reductions that the backend supports; the same on
+     * every rank.
      *
      * @return the supported combinations
      */
     Support support();
 
     /**
-     * Creates the backend of one rank. All ranks of the group call it; it returns when the group is usable.
+     * Creates the backend of one rank. All ranks of the group call it; it returns when the group is
+     * usable.
      *
      * @param context the group and the rank
      * @return the backend

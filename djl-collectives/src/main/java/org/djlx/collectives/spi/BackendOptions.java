@@ -23,7 +23,9 @@ public class BackendOptions {
     private final Duration warnAfter;
 
     /**
-     * Creates options with {@link #DEFAULT_WARN_AFTER}. With {@code shm} a collective's timeout counts from its start, which is after the end of the operations before it; a message's timeout counts from the call.
+     * Creates options with {@link #DEFAULT_WARN_AFTER}. With {@code shm} a collective's timeout
+     * counts from its start, which is after the end of the operations before it; a message's
+     * timeout counts from the call.
      *
      * @param timeout how long an operation waits for the other ranks; positive, capped at 73 years
      */
@@ -39,10 +41,10 @@ public class BackendOptions {
      */
     public BackendOptions(Duration timeout, Duration warnAfter) {
         this.timeout = checked(timeout, "timeout");
-                this.warnAfter = checked(warnAfter, "warnAfter time");
+        this.warnAfter = checked(warnAfter, "warnAfter time");
     }
 
-        /**
+    /**
      * Checks a timeout.
      *
      * @param timeout the timeout
@@ -58,7 +60,8 @@ public class BackendOptions {
             throw new IllegalArgumentException("the " + what + " is null");
         }
         if (timeout.isNegative() || timeout.isZero()) {
-            throw new IllegalArgumentException("the " + what + " must be positive, but is " + Durations.text(timeout));
+            throw new IllegalArgumentException(
+                    "the " + what + " must be positive, but is " + Durations.text(timeout));
         }
         return timeout.compareTo(LONGEST_TIMEOUT) < 0 ? timeout : LONGEST_TIMEOUT;
     }
@@ -73,7 +76,9 @@ public class BackendOptions {
     }
 
     /**
-     * Returns after how long the log warns of an operation that still waits for other ranks. The warning appears once per operation and names the missing ranks if they are known. Creating a group counts as an operation. A time longer than the timeout disables the warning.
+     * Returns after how long the log warns of an operation that still waits for other ranks. The
+     * warning appears once per operation and names the missing ranks if they are known. Creating a
+     * group counts as an operation. A time longer than the timeout disables the warning.
      *
      * @return the time
      */

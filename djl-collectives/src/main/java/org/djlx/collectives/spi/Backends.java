@@ -12,7 +12,8 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ProcessGroups;
 
 /**
- * The available backends: those registered with {@link #register}, then those found by {@link ServiceLoader}.
+ * The available backends: those registered with {@link #register}, then those found by {@link
+ * ServiceLoader}.
  */
 public final class Backends {
 
@@ -29,7 +30,7 @@ public final class Backends {
     public static void register(String name, BackendFactory factory) {
         if (name == null || factory == null) {
             throw new IllegalArgumentException(
-                                        "register: null argument: name " + name + ", factory " + factory);
+                    "register: null argument: name " + name + ", factory " + factory);
         }
         REGISTERED.put(name, factory);
     }
@@ -44,7 +45,7 @@ public final class Backends {
     public static BackendFactory get(String name) {
         if (name == null) {
             throw new IllegalArgumentException(
-                                        "the backend's name is null; available backends: " + names());
+                    "the backend's name is null; available backends: " + names());
         }
         BackendFactory registered = REGISTERED.get(name);
         if (registered != null) {
@@ -56,7 +57,7 @@ public final class Backends {
             }
         }
         throw new IllegalArgumentException(
-                                "there is no backend '" + name + "'; available backends: " + names());
+                "there is no backend '" + name + "'; available backends: " + names());
     }
 
     /**

@@ -20,7 +20,8 @@ import org.djlx.collectives.internal.store.RankProcess;
 import org.djlx.collectives.store.Store;
 
 /**
- * The group for which a backend is created: name, rank, world size, options, and the store in which the ranks meet. Thread-safe.
+ * The group for which a backend is created: name, rank, world size, options, and the store in which
+ * the ranks meet. Thread-safe.
  */
 public final class GroupContext {
 
@@ -40,7 +41,8 @@ public final class GroupContext {
      * @param worldSize the number of ranks
      * @param store the store in which the ranks meet; no other group uses its keys
      * @param options the options, the same on all ranks
-     * @param device for a sub-group, this rank's device in the parent; null for an initial group, where the backend chooses
+     * @param device for a sub-group, this rank's device in the parent; null for an initial group,
+     *     where the backend chooses
      */
     public GroupContext(
             String name,
@@ -86,7 +88,8 @@ public final class GroupContext {
     }
 
     /**
-     * Creates the context of this rank in a sub-group. Error messages name its ranks by their rank in this group.
+     * Creates the context of this rank in a sub-group. Error messages name its ranks by their rank
+     * in this group.
      *
      * @param partName the sub-group's name
      * @param members the sub-group's ranks, by rank in this group; includes this rank
@@ -122,20 +125,25 @@ public final class GroupContext {
         }
     }
 
-        /**
+    /**
      * Checks a rank and a world size.
      *
      * @param rank the rank
      * @param worldSize the number of ranks
-     * @throws IllegalArgumentException if the world size is not positive or the rank is out of range
+     * @throws IllegalArgumentException if the world size is not positive or the rank is out of
+     *     range
      */
     public static void checkRank(int rank, int worldSize) {
         if (worldSize < 1) {
-            throw new IllegalArgumentException("the world size must be at least 1, but is " + worldSize);
+            throw new IllegalArgumentException(
+                    "the world size must be at least 1, but is " + worldSize);
         }
         if (rank < 0 || rank >= worldSize) {
             throw new IllegalArgumentException(
-                                        "rank " + rank + " is out of range: the group has ranks 0 to " + (worldSize - 1));
+                    "rank "
+                            + rank
+                            + " is out of range: the group has ranks 0 to "
+                            + (worldSize - 1));
         }
     }
 
@@ -194,14 +202,17 @@ public final class GroupContext {
     }
 
     /**
-     * All-gathers a value through the store. Slow; for set-up only. It leaves no keys in the store if it succeeds on all ranks.
+     * All-gathers a value through the store. Slow; for set-up only. It leaves no keys in the store
+     * if it succeeds on all ranks.
      *
      * @param key the name of the exchange; usable once per group
      * @param value this rank's value
      * @return the values in rank order
-     * @throws CollectiveMismatchException if the store contains a value of another group, or the ranks have different world sizes
+     * @throws CollectiveMismatchException if the store contains a value of another group, or the
+     *     ranks have different world sizes
      * @throws CollectiveException if a rank's process on this host has died
-     * @throws CollectiveTimeoutException if not all ranks call it within the timeout; names the missing ranks
+     * @throws CollectiveTimeoutException if not all ranks call it within the timeout; names the
+     *     missing ranks
      */
     public List<byte[]> exchange(String key, byte[] value) {
         Required.argument("exchange: value", value);
@@ -209,7 +220,8 @@ public final class GroupContext {
     }
 
     /**
-     * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and calls this after it has read all keys. The last caller deletes them.
+     * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and
+     * calls this after it has read all keys. The last caller deletes them.
      *
      * <p>If a rank never calls it, or the store cannot delete, the keys stay. That is not an error.
      *
@@ -220,7 +232,8 @@ public final class GroupContext {
     }
 
     /**
-     * Returns the operation that represents the creation of the group. A backend may use it to synchronise the ranks once by its own means.
+     * Returns the operation that represents the creation of the group. A backend may use it to
+     * synchronise the ranks once by its own means.
      *
      * @return the operation, with sequence number 0
      */

@@ -14,7 +14,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.internal.host.Required;
 
 /**
- * The kind of an operation, identified by name. Operations of this library are constants; a library that runs its own operations with {@link ProcessGroup#execute} creates more.
+ * The kind of an operation, identified by name. Operations of this library are constants; a library
+ * that runs its own operations with {@link ProcessGroup#execute} creates more.
  */
 public final class OpType {
 
@@ -102,6 +103,7 @@ public final class OpType {
 
     /**
      * Creates a kind of operation.
+     *
      * @param name its name in messages and traces, 1 to {@value #MAX_NAME_LENGTH} ASCII characters
      */
     public OpType(String name) {
@@ -109,7 +111,11 @@ public final class OpType {
                 Required.argument("an operation's name", name).getBytes(StandardCharsets.US_ASCII);
         if (ascii.length == 0 || ascii.length > MAX_NAME_LENGTH) {
             throw new IllegalArgumentException(
-                                        "an operation's name must have 1 to " + MAX_NAME_LENGTH + " characters, but is '" + name + "'");
+                    "an operation's name must have 1 to "
+                            + MAX_NAME_LENGTH
+                            + " characters, but is '"
+                            + name
+                            + "'");
         }
         this.name = name;
         ByteBuffer padded =
@@ -129,7 +135,8 @@ public final class OpType {
     }
 
     /**
-     * Returns whether this is a message between two ranks: {@link #SEND}, {@link #RECV} or {@link #RECV_ANY_SOURCE}. Messages have their own sequence numbers.
+     * Returns whether this is a message between two ranks: {@link #SEND}, {@link #RECV} or {@link
+     * #RECV_ANY_SOURCE}. Messages have their own sequence numbers.
      *
      * @return true for messages
      */

@@ -19,11 +19,17 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
 /**
- * One operation of a group, as issued by one rank: its kind, its sequence number, and the arguments on which all ranks must agree. Point-to-point operations, on which two ranks agree, have their own sequence numbers.
+ * One operation of a group, as issued by one rank: its kind, its sequence number, and the arguments
+ * on which all ranks must agree. Point-to-point operations, on which two ranks agree, have their
+ * own sequence numbers.
  *
- * <p>The backend must report {@link #started} and {@link #ended}; both are passed to an {@link OperationTrace}. Until it has ended, the operation keeps its group reachable. Otherwise immutable.
+ * <p>The backend must report {@link #started} and {@link #ended}; both are passed to an {@link
+ * OperationTrace}. Until it has ended, the operation keeps its group reachable. Otherwise
+ * immutable.
  *
- * <p>A backend publishes {@link #signature()} to the other ranks and compares their signatures with it. {@link #describe(long[])} formats a signature. A signature has {@value #SIGNATURE_WORDS} words:
+ * <p>A backend publishes {@link #signature()} to the other ranks and compares their signatures with
+ * it. {@link #describe(long[])} formats a signature. A signature has {@value #SIGNATURE_WORDS}
+ * words:
  *
  * <pre>
  *   0 to 3    the name, in ASCII, padded with zeros
@@ -73,10 +79,11 @@ public final class Operation {
     private boolean warned; // guarded by this
     private Runnable keeper; // keeps the group reachable; null once the operation has ended
     private String algorithm;
-        private Work before; // the previous operation of the same call; null if none or ended
+    private Work before; // the previous operation of the same call; null if none or ended
 
     /**
      * Creates an operation.
+     *
      * @param type its kind
      * @param sequence its sequence number within the group, from 1
      * @param group the group's name
@@ -93,7 +100,7 @@ public final class Operation {
         this.byteSize = byteSize(agreed);
     }
 
-        /**
+    /**
      * Creates a point-to-point operation.
      *
      * @param type its kind
@@ -204,6 +211,7 @@ public final class Operation {
 
     /**
      * Returns the arguments on which all ranks must agree.
+     *
      * @return the arguments; do not modify the shape
      */
     public Agreed agreed() {
@@ -229,7 +237,8 @@ public final class Operation {
     }
 
     /**
-     * Returns the type, shape and address of the tensor on whose type and shape all ranks must agree. It saves a backend the query.
+     * Returns the type, shape and address of the tensor on whose type and shape all ranks must
+     * agree. It saves a backend the query.
      *
      * @return the information; null if the operation has no such tensor
      */
@@ -237,7 +246,7 @@ public final class Operation {
         return tensor;
     }
 
-        /**
+    /**
      * Sets the result of {@link #tensor}. For {@link org.djlx.collectives.ProcessGroup}.
      *
      * @param info the information
@@ -247,7 +256,8 @@ public final class Operation {
     }
 
     /**
-     * Sets the algorithm that runs the operation, for traces. Backends call it before {@link #ended}.
+     * Sets the algorithm that runs the operation, for traces. Backends call it before {@link
+     * #ended}.
      *
      * @param name a constant such as {@code two-shot}
      */
@@ -264,19 +274,24 @@ public final class Operation {
         return algorithm;
     }
 
-        /**
+    /**
      * Makes this operation follow the other operations of the same coalesced call.
      *
      * @param works the works of the operations before this one, possibly empty
      * @return this operation
      */
     public Operation behind(List<Work> works) {
-        before = Required.argument("behind: works", works).isEmpty() ? null : works.get(works.size() - 1);
+        before =
+                Required.argument("behind: works", works).isEmpty()
+                        ? null
+                        : works.get(works.size() - 1);
         return this;
     }
 
     /**
-     * Returns the mismatch of an earlier operation of the same coalesced call. Ranks with such a mismatch must not run this operation. Backends call it after the operations before have ended, and before this one starts.
+     * Returns the mismatch of an earlier operation of the same coalesced call. Ranks with such a
+     * mismatch must not run this operation. Backends call it after the operations before have
+     * ended, and before this one starts.
      *
      * @return the mismatch; null if there is none
      */
@@ -296,13 +311,14 @@ public final class Operation {
     }
 
     /**
-     * Keeps the group until it is destroyed, even if it becomes unreachable. For work that may run at any later time, such as a CUDA graph. Backends call it before {@link #ended}.
+     * Keeps the group until it is destroyed, even if it becomes unreachable. For work that may run
+     * at any later time, such as a CUDA graph. Backends call it before {@link #ended}.
      */
     public void keepGroup() {
         keeper.run();
     }
 
-        /**
+    /**
      * Sets after how long the log warns of a wait.
      *
      * @param wait the time, see {@link BackendOptions#warnAfter}
@@ -314,7 +330,9 @@ public final class Operation {
     }
 
     /**
-     * Returns true once, when the operation has waited for {@link BackendOptions#warnAfter}. A backend polls it while it waits for other ranks, and logs the missing ranks when it returns true.
+     * Returns true once, when the operation has waited for {@link BackendOptions#warnAfter}. A
+     * backend polls it while it waits for other ranks, and logs the missing ranks when it returns
+     * true.
      *
      * @param waitedNanos how long the operation has waited, in ns
      * @return true if the backend must log the wait now
@@ -327,7 +345,7 @@ public final class Operation {
         return true;
     }
 
-        /**
+    /**
      * Sets the receiver of events. For {@link org.djlx.collectives.ProcessGroup}.
      *
      * @param to the receiver
@@ -350,7 +368,9 @@ public final class Operation {
     }
 
     /**
-     * Reports that the operation has ended, whether or not it was started. Backends call it once, before the {@link Work} completes, so that the exception contains the path of the flight record. It never blocks or throws; another thread writes the record.
+     * Reports that the operation has ended, whether or not it was started. Backends call it once,
+     * before the {@link Work} completes, so that the exception contains the path of the flight
+     * record. It never blocks or throws; another thread writes the record.
      *
      * @param failure why it failed; null if it succeeded
      */

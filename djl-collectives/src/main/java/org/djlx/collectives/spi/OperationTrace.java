@@ -5,7 +5,9 @@
 package org.djlx.collectives.spi;
 
 /**
- * Receives the events of one {@link Operation}; {@link org.djlx.collectives.trace} records them. Methods must not throw or block. Successive calls may come from different threads, with a happens-before edge between them.
+ * Receives the events of one {@link Operation}; {@link org.djlx.collectives.trace} records them.
+ * Methods must not throw or block. Successive calls may come from different threads, with a
+ * happens-before edge between them.
  */
 public interface OperationTrace {
 

@@ -13,7 +13,9 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * Reduces the contributions of all ranks on the CPU, in rank order, with libtorch's vectorised operators. 16-bit floating-point types are accumulated in float32 and rounded once, other types in their own precision. The result has the same bits on every rank.
+ * Reduces the contributions of all ranks on the CPU, in rank order, with libtorch's vectorised
+ * operators. 16-bit floating-point types are accumulated in float32 and rounded once, other types
+ * in their own precision. The result has the same bits on every rank.
  */
 public final class Reductions {
 
@@ -22,7 +24,8 @@ public final class Reductions {
     /**
      * Reduces contributions. Does not support {@link ReduceOp.Kind#PREMUL_SUM}.
      *
-     * @param result receives the result; may be the first part, and shares no memory with the others
+     * @param result receives the result; may be the first part, and shares no memory with the
+     *     others
      * @param parts the contributions in rank order, all of the result's shape and type
      * @param op the reduction
      */
@@ -56,7 +59,8 @@ public final class Reductions {
      * Combines one rank's contribution with the accumulator.
      *
      * @param sum the accumulator, overwritten with the result
-     * @param part the contribution, of the same shape; for {@link ReduceOp.Kind#PREMUL_SUM} already multiplied by the factor
+     * @param part the contribution, of the same shape; for {@link ReduceOp.Kind#PREMUL_SUM} already
+     *     multiplied by the factor
      * @param op the reduction
      */
     public static void combine(NDArray sum, NDArray part, ReduceOp op) {

@@ -15,11 +15,12 @@ import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * The combinations of operation, element type and reduction that a backend supports. Argument checks and the table in the documentation are generated from it. Immutable.
+ * The combinations of operation, element type and reduction that a backend supports. Argument
+ * checks and the table in the documentation are generated from it. Immutable.
  */
 public final class Support {
 
-        // Element types of operations that move tensors; empty for operations without a tensor.
+    // Element types of operations that move tensors; empty for operations without a tensor.
     private final Map<OpType, Set<ScalarType>> moves;
     // Element types of operations that reduce tensors, by reduction.
     private final Map<OpType, Map<ReduceOp.Kind, Set<ScalarType>>> reductions;
@@ -120,7 +121,8 @@ public final class Support {
         }
 
         /**
-         * Adds operations that reduce tensors. Each reduction is added with those of the types for which it is {@linkplain ReduceOp#isDefinedFor defined}.
+         * Adds operations that reduce tensors. Each reduction is added with those of the types for
+         * which it is {@linkplain ReduceOp#isDefinedFor defined}.
          *
          * @param types the element types
          * @param ops the kinds of reduction

@@ -17,12 +17,15 @@ import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreErrors;
 
 /**
- * A store in a file, for processes on one host or with a common file system; the counterpart of {@code torch.distributed.FileStore}.
+ * A store in a file, for processes on one host or with a common file system; the counterpart of
+ * {@code torch.distributed.FileStore}.
  *
  * <ul>
- *   <li>The file is a log. Every change is appended under a file lock, so the file grows with every write.
+ *   <li>The file is a log. Every change is appended under a file lock, so the file grows with every
+ *       write.
  *   <li>A wait polls the file every 10 ms.
- *   <li>The file is deleted when {@code worldSize} handles have been closed. A job that dies leaves it behind. As with PyTorch, delete it before you use the path again.
+ *   <li>The file is deleted when {@code worldSize} handles have been closed. A job that dies leaves
+ *       it behind. As with PyTorch, delete it before you use the path again.
  *   <li>The format is not PyTorch's, which needs {@code flock}; Java does not have it.
  *   <li>A network file system must support POSIX locks.
  * </ul>
@@ -39,6 +42,7 @@ public final class FileStore implements Store {
 
     /**
      * Opens a handle whose methods wait up to 5 minutes.
+     *
      * @param path the file, created if it does not exist; its directory must exist
      * @param worldSize the number of handles that the job opens
      */
@@ -48,13 +52,15 @@ public final class FileStore implements Store {
 
     /**
      * Opens a handle.
+     *
      * @param path the file, created if it does not exist; its directory must exist
      * @param worldSize the number of handles that the job opens
      * @param timeout how long methods without a timeout parameter wait
      */
     public FileStore(Path path, int worldSize, Duration timeout) {
         if (worldSize < 1) {
-            throw new IllegalArgumentException("FileStore: the world size must be at least 1, but is " + worldSize);
+            throw new IllegalArgumentException(
+                    "FileStore: the world size must be at least 1, but is " + worldSize);
         }
         this.worldSize = worldSize;
         this.timeout = StoreChecks.checkTimeout(timeout);

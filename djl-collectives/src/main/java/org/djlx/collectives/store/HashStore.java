@@ -16,9 +16,12 @@ import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreErrors;
 
 /**
- * A store in memory, for ranks that are threads of one JVM; the counterpart of {@code torch.distributed.HashStore}.
+ * A store in memory, for ranks that are threads of one JVM; the counterpart of {@code
+ * torch.distributed.HashStore}.
  *
- * <p>All ranks share one object. Every method is atomic. {@link #close()} closes the store for all ranks: current waits and later calls throw {@link CollectiveException}. The creator of the store closes it.
+ * <p>All ranks share one object. Every method is atomic. {@link #close()} closes the store for all
+ * ranks: current waits and later calls throw {@link CollectiveException}. The creator of the store
+ * closes it.
  */
 public final class HashStore implements Store {
 
@@ -37,6 +40,7 @@ public final class HashStore implements Store {
 
     /**
      * Creates an empty store.
+     *
      * @param timeout how long methods without a timeout parameter wait
      */
     public HashStore(Duration timeout) {

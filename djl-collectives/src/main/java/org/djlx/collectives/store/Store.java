@@ -9,12 +9,14 @@ import java.util.List;
 import org.djlx.collectives.CollectiveException;
 
 /**
- * A key-value store in which the ranks of a job meet; the counterpart of {@code torch.distributed.Store}, with the same names and semantics.
+ * A key-value store in which the ranks of a job meet; the counterpart of {@code
+ * torch.distributed.Store}, with the same names and semantics.
  *
  * <ul>
  *   <li>Keys are non-empty strings; values are byte arrays.
  *   <li>All methods are thread-safe.
- *   <li>A method that blocks has a timeout. When it expires, {@link StoreTimeoutException} names the missing keys.
+ *   <li>A method that blocks has a timeout. When it expires, {@link StoreTimeoutException} names
+ *       the missing keys.
  *   <li>If the server of the store is gone, methods throw {@link CollectiveException}.
  *   <li>Arrays passed in may be modified after the call; arrays returned belong to the caller.
  * </ul>
@@ -49,7 +51,8 @@ public interface Store extends AutoCloseable {
     }
 
     /**
-     * Adds to a counter atomically. An unset key counts as 0. As in PyTorch, the value is stored as a decimal string.
+     * Adds to a counter atomically. An unset key counts as 0. As in PyTorch, the value is stored as
+     * a decimal string.
      *
      * @param key the key
      * @param amount the amount to add
@@ -59,7 +62,8 @@ public interface Store extends AutoCloseable {
     long add(String key, long amount);
 
     /**
-     * Replaces the value of a key atomically if it equals an expected value. If the key is unset and {@code expected} is empty, the key is set.
+     * Replaces the value of a key atomically if it equals an expected value. If the key is unset
+     * and {@code expected} is empty, the key is set.
      *
      * @param key the key
      * @param expected the value to compare with

@@ -28,6 +28,7 @@ public class StoreTimeoutException extends CollectiveException {
 
     /**
      * Returns the keys that were not set in time.
+     *
      * @return the keys; empty if unknown
      */
     public List<String> missingKeys() {

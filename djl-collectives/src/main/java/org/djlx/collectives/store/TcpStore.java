@@ -27,9 +27,11 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A store on a TCP server; the counterpart of {@code torch.distributed.TCPStore}. It uses the same protocol, so either end can be PyTorch's.
+ * A store on a TCP server; the counterpart of {@code torch.distributed.TCPStore}. It uses the same
+ * protocol, so either end can be PyTorch's.
  *
- * <p>One rank, usually rank 0, runs the server until its handle is closed. Every handle is also a client:
+ * <p>One rank, usually rank 0, runs the server until its handle is closed. Every handle is also a
+ * client:
  *
  * <pre>{@code
  * Store store = TcpStore.builder()
@@ -37,23 +39,33 @@ import org.slf4j.LoggerFactory;
  *         .optServer(rank == 0).optBindAddress("0.0.0.0").optWorldSize(worldSize)
  *         .build();
  * }</pre>
+ *
  * <p>Calls:
  *
  * <ul>
- *   <li>All methods are thread-safe. Calls that do not wait for keys share one connection. A blocking call uses its own connection, uses no CPU, and does not delay other calls.
- *   <li>{@link #set}, {@link #append} and {@link #multiSet} return after the server has executed them.
- *   <li>An interrupted wait throws {@link CollectiveException} and leaves the thread's interrupt flag set.
- *   <li>A call that the server rejects, for example because a value is too long, throws {@link CollectiveException}. The handle stays usable, unless the server is PyTorch's.
- *   <li>When the server stops, current and later calls throw {@link CollectiveException}. The keys are lost; a server restarted on the same port is another store and needs a new handle.
+ *   <li>All methods are thread-safe. Calls that do not wait for keys share one connection. A
+ *       blocking call uses its own connection, uses no CPU, and does not delay other calls.
+ *   <li>{@link #set}, {@link #append} and {@link #multiSet} return after the server has executed
+ *       them.
+ *   <li>An interrupted wait throws {@link CollectiveException} and leaves the thread's interrupt
+ *       flag set.
+ *   <li>A call that the server rejects, for example because a value is too long, throws {@link
+ *       CollectiveException}. The handle stays usable, unless the server is PyTorch's.
+ *   <li>When the server stops, current and later calls throw {@link CollectiveException}. The keys
+ *       are lost; a server restarted on the same port is another store and needs a new handle.
  *   <li>PyTorch's queue commands and listing of keys are not supported.
  * </ul>
  *
  * <p>Security:
  *
  * <ul>
- *   <li>The protocol is not encrypted, and without a token everyone who reaches the port can read and write all keys.
- *   <li>By default the server listens on the loopback interface. Bind it only to addresses that only the job's hosts can reach.
- *   <li>To authenticate, set the environment variable {@code DJLX_STORE_TOKEN} to the same secret on all ranks. Server and clients then reject peers without it. The secret itself is never sent.
+ *   <li>The protocol is not encrypted, and without a token everyone who reaches the port can read
+ *       and write all keys.
+ *   <li>By default the server listens on the loopback interface. Bind it only to addresses that
+ *       only the job's hosts can reach.
+ *   <li>To authenticate, set the environment variable {@code DJLX_STORE_TOKEN} to the same secret
+ *       on all ranks. Server and clients then reject peers without it. The secret itself is never
+ *       sent.
  *   <li>PyTorch's clients and servers do not support the token.
  * </ul>
  */
@@ -200,7 +212,8 @@ public final class TcpStore implements Store {
     }
 
     /**
-     * Returns the number of keys in the whole store. As in PyTorch, it includes the counter of workers that have joined.
+     * Returns the number of keys in the whole store. As in PyTorch, it includes the counter of
+     * workers that have joined.
      */
     @Override
     public long numKeys() {
@@ -259,13 +272,14 @@ public final class TcpStore implements Store {
                             + " of "
                             + worldSize
                             + " workers joined within "
-                                                        + Durations.text(timeout)
-                            + "; check that all ranks were started with this host and port, or increase the timeout",
+                            + Durations.text(timeout)
+                            + "; check that all ranks were started with this host and port, or"
+                            + " increase the timeout",
                     e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CollectiveException(
-                                        client + ": interrupted while waiting for the workers to join", e);
+                    client + ": interrupted while waiting for the workers to join", e);
         } catch (ExecutionException e) {
             throw new AssertionError("this future never fails", e);
         }
@@ -303,6 +317,7 @@ public final class TcpStore implements Store {
 
         /**
          * Sets the server's port.
+         *
          * @param port the port; for a server, 0 lets the system choose
          * @return this builder
          */
@@ -323,21 +338,24 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets the number of handles that the job opens. {@link #build} of the server's handle then waits until all have joined. Unless set, it does not wait.
+         * Sets the number of handles that the job opens. {@link #build} of the server's handle then
+         * waits until all have joined. Unless set, it does not wait.
          *
          * @param worldSize the number of handles, including the server's
          * @return this builder
          */
         public Builder optWorldSize(int worldSize) {
             if (worldSize < 1) {
-                throw new IllegalArgumentException("TcpStore: the world size must be at least 1, but is " + worldSize);
+                throw new IllegalArgumentException(
+                        "TcpStore: the world size must be at least 1, but is " + worldSize);
             }
             this.worldSize = worldSize;
             return this;
         }
 
         /**
-         * Sets whether handles with a world size join, and the server's handle waits for them. It must be the same for all handles.
+         * Sets whether handles with a world size join, and the server's handle waits for them. It
+         * must be the same for all handles.
          *
          * @param waitForWorkers true to join and wait; true unless set
          * @return this builder
@@ -348,7 +366,9 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets a key that identifies the server. The server's handle sets it at once; the other handles connect only to a server that has it, and retry otherwise. So they skip a foreign or an old server on the same port.
+         * Sets a key that identifies the server. The server's handle sets it at once; the other
+         * handles connect only to a server that has it, and retry otherwise. So they skip a foreign
+         * or an old server on the same port.
          *
          * @param mark the key; null, the default, accepts any server
          * @return this builder
@@ -367,21 +387,24 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how long to try to connect, and how long methods without a timeout parameter wait. A server that does not answer within this time, or 30 s if that is longer, counts as gone.
+         * Sets how long to try to connect, and how long methods without a timeout parameter wait. A
+         * server that does not answer within this time, or 30 s if that is longer, counts as gone.
          *
          * @param timeout the timeout; 5 minutes unless set
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
             if (StoreChecks.checkTimeout(timeout).isZero()) {
-                throw new IllegalArgumentException("TcpStore: the timeout must be positive, but is 0 s");
+                throw new IllegalArgumentException(
+                        "TcpStore: the timeout must be positive, but is 0 s");
             }
             this.timeout = timeout;
             return this;
         }
 
         /**
-         * Sets the address on which the server listens. Unless set, it is the loopback interface, which other hosts cannot reach.
+         * Sets the address on which the server listens. Unless set, it is the loopback interface,
+         * which other hosts cannot reach.
          *
          * @param bindAddress an address of this host; {@code "0.0.0.0"} for all
          * @return this builder
@@ -392,7 +415,8 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how many connections the server accepts. A handle uses one, plus one per waiting thread.
+         * Sets how many connections the server accepts. A handle uses one, plus one per waiting
+         * thread.
          *
          * @param maxConnections the number of connections; 16384 unless set
          * @return this builder
@@ -414,7 +438,8 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets the maximum length of a value. One call of {@link Store#multiSet} or {@link Store#multiGet} may carry 16 times as much.
+         * Sets the maximum length of a value. One call of {@link Store#multiSet} or {@link
+         * Store#multiGet} may carry 16 times as much.
          *
          * @param maxValueBytes the length in bytes; 8 MiB unless set, as in PyTorch's server
          * @return this builder
@@ -425,7 +450,9 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets the server's memory limit for all clients together: keys, values, awaited keys, and data in transit. A call that needs more is rejected. One sixteenth is reserved for short commands and answers, so that small requests succeed while large ones have used the rest.
+         * Sets the server's memory limit for all clients together: keys, values, awaited keys, and
+         * data in transit. A call that needs more is rejected. One sixteenth is reserved for short
+         * commands and answers, so that small requests succeed while large ones have used the rest.
          *
          * @param maxBytes the number of bytes; a quarter of the heap unless set
          * @return this builder
@@ -439,7 +466,8 @@ public final class TcpStore implements Store {
          * Starts the server if {@link #optServer} is set, and connects to it.
          *
          * @return the store; the caller closes it
-         * @throws CollectiveException if the server cannot listen, or the connection is not established or not all workers join within the timeout
+         * @throws CollectiveException if the server cannot listen, or the connection is not
+         *     established or not all workers join within the timeout
          */
         public TcpStore build() {
             if (host == null || host.isEmpty()) {
@@ -449,7 +477,7 @@ public final class TcpStore implements Store {
                 throw new IllegalArgumentException(
                         "TcpStore "
                                 + host
-                                                                + ": the port must be 1 to 65535, or 0 for a server, but is "
+                                + ": the port must be 1 to 65535, or 0 for a server, but is "
                                 + port);
             }
             return new TcpStore(this);
@@ -468,7 +496,7 @@ public final class TcpStore implements Store {
                 throw new CollectiveException(
                         "TcpStore: the bind address "
                                 + bindAddress
-                                                                + " is unknown; pass an address of this host, or 0.0.0.0 for all",
+                                + " is unknown; pass an address of this host, or 0.0.0.0 for all",
                         e);
             }
             warnIfUnreachable(address);
@@ -476,7 +504,9 @@ public final class TcpStore implements Store {
                     new InetSocketAddress(address, port), limits, worldSize, token);
         }
 
-        /** Returns the host to connect to. The server's own handle uses the address it listens on. */
+        /**
+         * Returns the host to connect to. The server's own handle uses the address it listens on.
+         */
         private String connectHost(TcpStoreServer server) {
             if (server == null) {
                 return host;
@@ -492,7 +522,8 @@ public final class TcpStore implements Store {
                 if (address.isLoopbackAddress()
                         && !InetAddress.getByName(host).isLoopbackAddress()) {
                     logger.warn(
-                                                        "TcpStore {}:{}: the server listens on {} only, which other hosts cannot reach; set optBindAddress",
+                            "TcpStore {}:{}: the server listens on {} only, which other hosts"
+                                    + " cannot reach; set optBindAddress",
                             host,
                             port,
                             address.getHostAddress());

@@ -12,6 +12,7 @@ import java.util.TreeMap;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
@@ -118,7 +119,9 @@ final class MessageQueues {
                     resources.cuda(), id, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {
             throw new CollectiveTimeoutException(
-                    "no rank came to " + there + " within " + options.timeout(), List.of(), e);
+                    "no rank came to " + there + " within " + Durations.text(options.timeout()),
+                    List.of(),
+                    e);
         }
     }
 

@@ -21,6 +21,7 @@ public final class StoreChecks {
 
     /**
      * Checks a key.
+     *
      * @param key the key: not empty, and encodable as UTF-8
      */
     public static void checkKey(String key) {
@@ -48,7 +49,9 @@ public final class StoreChecks {
         Required.argument("the list of values", values);
         if (keys.size() != values.size()) {
             throw new IllegalArgumentException(
-                                        String.format("multiSet: got %d keys and %d values; pass one value per key", keys.size(), values.size()));
+                    String.format(
+                            "multiSet: got %d keys and %d values; pass one value per key",
+                            keys.size(), values.size()));
         }
         values.forEach(StoreChecks::checkValue);
     }
@@ -73,18 +76,21 @@ public final class StoreChecks {
     public static Duration checkTimeout(Duration timeout) {
         if (timeout == null || timeout.isNegative()) {
             throw new IllegalArgumentException(
-                                        "the timeout must be zero or positive, but is " + timeout);
+                    "the timeout must be zero or positive, but is " + timeout);
         }
         return timeout;
     }
 
     private static void checkKey(String key, CharsetEncoder encoder) {
         if (key == null || key.isEmpty()) {
-            throw new IllegalArgumentException("the key is " + (key == null ? "null" : "empty") + "; it must be a non-empty string");
+            throw new IllegalArgumentException(
+                    "the key is "
+                            + (key == null ? "null" : "empty")
+                            + "; it must be a non-empty string");
         }
         if (!encoder.canEncode(key)) {
             throw new IllegalArgumentException(
-                                        "the key "
+                    "the key "
                             + StoreErrors.quote(key)
                             + " contains an unpaired surrogate, which UTF-8 cannot encode");
         }

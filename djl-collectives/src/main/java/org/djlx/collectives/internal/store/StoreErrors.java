@@ -34,11 +34,12 @@ public final class StoreErrors {
                 store
                         + ": "
                         + operation
-                                                + " timed out after "
+                        + " timed out after "
                         + Durations.text(timeout)
                         + ": no rank has set the keys "
                         + quote(missing)
-                        + "; check that the ranks that set them are running, or increase the timeout";
+                        + "; check that the ranks that set them are running, or increase the"
+                        + " timeout";
         return new StoreTimeoutException(message, missing);
     }
 
@@ -54,7 +55,7 @@ public final class StoreErrors {
                 store
                         + ": "
                         + operation
-                                                + ": the store has been closed; close it after its last use");
+                        + ": the store has been closed; close it after its last use");
     }
 
     /**
@@ -71,7 +72,7 @@ public final class StoreErrors {
                 store
                         + ": "
                         + operation
-                                                + ": interrupted while waiting for the keys "
+                        + ": interrupted while waiting for the keys "
                         + quote(keys));
     }
 
