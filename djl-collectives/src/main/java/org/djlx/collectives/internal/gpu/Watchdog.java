@@ -412,10 +412,14 @@ public final class Watchdog implements AutoCloseable {
         }
         List<Integer> missing = work.queue().missing();
         if (missing.isEmpty()) {
-            String hint = operation.timeout() + work.queue().hint();
-            LongWaits.tell(operation, "other ranks, or its GPU,", waited, hint);
+            LongWaits.warn(
+                    operation,
+                    "other ranks, or its GPU,",
+                    waited,
+                    operation.timeout(),
+                    work.queue().hint());
         } else {
-            LongWaits.tell(operation, GroupErrors.ranks(missing), waited, operation.timeout());
+            LongWaits.warn(operation, GroupErrors.ranks(missing), waited, operation.timeout());
         }
     }
 

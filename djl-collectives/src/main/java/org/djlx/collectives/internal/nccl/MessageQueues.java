@@ -13,6 +13,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.StreamQueue;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
@@ -125,7 +126,7 @@ final class MessageQueues {
                             + " did not connect to rank "
                             + context.rank()
                             + " for their first message within "
-                            + options.timeout(),
+                            + Durations.text(options.timeout()),
                     List.of(),
                     e);
         }

@@ -136,7 +136,7 @@ final class Verification {
                 return context.store().multiGet(keys, warnAfter);
             } catch (StoreTimeoutException e) {
                 if (operation.takeWarning(warnAfter.toNanos())) {
-                    LongWaits.tell(
+                    LongWaits.warn(
                             operation + " on rank " + context.rank(),
                             GroupErrors.ranks(missing(key, ranks, e)),
                             warnAfter.toNanos(),
