@@ -361,7 +361,8 @@ final class P2p {
                                                     device, info.address()));
                     // Only works of the group's stream hold tensors that late peers may write to,
                     // make copies before the call is published, and wait for the helper.
-                    boolean here = inOrder && !direct && inPlace && group.isLaunched();
+                    boolean here =
+                            inOrder && !direct && inPlace && group.collectives().isLaunched();
                     return here || current.isCapturing()
                             ? queue.run(
                                     operation,

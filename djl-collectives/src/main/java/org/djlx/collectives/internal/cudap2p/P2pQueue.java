@@ -251,14 +251,14 @@ final class P2pQueue implements GroupExtension {
      * Rendezvous}.
      */
     private void follow(CudaStream current) {
-        long launched = group.awaitLaunched();
+        long launched = group.collectives().awaitLaunched();
         if (launched == launches) {
             if (last != null) {
                 last.order(current);
             }
         } else {
             join(); // No-op unless the launches were issued before the last operation here.
-            before.record(group.stream());
+            before.record(group.collectives().stream());
             current.waitEvent(before);
             launches = launched;
         }
@@ -267,7 +267,7 @@ final class P2pQueue implements GroupExtension {
     @Override
     public void join() {
         if (last != null && !joined) {
-            last.order(group.stream());
+            last.order(group.collectives().stream());
             joined = true;
         }
     }

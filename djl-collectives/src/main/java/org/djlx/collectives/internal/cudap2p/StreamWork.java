@@ -34,13 +34,6 @@ final class StreamWork extends GpuWork {
         this.stream = stream;
     }
 
-    /** Fails the work, of which nothing enqueued can still run. */
-    void fail(CollectiveException reason) {
-        if (seal(reason)) {
-            complete(true);
-        }
-    }
-
     @Override
     public P2pQueue queue() {
         return queue;

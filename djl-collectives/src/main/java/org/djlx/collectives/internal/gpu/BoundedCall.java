@@ -15,6 +15,7 @@ import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.internal.host.GroupErrors;
 
 /** Runs calls that wait for other ranks and take no timeout, such as those of NCCL. */
@@ -60,7 +61,7 @@ public final class BoundedCall {
                 if (deadline.isOver()) {
                     thread.interrupt();
                     throw new CollectiveTimeoutException(
-                            name + " was not done after " + timeout, List.of());
+                            name + " timed out after " + Durations.text(timeout), List.of());
                 }
             }
             return future.get();

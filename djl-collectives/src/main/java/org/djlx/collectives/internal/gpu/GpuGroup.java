@@ -179,15 +179,6 @@ public final class GpuGroup {
     }
 
     /**
-     * Returns the stream of the collectives.
-     *
-     * @return the stream, not to be closed
-     */
-    public CudaStream stream() {
-        return collectives.stream();
-    }
-
-    /**
      * Returns the watchdog of all works of the group.
      *
      * @return the watchdog, not to be closed
@@ -204,25 +195,6 @@ public final class GpuGroup {
      */
     public boolean comparesSignatures() {
         return extension.comparesSignatures();
-    }
-
-    /**
-     * Waits until all issued collectives are on the group's stream, or the group is broken. The
-     * helper that launches them may itself wait for other ranks.
-     *
-     * @return a number that changes with every launch on that stream
-     */
-    public long awaitLaunched() {
-        return collectives.awaitLaunched();
-    }
-
-    /**
-     * Tells whether all issued collectives are on the group's stream.
-     *
-     * @return whether {@link #awaitLaunched} would return at once
-     */
-    public boolean isLaunched() {
-        return collectives.isLaunched();
     }
 
     /**
@@ -368,8 +340,8 @@ public final class GpuGroup {
 
     /** Fails an operation that does not match those of other ranks; its queue goes on. */
     void refuse(QueuedWork work, CollectiveException reason) {
-        if (watchdog.remove(work) && work.seal(reason)) {
-            work.complete(true);
+        if (watchdog.remove(work)) {
+            work.fail(reason);
         }
     }
 

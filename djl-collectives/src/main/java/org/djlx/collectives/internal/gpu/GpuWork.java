@@ -216,6 +216,17 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
+    /**
+     * Fails a work of which nothing runs on the GPU, unless it has ended.
+     *
+     * @param reason the reason
+     */
+    public final void fail(CollectiveException reason) {
+        if (seal(reason)) {
+            complete(true);
+        }
+    }
+
     /** Also true while another thread, which has seen the end, still releases memory. */
     @Override
     public final boolean isCompleted() {

@@ -151,13 +151,6 @@ public final class QueuedWork extends GpuWork {
         return call.isConnected() ? null : queue.failureOf(operation());
     }
 
-    /** Fails the work before it is launched. */
-    void fail(CollectiveException reason) {
-        if (seal(reason)) {
-            complete(true);
-        }
-    }
-
     /** Releases the tensors and events of a work that could not be issued. */
     void discard() {
         release();

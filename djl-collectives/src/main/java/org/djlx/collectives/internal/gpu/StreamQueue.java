@@ -188,12 +188,13 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     /**
-     * Waits until all issued operations are on the stream, or the queue is broken. The end of a
-     * batch issues its operations.
+     * Waits until all issued operations are on the stream, or the queue is broken. The helper that
+     * launches them may itself wait for other ranks. The operations of a batch are issued when it
+     * ends.
      *
      * @return a number that changes with every launch
      */
-    synchronized long awaitLaunched() {
+    public synchronized long awaitLaunched() {
         try {
             while ((helper != null || owner != null) && broken.get() == null) {
                 wait(POLL_MILLIS);
@@ -204,12 +205,21 @@ public final class StreamQueue implements Watchdog.Queue {
         return launches;
     }
 
-    /** Tells whether {@link #awaitLaunched} would return at once. */
-    synchronized boolean isLaunched() {
+    /**
+     * Tells whether all issued operations are on the stream.
+     *
+     * @return whether {@link #awaitLaunched} would return at once
+     */
+    public synchronized boolean isLaunched() {
         return helper == null && owner == null;
     }
 
-    CudaStream stream() {
+    /**
+     * Returns the stream.
+     *
+     * @return the stream, not to be closed
+     */
+    public CudaStream stream() {
         return stream;
     }
 

@@ -174,9 +174,9 @@ public final class Watchdog implements AutoCloseable {
     private int count; // of all works; guarded by this
     // When a work became the first of its queue; used by the watchdog's thread only.
     private final Map<Watched, Long> first = new IdentityHashMap<>();
-    private Queue alwaysWatched; // watched also without works, or null; guarded by this
+    private volatile Queue alwaysWatched; // watched also without works; null if none
     private final Thread thread;
-    private boolean closed; // guarded by this
+    private volatile boolean closed; // set under this
 
     /**
      * Creates a watchdog.
@@ -323,10 +323,6 @@ public final class Watchdog implements AutoCloseable {
         return !closed;
     }
 
-    private synchronized boolean isClosed() {
-        return closed;
-    }
-
     private void check() {
         // Before works complete: the error of a work that has ended may show on its queue only.
         Set<Queue> queues = queuesToWatch();
@@ -337,7 +333,7 @@ public final class Watchdog implements AutoCloseable {
                 running.add(first);
             }
         }
-        if (isClosed()) {
+        if (closed) {
             return; // A callback of a completed work has closed the group.
         }
         for (Watched work : running) {
@@ -349,7 +345,7 @@ public final class Watchdog implements AutoCloseable {
             }
         }
         first.keySet().retainAll(running);
-        if (isClosed()) {
+        if (closed) {
             return;
         }
         for (Queue queue : queues) {
@@ -357,13 +353,9 @@ public final class Watchdog implements AutoCloseable {
                     .map(CollectiveException::new)
                     .ifPresent(reason -> fail(group.failingWith(queue), reason));
         }
-        if ((!running.isEmpty() || isAlwaysWatching()) && !isClosed()) {
+        if ((!running.isEmpty() || alwaysWatched != null) && !closed) {
             group.problem(running).ifPresent(reason -> fail(group.queues(), reason));
         }
-    }
-
-    private synchronized boolean isAlwaysWatching() {
-        return alwaysWatched != null;
     }
 
     private synchronized Set<Queue> queuesToWatch() {
@@ -383,7 +375,7 @@ public final class Watchdog implements AutoCloseable {
     /** Completes the works of a queue that have ended; returns the first other work, or null. */
     private Watched firstRunning(Watched head) {
         Watched work = head;
-        while (work != null && !isClosed() && poll(work)) {
+        while (work != null && !closed && poll(work)) {
             synchronized (this) {
                 Deque<Watched> queue = works.get(work.queue());
                 if (queue == null) {
