@@ -114,7 +114,7 @@ public final class PrefixStore implements Store {
         return store.timeout();
     }
 
-    /** Does nothing: the store underneath belongs to whoever opened it. */
+    /** A no-op: the creator of the underlying store closes it. */
     @Override
     public void close() {}
 
@@ -127,7 +127,7 @@ public final class PrefixStore implements Store {
         return Required.argument("the list of keys", keys).stream().map(this::prefixed).toList();
     }
 
-    /** Runs a wait; a timeout then names the keys as the caller knows them. */
+    /** Runs a wait; a timeout names the keys without the prefix. */
     private <T> T stripping(Supplier<T> wait) {
         try {
             return wait.get();

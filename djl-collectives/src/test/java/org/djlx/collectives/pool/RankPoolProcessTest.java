@@ -90,7 +90,7 @@ class RankPoolProcessTest {
             assertNotEquals(0, codes.get(1));
             assertNotEquals(0, codes.get(2));
             String reason =
-                    "rank 1 of 3 of pool failed: java.lang.IllegalStateException: out of luck";
+                    "pool: rank 1 of 3 failed: java.lang.IllegalStateException: out of luck";
             assertSays(ranks, 0, "failed: " + reason + "\nfailed: " + reason);
             assertSays(ranks, 0, "later: pool has failed before this request");
             assertSays(ranks, 0, "start another: " + reason);
@@ -124,7 +124,7 @@ class RankPoolProcessTest {
             assertEquals(0, codes.get(0), () -> ranks.output(0));
             assertNotEquals(0, codes.get(2));
             // The reason stands there once, and without the exceptions that have carried it.
-            assertSays(ranks, 0, "told: rank 1 of 3 of pool failed: recv(");
+            assertSays(ranks, 0, "told: pool: rank 1 of 3 failed: recv(");
             assertSays(ranks, 0, "the process of rank 1 (pid " + ranks.process(1).pid());
             assertSays(ranks, 0, "caused by: null");
         }
@@ -153,8 +153,7 @@ class RankPoolProcessTest {
                 assertNotEquals(0, codes.get(rank));
                 assertTrue(!ranks.output(rank).contains("ended"), ranks.output(rank));
             }
-            String reason =
-                    "rank 2 of 3 of pool failed: java.lang.IllegalStateException: no weights";
+            String reason = "pool: rank 2 of 3 failed: java.lang.IllegalStateException: no weights";
             assertSays(ranks, 0, reason);
             assertSays(ranks, 2, reason);
             assertSays(ranks, 0, "freed");

@@ -240,7 +240,7 @@ class TorchOperatorsTest {
                                                             "fail_alone",
                                                             manager.ones(new Shape(2)))));
             String message = failure.getMessage();
-            assertTrue(message.contains("rank 3 of 4 of mlp failed"), message);
+            assertTrue(message.contains("mlp: rank 3 of 4 failed"), message);
             assertTrue(message.contains("the last rank fails alone"), message);
         }
     }

@@ -409,7 +409,7 @@ class TorchScriptLoaderTest {
                                 CollectiveException.class,
                                 () -> loader.load("m", directory, Device.cpu(), degree("4")))
                         .getMessage();
-        assertTrue(message.contains("rank 1 of 4 of m failed"), message);
+        assertTrue(message.contains("m: rank 1 of 4 failed"), message);
     }
 
     private static Map<String, String> degree(String value) {

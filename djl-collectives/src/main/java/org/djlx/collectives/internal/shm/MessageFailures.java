@@ -74,7 +74,7 @@ final class MessageFailures {
         if (transfer.nanosLeft() > 0) {
             long waited = operation.timeout().toNanos() - transfer.nanosLeft();
             if (operation.takeWarning(waited)) {
-                LongWaits.tell(
+                LongWaits.warn(
                         operation + " on rank " + rank,
                         GroupErrors.ranks(left),
                         waited,

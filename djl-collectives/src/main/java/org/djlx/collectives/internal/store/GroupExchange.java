@@ -169,7 +169,7 @@ public final class GroupExchange {
             long waited = System.nanoTime() - start;
             if (!warned && !missing.isEmpty() && waited >= options.warnAfter().toNanos()) {
                 warned = true;
-                LongWaits.tell(
+                LongWaits.warn(
                         "creating group '" + group + "' on rank " + rank,
                         named(missing),
                         waited,
