@@ -68,7 +68,7 @@ final class FusedGradients {
             outputs.add(gathered);
         }
         scope.record(
-                AllGatherMatmulPlan.TYPE.toString(),
+                AllGatherMatmul.TYPE.toString(),
                 inputs,
                 used,
                 outputs,
@@ -143,7 +143,7 @@ final class FusedGradients {
         List<NDArray> inputs = new ArrayList<>(List.of(a));
         inputs.addAll(scope.originals(b));
         scope.record(
-                MatmulReduceScatterPlan.TYPE.toString(),
+                MatmulReduceScatter.TYPE.toString(),
                 inputs,
                 List.of(b, a),
                 List.of(result),

@@ -9,10 +9,13 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicIntegerArray;
+import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -72,10 +75,10 @@ import org.djlx.nativeops.torch.TensorInfo;
 public final class FusedOps {
 
     // The operators in a PlanKey.
-    private static final int GATHER = 1;
-    private static final int SCATTER = 2;
-    private static final int NORM = 3;
-    private static final int GATED_GATHER = 4;
+    private static final int NORM = 0;
+    private static final int SCATTER_SUM = 1;
+    private static final int SCATTER_AVG = 2;
+    private static final int GATHER = 3; // and on, one for each Output
 
     private static final Path[] PATHS = Path.values();
     private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(PATHS.length);
@@ -119,7 +122,7 @@ public final class FusedOps {
             int gatherDim,
             ProcessGroup group,
             boolean returnGathered) {
-        OperandChecks checks = new OperandChecks(AllGatherMatmulPlan.TYPE.toString());
+        OperandChecks checks = new OperandChecks(AllGatherMatmul.TYPE.toString());
         checks.checkNotNull("the group", group);
         if (bs == null || bs.isEmpty()) {
             throw checks.wrong("there is no B to multiply with");
@@ -129,24 +132,53 @@ public final class FusedOps {
         infos[0] = checks.operand("aShard", aShard);
         arrays.add(aShard);
         for (int i = 0; i < bs.size(); i++) {
-            infos[1 + i] = checks.operand(bs.size() == 1 ? "B" : "B number " + i, bs.get(i));
+            infos[1 + i] = checks.operand(OperandChecks.roleOfB(i, bs.size()), bs.get(i));
             arrays.add(bs.get(i));
         }
         if (checks.recording() != null) {
             return FusedGradients.allGatherMatmul(
                     checks.recording(), aShard, bs, gatherDim, group, returnGathered);
         }
+        Output output = returnGathered ? Output.PRODUCTS_AND_A : Output.PRODUCTS;
+        return allGatherMatmul(checks, new Operands(arrays, infos), gatherDim, group, output);
+    }
+
+    private static GatheredMatmul allGatherMatmul(
+            OperandChecks checks,
+            Operands operands,
+            int gatherDim,
+            ProcessGroup group,
+            Output output) {
+        PlanKey key = key(GATHER + output.ordinal(), gatherDim, operands);
+        return run(
+                group,
+                operands,
+                key,
+                () -> AllGatherMatmul.of(checks, group, operands, gatherDim, output),
+                GatheredMatmul::close);
+    }
+
+    /** Runs a call by its plan, which its first call makes. */
+    @SuppressWarnings("unchecked") // a key is that of one operator
+    private static <R> R run(
+            ProcessGroup group,
+            Operands operands,
+            PlanKey key,
+            Supplier<MatmulPlan.Operator<R>> operator,
+            Consumer<R> closeResult) {
         GroupPlans plans = GroupPlans.of(group);
-        AllGatherMatmulPlan.Issued issued;
+        MatmulPath.Issued<R> issued;
         synchronized (plans) {
-            AllGatherMatmulPlan plan =
-                    plan(plans, group, arrays, infos, gatherDim, returnGathered, false, false);
-            if (plans.isOther(plan)) {
-                plan = plan(plans, group, arrays, infos, gatherDim, returnGathered, false, true);
-            }
-            issued = plan.run(group, aShard, bs, infos);
+            MatmulPlan<R> plan =
+                    plans.findOrMake(
+                            key,
+                            MatmulPlan.class,
+                            () -> new MatmulPlan<>(operator.get(), group, operands));
+            issued = plan.run(group, operands);
         }
-        complete(group, issued.work(), () -> issued.result().close());
+        if (issued.work().isPresent()) {
+            complete(group, issued.work().get(), () -> closeResult.accept(issued.result()));
+        }
         return issued.result();
     }
 
@@ -169,7 +201,7 @@ public final class FusedOps {
      */
     public static Optional<NDArray> allGatherGated(
             NDArray aShard, NDArray gatesAndValues, ProcessGroup group) {
-        OperandChecks checks = new OperandChecks(AllGatherMatmulPlan.TYPE.toString());
+        OperandChecks checks = new OperandChecks(AllGatherMatmul.TYPE.toString());
         checks.checkNotNull("the group", group);
         TensorInfo[] infos = {
             checks.operand("aShard", aShard), checks.operand("B", gatesAndValues)
@@ -177,49 +209,9 @@ public final class FusedOps {
         if (checks.recording() != null) {
             return Optional.empty();
         }
-        List<NDArray> arrays = List.of(aShard, gatesAndValues);
-        GroupPlans plans = GroupPlans.of(group);
-        AllGatherMatmulPlan.Issued issued;
-        synchronized (plans) {
-            AllGatherMatmulPlan plan = plan(plans, group, arrays, infos, 0, false, true, false);
-            if (plans.isOther(plan)) {
-                plan = plan(plans, group, arrays, infos, 0, false, true, true);
-            }
-            if (!plan.isGated()) {
-                return Optional.empty();
-            }
-            issued = plan.run(group, aShard, arrays.subList(1, 2), infos);
-        }
-        complete(group, issued.work(), () -> issued.result().close());
-        return Optional.of(issued.result().outputs().get(0));
-    }
-
-    /** Finds or makes the plan of an all-gather + matmul; the first array is A. */
-    private static AllGatherMatmulPlan plan(
-            GroupPlans plans,
-            ProcessGroup group,
-            List<NDArray> arrays,
-            TensorInfo[] infos,
-            int gatherDim,
-            boolean returnGathered,
-            boolean gated,
-            boolean recorded) {
-        int option = option(recorded) + (returnGathered ? 1 : 0);
-        PlanKey key = new PlanKey(gated ? GATED_GATHER : GATHER, gatherDim, option, arrays, infos);
-        AllGatherMatmulPlan plan = plans.find(key, AllGatherMatmulPlan.class);
-        return plan != null
-                ? plan
-                : plans.keep(
-                        key,
-                        new AllGatherMatmulPlan(
-                                group,
-                                arrays.get(0),
-                                arrays.subList(1, arrays.size()),
-                                infos,
-                                gatherDim,
-                                returnGathered,
-                                gated,
-                                recorded));
+        Operands operands = new Operands(List.of(aShard, gatesAndValues), infos);
+        return allGatherMatmul(checks, operands, 0, group, Output.GATED_PRODUCT).outputs().stream()
+                .findFirst();
     }
 
     /**
@@ -240,7 +232,7 @@ public final class FusedOps {
      */
     public static NDArray matmulReduceScatter(
             NDArray a, NDArray b, ReduceOp op, int scatterDim, ProcessGroup group) {
-        OperandChecks checks = new OperandChecks(MatmulReduceScatterPlan.TYPE.toString());
+        OperandChecks checks = new OperandChecks(MatmulReduceScatter.TYPE.toString());
         checks.checkNotNull("the group", group);
         TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
         checks.checkSum(op);
@@ -248,44 +240,14 @@ public final class FusedOps {
             return FusedGradients.matmulReduceScatter(
                     checks.recording(), a, b, op, scatterDim, group);
         }
-        List<NDArray> arrays = List.of(a, b);
-        GroupPlans plans = GroupPlans.of(group);
-        MatmulReduceScatterPlan.Issued issued;
-        synchronized (plans) {
-            MatmulReduceScatterPlan plan = plan(plans, group, arrays, infos, op, scatterDim, false);
-            if (plans.isOther(plan)) {
-                plan = plan(plans, group, arrays, infos, op, scatterDim, true);
-            }
-            issued = plan.run(group, a, b, infos);
-        }
-        complete(group, issued.work(), () -> issued.result().close());
-        return issued.result();
-    }
-
-    /** Finds or makes the plan of a matmul + reduce-scatter of A and B. */
-    private static MatmulReduceScatterPlan plan(
-            GroupPlans plans,
-            ProcessGroup group,
-            List<NDArray> arrays,
-            TensorInfo[] infos,
-            ReduceOp op,
-            int scatterDim,
-            boolean recorded) {
-        int option = option(recorded) + (op == ReduceOp.AVG ? 1 : 0);
-        PlanKey key = new PlanKey(SCATTER, scatterDim, option, arrays, infos);
-        MatmulReduceScatterPlan plan = plans.find(key, MatmulReduceScatterPlan.class);
-        return plan != null
-                ? plan
-                : plans.keep(
-                        key,
-                        new MatmulReduceScatterPlan(
-                                group,
-                                arrays.get(0),
-                                arrays.get(1),
-                                infos,
-                                op,
-                                scatterDim,
-                                recorded));
+        Operands operands = new Operands(List.of(a, b), infos);
+        PlanKey key = key(op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM, scatterDim, operands);
+        return run(
+                group,
+                operands,
+                key,
+                () -> MatmulReduceScatter.of(checks, group, operands, op, scatterDim),
+                NDArray::close);
     }
 
     /**
@@ -360,7 +322,7 @@ public final class FusedOps {
         }
     }
 
-    /** Checks what of an all-reduce + RMSNorm its plan does not. */
+    /** Checks an all-reduce + RMSNorm, apart from sizes and types, which its plan checks. */
     private static AllReduceRmsNormPlan.Call checked(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(AllReduceRmsNormPlan.TYPE.toString());
@@ -378,16 +340,16 @@ public final class FusedOps {
         if (!(epsilon >= 0 && epsilon < Float.POSITIVE_INFINITY)) {
             throw checks.wrong("epsilon is %s, but must be a finite number from 0 on", epsilon);
         }
-        NDArray[] inputs = {partial, residual, weight};
-        return new AllReduceRmsNormPlan.Call(inputs, infos, epsilon, group);
+        Operands inputs = new Operands(List.of(partial, residual, weight), infos);
+        return new AllReduceRmsNormPlan.Call(checks, inputs, epsilon, group);
     }
 
     /** Finds or makes the plan of an all-reduce + RMSNorm. */
     private static AllReduceRmsNormPlan plan(GroupPlans plans, AllReduceRmsNormPlan.Call call) {
-        List<NDArray> arrays = List.of(call.inputs());
-        PlanKey key = new PlanKey(NORM, 0, option(false), arrays, call.infos());
-        AllReduceRmsNormPlan plan = plans.find(key, AllReduceRmsNormPlan.class);
-        return plan != null ? plan : plans.keep(key, new AllReduceRmsNormPlan(call));
+        return plans.findOrMake(
+                key(NORM, 0, call.inputs()),
+                AllReduceRmsNormPlan.class,
+                () -> new AllReduceRmsNormPlan(call));
     }
 
     /**
@@ -434,13 +396,13 @@ public final class FusedOps {
         return FORCED.get(path.ordinal()) > 0;
     }
 
-    /** An even number for the paths that are forced, and for being recorded into a graph. */
-    private static int option(boolean recorded) {
-        int bits = recorded ? 2 : 0;
+    /** Returns the key of a call. A plan depends on the paths that are forced, too. */
+    private static PlanKey key(int operator, int dimension, Operands operands) {
+        int forced = 0;
         for (Path path : PATHS) {
-            bits |= isForced(path) ? 4 << path.ordinal() : 0;
+            forced |= isForced(path) ? 1 << path.ordinal() : 0;
         }
-        return bits;
+        return new PlanKey(operator, dimension, forced, operands);
     }
 
     /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
@@ -452,11 +414,8 @@ public final class FusedOps {
         }
     }
 
-    /** As {@link #complete(ProcessGroup, Work)}; if the operation failed, nobody gets a result. */
+    /** As {@link #complete(ProcessGroup, Work)}; closes the result if the operation failed. */
     private static void complete(ProcessGroup group, Work work, Runnable closeResult) {
-        if (work == null) {
-            return; // It has been waited for.
-        }
         boolean done = false;
         try {
             complete(group, work);

@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
+import java.util.function.Supplier;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
 
@@ -28,7 +29,7 @@ final class GroupPlans implements AutoCloseable {
     private final NDManager manager; // of what operations make; each closes its own arrays
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
     private Compute compute; // once it is needed
-    private Pipeline schedule; // once it is needed
+    private Pipeline pipeline; // once it is needed
 
     private GroupPlans(Device device, int worldSize) {
         this.device = device;
@@ -52,6 +53,12 @@ final class GroupPlans implements AutoCloseable {
         return type.cast(plans.get(key));
     }
 
+    /** Finds the plan of a call, or makes and keeps it; to be called under this object's lock. */
+    <P extends FusedPlan> P findOrMake(PlanKey key, Class<P> type, Supplier<P> maker) {
+        P plan = find(key, type);
+        return plan != null ? plan : keep(key, maker.get());
+    }
+
     /** Keeps a plan that was not found, instead of the one that was used the longest ago. */
     <P extends FusedPlan> P keep(PlanKey key, P plan) {
         plans.put(key, plan);
@@ -60,14 +67,6 @@ final class GroupPlans implements AutoCloseable {
             plans.remove(oldest).close();
         }
         return plan;
-    }
-
-    /**
-     * Tells whether a call takes another plan than this one, as it is recorded into a graph; asked
-     * only where that matters, as it takes the host time.
-     */
-    boolean isOther(FusedPlan plan) {
-        return plan.isOtherwiseRecorded() && compute().isRecorded();
     }
 
     /** Returns what an operation needs until it has ended. */
@@ -82,11 +81,11 @@ final class GroupPlans implements AutoCloseable {
         return compute;
     }
 
-    synchronized Pipeline schedule(ProcessGroup group) {
-        if (schedule == null) {
-            schedule = new Pipeline(group);
+    synchronized Pipeline pipeline(ProcessGroup group) {
+        if (pipeline == null) {
+            pipeline = new Pipeline(group);
         }
-        return schedule;
+        return pipeline;
     }
 
     @Override

@@ -5,6 +5,7 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
+import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
@@ -41,6 +42,7 @@ public final class LowContention {
 
     private static final OpType ALL_GATHER = new OpType("lowContentionAllGather");
     private static final OpType REDUCE_SCATTER = new OpType("lowContentionReduceScatter");
+    private static final String ALGORITHM = Path.PIPELINED.toString();
     private static final int HEAP_UNIT = 16;
 
     private LowContention() {}
@@ -65,11 +67,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "allGather");
         TensorInfo in = group.checkAllGather(output, input);
         OptionalLong offset = heapOffset(group, output);
-        FallbackReason reason =
-                fallbackReason(
-                        group, () -> offset.isPresent() || fits(group, in.count(), in.type()));
-        UsageCounter.count(reason);
-        if (reason != null) {
+        if (fallsBack(group, () -> offset.isPresent() || fits(group, in.byteSize()))) {
             return group.allGatherIntoTensor(output, input);
         }
         Agreed agreed =
@@ -86,15 +84,15 @@ public final class LowContention {
                 output,
                 input,
                 (operation, arrays) -> {
-                    Pipeline schedule = GroupPlans.of(group).schedule(group);
+                    Pipeline pipeline = GroupPlans.of(group).pipeline(group);
                     long shard = arrays.inputAddress();
                     if (offset.isPresent()) {
                         long place = offset.getAsLong();
-                        schedule.gatherInPlace(operation, place, shard, byteSize, arrays.all());
+                        pipeline.gatherInPlace(operation, place, shard, byteSize, arrays.all());
                         return;
                     }
                     long whole = arrays.outputAddress();
-                    schedule.gatherAndConsume(
+                    pipeline.gatherAndConsume(
                             operation,
                             new Slots(group.p2pBuffers().orElseThrow(), byteSize),
                             shard,
@@ -132,9 +130,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "reduceScatter");
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
-        FallbackReason reason = fallbackReason(group, () -> fits(group, out.count(), out.type()));
-        UsageCounter.count(reason);
-        if (reason != null) {
+        if (fallsBack(group, () -> fits(group, out.byteSize()))) {
             return group.reduceScatterTensor(output, input, op);
         }
         return execute(
@@ -148,9 +144,9 @@ public final class LowContention {
                     compute.begin();
                     Compute.Reduction reduction =
                             compute.reduction(
-                                    out.type(), out.count(), group.worldSize(), op == ReduceOp.AVG);
+                                    out.type(), out.count(), group.worldSize(), op);
                     GroupPlans.of(group)
-                            .schedule(group)
+                            .pipeline(group)
                             .scatterAndReduce(
                                     operation,
                                     new Slots(group.p2pBuffers().orElseThrow(), out.byteSize()),
@@ -185,18 +181,15 @@ public final class LowContention {
                 : OptionalLong.empty();
     }
 
-    private static FallbackReason fallbackReason(ProcessGroup group, BooleanSupplier fits) {
-        if (FusedOps.isForced(Path.NCCL)) {
-            return FallbackReason.FORCED;
-        }
-        if (!group.isP2pAvailable()) {
-            return FallbackReason.NO_P2P_BUFFERS;
-        }
-        return fits.getAsBoolean() ? null : FallbackReason.BUFFER_TOO_SMALL;
+    /** Counts the call, and tells whether the group's own collective runs. */
+    private static boolean fallsBack(ProcessGroup group, BooleanSupplier fits) {
+        Optional<FallbackReason> reason = MatmulPlan.fallbackReason(group, fits);
+        reason.ifPresentOrElse(UsageCounter::count, () -> UsageCounter.count(Path.PIPELINED));
+        return reason.isPresent();
     }
 
-    private static boolean fits(ProcessGroup group, long count, ScalarType type) {
-        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), count, type);
+    private static boolean fits(ProcessGroup group, long byteSize) {
+        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), byteSize);
     }
 
     /** Both contiguous. */
@@ -250,6 +243,7 @@ public final class LowContention {
             NDArray in,
             OperationScope scope,
             BiConsumer<Operation, Arrays> body) {
+        operation.setAlgorithm(ALGORITHM);
         ScalarType type = Torch.scalarType(out);
         boolean strided = !Torch.isContiguous(out);
         NDArray straight = strided ? scope.empty(out.getShape(), type) : out;

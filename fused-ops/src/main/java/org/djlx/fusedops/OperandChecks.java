@@ -39,6 +39,11 @@ final class OperandChecks {
         return new IllegalArgumentException(operator + ": " + String.format(format, values));
     }
 
+    /** Names one of several Bs in messages. */
+    static String roleOfB(int index, int count) {
+        return count == 1 ? "B" : "B number " + index;
+    }
+
     void checkNotNull(String role, Object value) {
         if (value == null) {
             throw wrong("%s is null", role);

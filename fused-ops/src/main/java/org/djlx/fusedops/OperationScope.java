@@ -24,6 +24,7 @@ final class OperationScope {
 
     private final boolean gpu;
     private final List<AutoCloseable> closeables = new ArrayList<>(4);
+    private final List<NDArray> results = new ArrayList<>(2);
     private final NDManager manager; // outlives the operation
 
     OperationScope(boolean gpu, NDManager manager) {
@@ -39,6 +40,13 @@ final class OperationScope {
     /** A new array, not initialised. */
     NDArray empty(Shape shape, ScalarType type) {
         return add(Torch.empty(manager, shape, type));
+    }
+
+    /** A new array for a result: the caller's, unless the operation is {@link #abandon}ed. */
+    NDArray result(NDManager ofResult, Shape shape, ScalarType type) {
+        NDArray array = Torch.empty(ofResult, shape, type);
+        results.add(array);
+        return array;
     }
 
     /** A copy of an array whose elements lie one after the other; itself if they do. */
@@ -83,7 +91,13 @@ final class OperationScope {
         }
     }
 
-    /** Closes all, as nothing was issued. */
+    /** Closes all and the results, because nothing was issued. */
+    void abandon() {
+        results.forEach(NDArray::close);
+        close();
+    }
+
+    /** Closes all but the results. */
     void close() {
         for (AutoCloseable closeable : closeables) {
             try {

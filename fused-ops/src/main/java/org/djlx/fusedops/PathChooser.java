@@ -75,19 +75,19 @@ final class PathChooser {
         // Another rank may take the path that is forced and is not possible here.
         boolean mayBeAny = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
         // NCCL does not run between ranks that share a GPU, of which each has a part then.
-        boolean mayBePlain = mayBeAny && processors == compute.multiprocessors();
+        boolean mayBeNccl = mayBeAny && processors == compute.multiprocessors();
         Machine machine =
                 processors == 0 ? Machine.H200 : Machine.H200.withMultiprocessors(processors);
         return new CostModel(machine)
-                .choose(work, each -> paths(possible.apply(each), mayBeAny, mayBePlain), recorded);
+                .choose(work, each -> paths(possible.apply(each), mayBeAny, mayBeNccl), recorded);
     }
 
-    private static Set<Path> paths(Set<Path> possible, boolean mayBeWhole, boolean mayBePlain) {
+    private static Set<Path> paths(Set<Path> possible, boolean mayBeGathered, boolean mayBeNccl) {
         Set<Path> all = EnumSet.copyOf(possible);
-        if (!mayBeWhole) {
+        if (!mayBeGathered) {
             all.remove(Path.GATHERED);
         }
-        if (mayBePlain) {
+        if (mayBeNccl) {
             all.add(Path.NCCL);
         }
         return all;

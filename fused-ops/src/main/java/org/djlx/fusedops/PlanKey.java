@@ -5,9 +5,7 @@
 package org.djlx.fusedops;
 
 import ai.djl.Device;
-import ai.djl.ndarray.NDArray;
 import java.util.Arrays;
-import java.util.List;
 import org.djlx.nativeops.cuda.TensorMap;
 import org.djlx.nativeops.torch.TensorInfo;
 
@@ -24,10 +22,10 @@ final class PlanKey {
      * @param operator a number for the operator
      * @param dimension its dimension, as the caller passed it
      * @param option a number for what else decides on the plan
-     * @param arrays the arrays
-     * @param infos what libtorch says of them
+     * @param operands the arrays
      */
-    PlanKey(int operator, int dimension, int option, List<NDArray> arrays, TensorInfo[] infos) {
+    PlanKey(int operator, int dimension, int option, Operands operands) {
+        TensorInfo[] infos = operands.infos();
         int size = HEADER;
         for (TensorInfo info : infos) {
             size += 4 + 2 * info.sizes().length;
@@ -39,7 +37,7 @@ final class PlanKey {
         words[3] = infos.length;
         int next = HEADER;
         for (int i = 0; i < infos.length; i++) {
-            Device device = arrays.get(i).getDevice();
+            Device device = operands.array(i).getDevice();
             long[] sizes = infos[i].sizes();
             words[next] = device.isGpu() ? device.getDeviceId() : -1;
             words[next + 1] = infos[i].type().ordinal();

@@ -7,6 +7,7 @@ package org.djlx.fusedops.internal;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.Optional;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CublasLt;
@@ -55,7 +56,7 @@ public final class Compute implements AutoCloseable {
         private final CudaDevice cuda;
         private final CurrentStreams streams;
         private final CublasLt cublas; // null if it is not here
-        private final FusedMatmul persistent; // null if this GPU has none
+        private final FusedMatmul fusedMatmul; // null if this GPU has none
         private RankOrderReducer reducer; // once it is needed
         private RmsNormKernels rmsNorm; // once it is needed
         private GatheredExchange exchange; // once it is needed
@@ -69,7 +70,7 @@ public final class Compute implements AutoCloseable {
                 logger.warn("fused operators multiply by libtorch, which takes longer", cause);
             }
             cublas = cause == null ? CublasLt.create(cuda) : null;
-            persistent = FusedMatmul.isSupported(cuda) ? new FusedMatmul(cuda, streams) : null;
+            fusedMatmul = FusedMatmul.isSupported(cuda) ? new FusedMatmul(cuda, streams) : null;
         }
 
         @Override
@@ -77,8 +78,8 @@ public final class Compute implements AutoCloseable {
             if (cublas != null) {
                 cublas.close();
             }
-            if (persistent != null) {
-                persistent.close();
+            if (fusedMatmul != null) {
+                fusedMatmul.close();
             }
             if (rmsNorm != null) {
                 rmsNorm.close();
@@ -108,8 +109,8 @@ public final class Compute implements AutoCloseable {
      *
      * @return the kernels; empty if this device has none
      */
-    public Optional<FusedMatmul> persistent() {
-        return Optional.ofNullable(gpu == null ? null : gpu.persistent);
+    public Optional<FusedMatmul> fusedMatmul() {
+        return Optional.ofNullable(gpu == null ? null : gpu.fusedMatmul);
     }
 
     /**
@@ -145,7 +146,7 @@ public final class Compute implements AutoCloseable {
      *
      * @return the kernels
      */
-    public synchronized GatheredExchange exchange() {
+    public synchronized GatheredExchange gatheredExchange() {
         if (gpu.exchange == null) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
             gpu.exchange = new GatheredExchange(gpu.cuda, gpu.streams, compiler, worldSize);
@@ -193,11 +194,11 @@ public final class Compute implements AutoCloseable {
      * @param type the element type
      * @param count the elements of a part
      * @param parts the number of parts
-     * @param average whether the sum is divided by their number
+     * @param op SUM, or AVG to divide the sum by the number of parts
      * @return the reduction
      */
     public synchronized Reduction reduction(
-            ScalarType type, long count, int parts, boolean average) {
+            ScalarType type, long count, int parts, ReduceOp op) {
         if (gpu != null && RankOrderReducer.isSupported(gpu.cuda, type)) {
             if (gpu.reducer == null) {
                 gpu.reducer =
@@ -205,10 +206,10 @@ public final class Compute implements AutoCloseable {
             }
             return (out, first, distance) ->
                     gpu.reducer.reduce(
-                            gpu.stream, type, out, first, distance, count, parts, average);
+                            gpu.stream, type, out, first, distance, count, parts, op);
         }
         return (out, first, distance) ->
-                libtorch.reduce(type, out, first, distance, count, parts, average);
+                libtorch.reduce(type, out, first, distance, count, parts, op);
     }
 
     /** Sums parts that lie at equal distances, in rank order, into one. */

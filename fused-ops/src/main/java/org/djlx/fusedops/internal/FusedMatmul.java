@@ -122,17 +122,23 @@ public final class FusedMatmul implements AutoCloseable {
                 KernelSource.ofResource(NativeLibrary.class, "fused_matmul/fused_matmul.cu");
     }
 
+    /** The operators that the kernel computes. */
+    private enum Kind {
+        GATHER,
+        GATHER_GATED,
+        SCATTER
+    }
+
     /** What a kernel is compiled for. */
-    private record Variant(
-            ScalarType type, int tile, boolean transposed, boolean scatter, boolean gated) {
+    private record Variant(ScalarType type, int tile, boolean transposed, Kind kind) {
 
         String[] options() {
             return new String[] {
                 "-DTYPE=" + (type == ScalarType.FLOAT16 ? "Float16" : "Bfloat16"),
                 "-DTILE_N=" + TILE_COLUMNS.get(tile),
                 "-DTRANSPOSED=" + (transposed ? 1 : 0),
-                "-DSCATTER=" + (scatter ? 1 : 0),
-                "-DGATED=" + (gated ? 1 : 0)
+                "-DSCATTER=" + (kind == Kind.SCATTER ? 1 : 0),
+                "-DGATED=" + (kind == Kind.GATHER_GATED ? 1 : 0)
             };
         }
 
@@ -223,6 +229,17 @@ public final class FusedMatmul implements AutoCloseable {
             Arrays.fill(usable, true);
         }
         return usable;
+    }
+
+    /**
+     * Tells whether a single B can be loaded as it lies.
+     *
+     * @param b the matrix
+     * @param address its address
+     * @return whether it can
+     */
+    public static boolean isUsableB(MatrixLayout b, long address) {
+        return isUsable(b, address) || isUsable(b.transposed(), address);
     }
 
     /**
@@ -342,15 +359,30 @@ public final class FusedMatmul implements AutoCloseable {
      *
      * @param slots slots of a shard's size
      * @param work the operator
-     * @param gated whether it multiplies values by the activation of their gates, as it {@link
-     *     #gates}: a product has half as many columns then
      * @param bs how the Bs lie, {@linkplain #usable as they are given}
      * @return the launch
      */
-    public Gather gather(Slots slots, Workload work, boolean gated, MatrixLayout... bs) {
+    public Gather gather(Slots slots, Workload work, MatrixLayout... bs) {
+        return gather(slots, work, Kind.GATHER, bs);
+    }
+
+    /**
+     * Prepares an all-gather + matmul that multiplies values by the activation of their {@link
+     * #gates}. The product has half as many columns as B.
+     *
+     * @param slots slots of a shard's size
+     * @param work the operator
+     * @param b how B lies
+     * @return the launch
+     */
+    public Gather gatherGated(Slots slots, Workload work, MatrixLayout b) {
+        return gather(slots, work, Kind.GATHER_GATED, b);
+    }
+
+    private Gather gather(Slots slots, Workload work, Kind kind, MatrixLayout... bs) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         FusedMatmulModel.Tiling tiling = sizes.tiling();
-        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), false, gated);
+        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), kind);
         // Tensor maps are made in a context, which the calling thread need not have.
         return device.within(
                 () -> new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers()));
@@ -363,15 +395,15 @@ public final class FusedMatmul implements AutoCloseable {
      * @param work the operator
      * @param a how A lies, {@link #isUsable}; ranks may have As of different widths, even none
      * @param b how B lies, {@linkplain #usable as it is given}
-     * @param average whether the sum is divided by the number of ranks
+     * @param op SUM, or AVG to divide the sum by the number of ranks
      * @return the launch
      */
     public Scatter scatter(
-            Slots slots, Workload work, MatrixLayout a, MatrixLayout b, boolean average) {
+            Slots slots, Workload work, MatrixLayout a, MatrixLayout b, ReduceOp op) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         Variant variant =
-                new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), true, false);
-        float factor = average ? 1f / sizes.ranks() : 1;
+                new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), Kind.SCATTER);
+        float factor = op == ReduceOp.AVG ? 1f / sizes.ranks() : 1;
         return device.within(() -> new Scatter(slots, sizes, variant, a, b, factor));
     }
 
@@ -415,7 +447,7 @@ public final class FusedMatmul implements AutoCloseable {
                     LaunchSize.of((int) Math.min(sizes.blocks(), blocks), THREADS)
                             .withShared(variant.sharedBytes());
             KernelSignals signals = sizes.signals();
-            long[] words = variant.scatter() ? signals.flags() : signals.words();
+            long[] words = variant.kind() == Kind.SCATTER ? signals.flags() : signals.words();
             long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
             struct.put(RIGHTS, sizes.columns().length)
                     .put(ROWS, sizes.rows())
@@ -429,7 +461,7 @@ public final class FusedMatmul implements AutoCloseable {
                     .put(STATUS, signals.status())
                     .put(COUNTERS, signals.counters())
                     .put(ENTERED_DISTANCE, signals.rankDistance())
-                    .put(RANK_DISTANCE, variant.scatter() ? flagsOfRank : signals.rankDistance())
+                    .put(RANK_DISTANCE, variant.kind() == Kind.SCATTER ? flagsOfRank : signals.rankDistance())
                     .put(SLOT_BYTES, slots.distance());
             for (int peer = 0; peer < sizes.ranks(); peer++) {
                 int place = peer * Long.BYTES;
@@ -450,7 +482,7 @@ public final class FusedMatmul implements AutoCloseable {
 
         /** Of row-major Bs whose rows are whole boxes, those side by side are loaded as one. */
         final TensorMap[] rights(MatrixLayout[] bs, Variant variant) {
-            int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.gated() ? 2 : 1);
+            int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.kind() == Kind.GATHER_GATED ? 2 : 1);
             boolean grouped =
                     !variant.transposed()
                             && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);
@@ -483,7 +515,6 @@ public final class FusedMatmul implements AutoCloseable {
 
         /** Enqueues what has been placed on the current stream, within the operation. */
         final void launch(Operation operation, NDArray... used) {
-            operation.setAlgorithm("persistent");
             struct.put(TIMEOUT, operation.timeout().toNanos());
             CudaStream stream = streams.get();
             try (P2pStream current = buffers.currentStream(operation)) {
@@ -530,7 +561,7 @@ public final class FusedMatmul implements AutoCloseable {
             rights = rights(bs, variant);
             outs = new TensorMap[bs.length];
             for (int i = 0; i < bs.length; i++) {
-                long columns = sizes.columns()[i] / (variant.gated() ? 2 : 1);
+                long columns = sizes.columns()[i] / (variant.kind() == Kind.GATHER_GATED ? 2 : 1);
                 struct.put(COLUMNS + i * Long.BYTES, columns);
                 long outBytes = columns * sizes.type().itemSize();
                 outs[i] =

@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import java.util.Collection;
 import java.util.EnumMap;
 import java.util.Map;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.OneShotSlots;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.p2p.P2pStream;
@@ -150,7 +151,7 @@ public final class GatheredExchange implements AutoCloseable {
      * @param parts the address of the parts, one for each rank, one behind the other
      * @param byteSize the size of a part, for which it {@link #isPossible}
      * @param sum where the sum of this rank's part goes
-     * @param average whether it is divided by the number of ranks
+     * @param op SUM, or AVG to divide the sum by the number of ranks
      * @param used all arrays, kept for replays
      */
     public void scatter(
@@ -160,11 +161,11 @@ public final class GatheredExchange implements AutoCloseable {
             long parts,
             long byteSize,
             long sum,
-            boolean average,
+            ReduceOp op,
             NDArray... used) {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         KernelStruct struct = launch.of(slots, buffers.rank(), operation.timeout());
-        float divisor = average ? buffers.worldSize() : 1;
+        float divisor = op == ReduceOp.AVG ? buffers.worldSize() : 1;
         try (P2pStream current = buffers.currentStream(operation)) {
             for (long done = 0; done < byteSize; done += slots.slot()) {
                 long part = Math.min(slots.slot(), byteSize - done);

@@ -87,7 +87,7 @@ final class Libtorch {
             long distance,
             long count,
             int parts,
-            boolean average) {
+            ReduceOp op) {
         if (count == 0) {
             return; // There may be no address.
         }
@@ -97,7 +97,6 @@ final class Libtorch {
             for (int part = 0; part < parts; part++) {
                 views.add(view(type, first + part * distance, shape));
             }
-            ReduceOp op = average ? ReduceOp.AVG : ReduceOp.SUM;
             NoGradient.run(() -> Reductions.reduce(result, views, op));
         } finally {
             views.forEach(NDArray::close);

@@ -87,7 +87,6 @@ public final class Pipeline {
             long byteSize,
             ShardConsumer consumer,
             NDArray... used) {
-        operation.setAlgorithm("pipelined");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
@@ -159,12 +158,12 @@ public final class Pipeline {
      * @param byteSize the size of what a rank sends to another
      * @return whether it can
      */
-    public static boolean isWhole(long byteSize) {
+    public static boolean isWithoutGaps(long byteSize) {
         return byteSize % Slots.ALIGNMENT == 0;
     }
 
     /**
-     * Gather, then consume: for shards that {@linkplain #isWhole leave no gaps}.
+     * Gather, then consume: for shards that {@linkplain #isWithoutGaps leave no gaps}.
      *
      * @param operation the operation under way
      * @param slots slots of the shard's size
@@ -180,7 +179,6 @@ public final class Pipeline {
             long byteSize,
             WholeConsumer consumer,
             NDArray... used) {
-        operation.setAlgorithm("gathered");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
@@ -217,7 +215,6 @@ public final class Pipeline {
      */
     public void gatherInPlace(
             Operation operation, long offset, long shard, long byteSize, NDArray... used) {
-        operation.setAlgorithm("pipelined");
         // Before, another rank may still read what it has there.
         buffers.intraNodeBarrier(operation);
         int epoch = buffers.epoch(operation);
@@ -266,7 +263,6 @@ public final class Pipeline {
             long byteSize,
             SlotReducer reducer,
             NDArray... used) {
-        operation.setAlgorithm("pipelined");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
@@ -323,14 +319,13 @@ public final class Pipeline {
             PartProducer producer,
             SlotReducer reducer,
             NDArray... used) {
-        operation.setAlgorithm("pipelined");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
             P2pStream.Event[] pushed = new P2pStream.Event[2];
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
-                int turn = step & 1;
+                int turn = (step - 1) & 1;
                 if (pushed[turn] != null) {
                     current.waitEvent(pushed[turn]);
                 }

@@ -6,6 +6,7 @@ package org.djlx.fusedops.internal;
 
 import java.util.EnumMap;
 import java.util.Map;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaKernel;
@@ -62,7 +63,7 @@ final class RankOrderReducer implements AutoCloseable {
      * @param distance from one part to the next, in bytes
      * @param count the elements of a part
      * @param parts the number of parts
-     * @param average whether the sum is divided by their number
+     * @param op SUM, or AVG to divide the sum by the number of parts
      */
     void reduce(
             CudaStream stream,
@@ -72,7 +73,7 @@ final class RankOrderReducer implements AutoCloseable {
             long distance,
             long count,
             int parts,
-            boolean average) {
+            ReduceOp op) {
         if (count == 0) {
             return;
         }
@@ -85,7 +86,7 @@ final class RankOrderReducer implements AutoCloseable {
                 .add(distance)
                 .add(count)
                 .add(parts)
-                .add(average ? (float) parts : 1f);
+                .add(op == ReduceOp.AVG ? (float) parts : 1f);
         kernels.get(type).launch(stream, LaunchSize.of(blocks, THREADS), arguments);
     }
 

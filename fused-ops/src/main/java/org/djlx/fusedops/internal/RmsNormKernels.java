@@ -166,7 +166,6 @@ public final class RmsNormKernels implements AutoCloseable {
      */
     public void exchange(
             Operation operation, P2pBuffers buffers, Rows of, float epsilon, NDArray... used) {
-        operation.setAlgorithm("one_shot");
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         int blocks = (int) Math.min(slots.blocks(), of.rows());
         arguments.clear().addStruct(of.members()).add(epsilon);

@@ -5,7 +5,6 @@
 package org.djlx.fusedops.internal;
 
 import org.djlx.collectives.p2p.P2pBuffers;
-import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * How an operation divides the ranks' P2P buffers: a slot for each rank that sends, all in the half
@@ -49,12 +48,10 @@ public final class Slots {
      *
      * @param buffers the buffers
      * @param worldSize the number of ranks
-     * @param count how many elements a rank sends to another
-     * @param type their type
+     * @param byteSize the size of what a rank sends to another
      * @return whether they are
      */
-    public static boolean fit(P2pBuffers buffers, int worldSize, long count, ScalarType type) {
-        long byteSize = Math.multiplyExact(count, type.itemSize());
+    public static boolean fit(P2pBuffers buffers, int worldSize, long byteSize) {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;
     }
 
