@@ -64,6 +64,15 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /**
+     * Returns the number of calls on all paths.
+     *
+     * @return the number
+     */
+    public long calls() {
+        return fused() + pipelined() + gathered() + nccl();
+    }
+
+    /**
      * Returns the number of calls of all fused operators that took a path.
      *
      * @param path the path

@@ -77,8 +77,8 @@ class AllReduceRmsNormGpuTest {
     private void expect(long oneLaunches, long others, Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(options(), body);
-            assertEquals(oneLaunches * worldSize, usage.pipelined());
-            assertEquals(others * worldSize, usage.fallbacks());
+            assertEquals(oneLaunches * worldSize, usage.fused());
+            assertEquals(others * worldSize, usage.nccl());
         }
     }
 

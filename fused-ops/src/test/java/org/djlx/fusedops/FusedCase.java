@@ -137,13 +137,13 @@ record FusedCase(
      * operator, that may be what took that path.
      */
     private int roundedParts(ProcessGroup group, UsageCounter usage) {
-        boolean plain = usage.calls(Path.NCCL) > 0;
-        return plain && group.device().isGpu() && type.itemSize() == Short.BYTES ? 1 : 0;
+        boolean nccl = usage.nccl() > 0;
+        return nccl && group.device().isGpu() && type.itemSize() == Short.BYTES ? 1 : 0;
     }
 
     /** NCCL, which is the plain path of GPUs, rounds sums from rank to rank. */
     private static int roundedHops(ProcessGroup group, UsageCounter usage) {
-        boolean nccl = group.device().isGpu() && usage.calls(Path.NCCL) > 0;
+        boolean nccl = group.device().isGpu() && usage.nccl() > 0;
         return nccl ? group.worldSize() - 2 : 0;
     }
 

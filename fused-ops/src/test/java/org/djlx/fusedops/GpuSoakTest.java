@@ -184,7 +184,7 @@ class GpuSoakTest {
                         usage.choices()
                                 .keySet()
                                 .forEach(each -> assertEquals(Path.FUSED, each.path()));
-                        soak.add("calls of all ranks", usage.calls(Path.FUSED));
+                        soak.add("calls of all ranks", usage.fused());
                     } finally {
                         groups.forEach(ProcessGroup::destroy);
                     }

@@ -163,9 +163,9 @@ class SteadyStateTest {
                                 }
                             };
                     checkWarm(Path.FUSED, groups, halves);
-                    assertTrue(counter.fusedCalls() >= 3L * CALLS * STEADY_ROUNDS * RANKS);
+                    assertTrue(counter.fused() >= 3L * CALLS * STEADY_ROUNDS * RANKS);
                 }
-                assertEquals(0, counter.fallbacks());
+                assertEquals(0, counter.nccl());
             }
             if (groups.get(0).device().isGpu() && P2pRanks.isShared()) {
                 return; // NCCL needs a GPU for each rank.
