@@ -44,7 +44,7 @@ class GpuSoakTest {
     private static final int TIMES = 10;
     private static final int BATCHES = 3; // of so many calls, for each path
     private static final int TIMES_FORCED = 3; // of each operator, by each path
-    private static final int TIMES_LAUNCHES = 100; // of each operator that is one launch
+    private static final int TIMES_LAUNCHES = 100; // of each operator on FUSED
     private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
 
     private int worldSize;
@@ -165,10 +165,10 @@ class GpuSoakTest {
     /** Also where ranks share a GPU. */
     @Test
     @SuppressWarnings("try") // the scope is not named in the body
-    void oneLaunch() throws InterruptedException {
+    void fused() throws InterruptedException {
         assumeTrue(FusedOpsGpuTest.isHopper(), "the GPU is not a Hopper");
         Soak.run(
-                "one launch on GPUs",
+                "fused path on GPUs",
                 soak -> {
                     List<ProcessGroup> groups =
                             ProcessGroups.local(
@@ -179,7 +179,7 @@ class GpuSoakTest {
                             UsageCounter usage = FusedOps.countUsage()) {
                         while (soak.nextRound()) {
                             long seed = soak.roundSeed();
-                            run(groups, group -> launches(soak, group, seed));
+                            run(groups, group -> fusedCalls(soak, group, seed));
                         }
                         usage.choices()
                                 .keySet()
@@ -232,7 +232,7 @@ class GpuSoakTest {
         }
     }
 
-    private static void launches(Soak soak, ProcessGroup group, long seed) {
+    private static void fusedCalls(Soak soak, ProcessGroup group, long seed) {
         count(soak, group, RandomOperators.fusedOnly(group, seed).run(TIMES_LAUNCHES));
     }
 

@@ -90,7 +90,7 @@ class SteadyStateTest {
             halfProduct = Torch.cast(product, ScalarType.BFLOAT16);
         }
 
-        /** What can be one launch. */
+        /** Operands that FUSED takes. */
         void callHalves(ProcessGroup group) {
             close(FusedOps.allGatherMatmul(half, List.of(halfB), 0, group));
             FusedOps.matmulReduceScatter(halfProduct, halfB, ReduceOp.SUM, 0, group).close();

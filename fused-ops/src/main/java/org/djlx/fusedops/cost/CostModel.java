@@ -116,7 +116,7 @@ public final class CostModel {
     private double bestRate(int ranks) {
         return ranks > machine.hostRanks()
                 ? ncclRate(ranks)
-                : Math.max(machine.copies().rate(), machine.launch().linkRate());
+                : Math.max(machine.copies().rate(), machine.fused().linkRate());
     }
 
     /**
@@ -153,7 +153,7 @@ public final class CostModel {
                     new Prediction(
                             path,
                             new FusedMatmulModel(machine, work).fastest().micros(),
-                            host.launch());
+                            host.fused());
             case PIPELINED -> new Prediction(path, pipelined(work), host.pipelined(work.ranks()));
             case GATHERED -> new Prediction(path, matmul(work) + exchange(work), host.gathered());
             case NCCL -> new Prediction(path, matmul(work) + collective(work), host.nccl());
@@ -172,7 +172,7 @@ public final class CostModel {
             sent = (work.isGather() ? sent : Math.max(sent, computed)) + copy;
             computed = (work.isGather() ? Math.max(computed, sent) : computed) + part;
         }
-        return copies.schedule() + Math.max(computed, sent) + reduction(work);
+        return copies.pipeline() + Math.max(computed, sent) + reduction(work);
     }
 
     private double exchange(Workload work) {
@@ -192,7 +192,7 @@ public final class CostModel {
         requireNotNull("an operator", work);
         long usual = work.isGather() ? USUAL_COLUMNS : USUAL_INNER;
         // A rank's part has whole units, as real ones mostly have: otherwise 3 ranks could never
-        // have one launch.
+        // have one fused.
         long unit = FusedMatmulModel.UNIT;
         return work.withOwn((usual / work.ranks() + unit - 1) / unit * unit);
     }

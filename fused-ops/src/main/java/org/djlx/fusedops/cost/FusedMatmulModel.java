@@ -42,7 +42,7 @@ public final class FusedMatmulModel {
     private final Workload work;
 
     /**
-     * Describes a launch.
+     * Describes a fused.
      *
      * @param machine the GPUs
      * @param work the operator
@@ -105,15 +105,15 @@ public final class FusedMatmulModel {
     }
 
     /**
-     * Returns the fastest way to divide the operator, by {@link Machine.Launch#tiles}; and how long
-     * the fastest takes by {@link Machine.Launch#steps}.
+     * Returns the fastest way to divide the operator, by {@link Machine.Fused#tiles}; and how long
+     * the fastest takes by {@link Machine.Fused#steps}.
      *
      * @return tiles and pushers
      */
     public Tiling fastest() {
-        Machine.Launch launch = machine.launch();
-        Tiling now = fastest(launch.tiles());
-        return new Tiling(now.tile, now.pushers, fastest(launch.steps()).micros);
+        Machine.Fused fused = machine.fused();
+        Tiling now = fastest(fused.tiles());
+        return new Tiling(now.tile, now.pushers, fastest(fused.steps()).micros);
     }
 
     private Tiling fastest(List<Double> steps) {
@@ -135,7 +135,7 @@ public final class FusedMatmulModel {
 
     /** The same, divided in a certain way. */
     Tiling tiling(int tile, int pushers) {
-        return tiling(tile, pushers, machine.launch().steps());
+        return tiling(tile, pushers, machine.fused().steps());
     }
 
     private Tiling tiling(int tile, int pushers, List<Double> steps) {
@@ -149,9 +149,9 @@ public final class FusedMatmulModel {
     }
 
     private double gather(int tile, double one, int pushers) {
-        Machine.Launch launch = machine.launch();
-        double rate = launch.pushRate(pushers, work.ranks());
-        return launch.start() + waves(tile, one, pushers, work.bytesIn() / rate / 1e3);
+        Machine.Fused fused = machine.fused();
+        double rate = fused.pushRate(pushers, work.ranks());
+        return fused.start() + waves(tile, one, pushers, work.bytesIn() / rate / 1e3);
     }
 
     /**
@@ -159,10 +159,10 @@ public final class FusedMatmulModel {
      * the end of their first tiles on.
      */
     private double scatter(int tile, double multiplied) {
-        Machine.Launch launch = machine.launch();
-        double one = multiplied + launch.exchange();
-        double sent = one + work.bytesIn() / launch.linkRate() / 1e3;
-        return launch.start() + Math.max(waves(tile, one, 0, 0), sent);
+        Machine.Fused fused = machine.fused();
+        double one = multiplied + fused.exchange();
+        double sent = one + work.bytesIn() / fused.linkRate() / 1e3;
+        return fused.start() + Math.max(waves(tile, one, 0, 0), sent);
     }
 
     /** How long it takes until all tiles have been dealt out and computed. */

@@ -18,7 +18,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * @param name the name, in lower case
  * @param multiprocessors how many multiply at once
  * @param library matmuls of a library
- * @param launch operators of one launch
+ * @param fused operators on the path FUSED
  * @param copies copies from GPU to GPU by copy engines
  * @param exchange all-gather and reduce-scatter by kernels
  * @param nccl NCCL's all-gather and reduce-scatter
@@ -28,7 +28,7 @@ public record Machine(
         String name,
         int multiprocessors,
         Library library,
-        Launch launch,
+        Fused fused,
         Copies copies,
         Exchange exchange,
         Nccl nccl,
@@ -45,7 +45,7 @@ public record Machine(
                     "h200",
                     132,
                     new Library(2.65, 688, 3730),
-                    new Launch(
+                    new Fused(
                             13.4,
                             List.of(0.765, 0.425, 0.258),
                             List.of(0.761, 0.381, 0.23),
@@ -84,7 +84,7 @@ public record Machine(
     }
 
     /**
-     * Operators of one launch.
+     * Operators of one fused.
      *
      * @param start what each takes besides, from the launch to the first load and after the last
      *     store
@@ -98,7 +98,7 @@ public record Machine(
      * @param crowdedRate how fast 8 or 16 of them do on 8 GPUs while the others multiply; on 2 and
      *     4, where 8 of them were not held back, the links are the limit
      */
-    public record Launch(
+    public record Fused(
             double start,
             List<Double> steps,
             List<Double> tiles,
@@ -119,12 +119,12 @@ public record Machine(
      *
      * @param start what each takes besides
      * @param rate how fast they are
-     * @param schedule what a schedule takes besides, from events and waits for signals
+     * @param pipeline what a pipeline takes besides, from events and waits for signals
      * @param cut how much longer its matmuls take for each further rank, as a part of one matmul:
      *     their tiles fill the multiprocessors less well, and copies run beside them
      * @param reduction how fast memory is read and written where parts are summed
      */
-    public record Copies(double start, double rate, double schedule, double cut, double reduction) {
+    public record Copies(double start, double rate, double pipeline, double cut, double reduction) {
 
         double micros(long copies, long byteSize) {
             return copies * (start + byteSize / rate / 1e3);
@@ -172,13 +172,13 @@ public record Machine(
     /**
      * What a call takes the calling thread.
      *
-     * @param launch an operator of one launch, whatever the ranks
+     * @param fused an operator on FUSED, for any number of ranks
      * @param nccl a collective of NCCL and a matmul, whatever the ranks
      * @param gathered an exchange and a matmul, whatever the ranks
      * @param pipelined the pipeline of 2, 4 and 8 ranks, with copies, signals, waits and a matmul
      *     for each: what one call in four exceeds, as the GPU waits for the slowest rank
      */
-    public record Host(double launch, double nccl, double gathered, List<Double> pipelined) {
+    public record Host(double fused, double nccl, double gathered, List<Double> pipelined) {
 
         /** A schedule of so many ranks, at most as many as were measured. */
         double pipelined(int ranks) {
@@ -223,20 +223,20 @@ public record Machine(
         }
         double faster = megahertz / H200_MEGAHERTZ;
         double flops = library.teraflops * faster * count / H200.multiprocessors;
-        List<Double> steps = launch.steps.stream().map(step -> step / faster).toList();
-        List<Double> tiles = launch.tiles.stream().map(step -> step / faster).toList();
+        List<Double> steps = fused.steps.stream().map(step -> step / faster).toList();
+        List<Double> tiles = fused.tiles.stream().map(step -> step / faster).toList();
         return new Machine(
                 name,
                 count,
                 new Library(library.start, flops, library.memoryRate),
-                new Launch(
-                        launch.start,
+                new Fused(
+                        fused.start,
                         steps,
                         tiles,
-                        launch.exchange,
-                        launch.blockRate,
-                        launch.linkRate,
-                        launch.crowdedRate),
+                        fused.exchange,
+                        fused.blockRate,
+                        fused.linkRate,
+                        fused.crowdedRate),
                 copies,
                 exchange,
                 nccl,
