@@ -144,9 +144,10 @@ record AllGatherMatmul(
         return switch (choice.path()) {
             case FUSED -> new FusedPath.Gather(this, group, operands, choice);
             case PIPELINED -> new PipelinedPath.Gather(this, group, operands, choice);
-            case GATHERED -> group.device().isGpu()
-                    ? new GatheredPath.Gather(this, group, operands, choice)
-                    : new GatheredPath.BufferGather(this, group, operands, choice);
+            case GATHERED ->
+                    group.device().isGpu()
+                            ? new GatheredPath.Gather(this, group, operands, choice)
+                            : new GatheredPath.BufferGather(this, group, operands, choice);
             case NCCL -> throw new IllegalArgumentException(choice.toString());
         };
     }

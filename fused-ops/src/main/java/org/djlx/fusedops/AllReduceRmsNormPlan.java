@@ -15,6 +15,7 @@ import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.BlockMath;
 import org.djlx.fusedops.internal.RmsNormKernels;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.NoGradient;
@@ -23,8 +24,8 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The plan of {@link FusedOps#allReduceRmsNorm}. All of its paths give the same bits, except for the
- * order in which squares are added.
+ * The plan of {@link FusedOps#allReduceRmsNorm}. All of its paths give the same bits, except for
+ * the order in which squares are added.
  */
 final class AllReduceRmsNormPlan implements FusedPlan {
 
@@ -310,22 +311,22 @@ final class AllReduceRmsNormPlan implements FusedPlan {
             UsageCounter.count(reason);
             allReduce(call, outputs);
             if (rows > 0) {
-                NoGradient.run(() -> addAndNormalize(call, scope, outputs.arrays()));
+                NoGradient.run(() -> addAndNormalize(call, outputs.arrays()));
             }
         }
 
         /** In float32, rounded where the kernel rounds. */
-        private void addAndNormalize(Call call, OperationScope scope, NormedResidual outputs) {
+        private static void addAndNormalize(Call call, NormedResidual outputs) {
             NDArray sum = outputs.residual();
-            NDArray wide = scope.add(Torch.cast(call.inputs().array(1), ScalarType.FLOAT32));
-            wide.addi(scope.add(Torch.cast(sum, ScalarType.FLOAT32)));
-            Torch.copy(sum, wide);
-            Torch.copy(wide, sum);
-            int[] last = {shape.dimension() - 1};
-            NDArray mean = scope.add(scope.add(wide.square()).mean(last, true));
-            wide.muli(scope.add(mean.addi(call.epsilon()).sqrt()).powi(-1));
-            wide.muli(scope.add(Torch.cast(call.inputs().array(2), ScalarType.FLOAT32)));
-            Torch.copy(outputs.norm(), wide);
+            try (NDArray wide = Torch.cast(call.inputs().array(1), ScalarType.FLOAT32);
+                    NDArray addend = Torch.cast(sum, ScalarType.FLOAT32)) {
+                wide.addi(addend);
+                Torch.copy(sum, wide);
+            }
+            NDArray weight = call.inputs().array(2);
+            try (NDArray norm = BlockMath.rmsNorm(sum, weight, call.epsilon())) {
+                Torch.copy(outputs.norm(), norm);
+            }
         }
     }
 

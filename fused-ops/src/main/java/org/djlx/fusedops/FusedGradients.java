@@ -7,7 +7,6 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
-import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
@@ -199,8 +198,8 @@ final class FusedGradients {
             if (!Torch.requiresGradient(weight)) {
                 results.add(null);
             } else {
-                NDArray left = matrix(a).transpose();
-                NDArray right = matrix(gradient);
+                NDArray left = Axes.matrix(a).transpose();
+                NDArray right = Axes.matrix(gradient);
                 if (weights.size() > 1) {
                     right = Torch.narrow(right, 1, from, columns);
                 }
@@ -242,13 +241,6 @@ final class FusedGradients {
             TorchInPlace.add(own, product);
             return null;
         }
-    }
-
-    private static NDArray matrix(NDArray array) {
-        Shape shape = array.getShape();
-        long last = shape.get(shape.dimension() - 1);
-        long rows = shape.slice(0, shape.dimension() - 1).size();
-        return array.reshape(rows, last);
     }
 
     private static NDArray concatenated(List<NDArray> arrays, int dimension) {

@@ -120,8 +120,7 @@ final class GatheredPath {
                     (stream, shards) -> {
                         products.multiply(call, shards);
                         if (returnsA()) {
-                            stream.copy(
-                                    call.gathered(), shards, operator.worldSize() * shardBytes);
+                            stream.copy(call.gathered(), shards, operator.worldSize() * shardBytes);
                         }
                     },
                     call.used());
@@ -154,9 +153,7 @@ final class GatheredPath {
 
         @Override
         final NDArray[] staging(OperationScope scope, NDManager manager) {
-            return new NDArray[] {
-                scope.add(Torch.empty(manager, stagingShape, operator.type()))
-            };
+            return new NDArray[] {scope.add(Torch.empty(manager, stagingShape, operator.type()))};
         }
 
         @Override
@@ -217,8 +214,7 @@ final class GatheredPath {
             pipeline = GroupPlans.of(group).pipeline(group);
             long count = operator.partRows() * operator.partColumns();
             reduction =
-                    compute.reduction(
-                            operator.type(), count, operator.worldSize(), operator.op());
+                    compute.reduction(operator.type(), count, operator.worldSize(), operator.op());
         }
 
         @Override

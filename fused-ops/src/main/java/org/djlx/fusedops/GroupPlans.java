@@ -8,8 +8,8 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
-import org.djlx.collectives.ProcessGroup;
 import java.util.function.Supplier;
+import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
 

@@ -143,8 +143,7 @@ public final class LowContention {
                     Compute compute = GroupPlans.of(group).compute();
                     compute.begin();
                     Compute.Reduction reduction =
-                            compute.reduction(
-                                    out.type(), out.count(), group.worldSize(), op);
+                            compute.reduction(out.type(), out.count(), group.worldSize(), op);
                     GroupPlans.of(group)
                             .pipeline(group)
                             .scatterAndReduce(

@@ -4,8 +4,8 @@
  */
 package org.djlx.fusedops;
 
-import ai.djl.ndarray.types.Shape;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
@@ -133,9 +133,10 @@ record MatmulReduceScatter(
         return switch (choice.path()) {
             case FUSED -> new FusedPath.Scatter(this, group, operands, choice);
             case PIPELINED -> new PipelinedPath.Scatter(this, group, operands, choice);
-            case GATHERED -> group.device().isGpu()
-                    ? new GatheredPath.Scatter(this, group, operands, choice)
-                    : new GatheredPath.BufferScatter(this, group, operands, choice);
+            case GATHERED ->
+                    group.device().isGpu()
+                            ? new GatheredPath.Scatter(this, group, operands, choice)
+                            : new GatheredPath.BufferScatter(this, group, operands, choice);
             case NCCL -> throw new IllegalArgumentException(choice.toString());
         };
     }

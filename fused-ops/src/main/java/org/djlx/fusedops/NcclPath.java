@@ -68,8 +68,7 @@ abstract class NcclPath<R> implements MatmulPath<R> {
                             Axes.stacked(operator.worldSize(), shard.getShape()), operator.type());
             FusedOps.complete(group, group.allGatherIntoTensor(stacked, shard));
             NDArray inOrder = scope.add(Axes.move(stacked, 0, operator.gatherDim()));
-            NDArray gathered =
-                    scope.add(scope.contiguous(inOrder, operator.type()).reshape(shape));
+            NDArray gathered = scope.add(scope.contiguous(inOrder, operator.type()).reshape(shape));
             NDArray matrix = scope.add(Axes.matrix(gathered));
             List<NDArray> outputs = new ArrayList<>();
             for (NDArray b : operands.subList(1, operands.size())) {

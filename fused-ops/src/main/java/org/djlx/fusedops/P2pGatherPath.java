@@ -104,8 +104,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     final Call arrays(OperationScope scope, Operands operands) {
         NDArray a = operands.array(0);
         NDManager manager = a.getManager();
-        NDArray shard =
-                inPlace.shard ? a : scope.front(a, operator.gatherDim(), operator.type());
+        NDArray shard = inPlace.shard ? a : scope.front(a, operator.gatherDim(), operator.type());
         long shardAddress = inPlace.shard ? operands.address(0) : Torch.dataPointer(shard);
         int count = inPlace.bs.length;
         NDArray[] used = new NDArray[2 + 2 * count];

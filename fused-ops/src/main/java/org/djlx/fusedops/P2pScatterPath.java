@@ -64,13 +64,11 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         }
 
         /** Prepares products of a number of A's rows and of B's columns. */
-        Product product(
-                MatmulReduceScatter operator, Compute compute, long rows, long columns) {
+        Product product(MatmulReduceScatter operator, Compute compute, long rows, long columns) {
             return compute.product(
                     operator.type(),
                     MatrixLayout.contiguous(rows, columns),
-                    new MatrixLayout(
-                            rows, left.columns(), left.rowStride(), left.columnStride()),
+                    new MatrixLayout(rows, left.columns(), left.rowStride(), left.columnStride()),
                     new MatrixLayout(
                             right.rows(), columns, right.rowStride(), right.columnStride()));
         }

@@ -19,7 +19,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
-import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

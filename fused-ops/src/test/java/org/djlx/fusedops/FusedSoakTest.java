@@ -13,8 +13,8 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.soak.Soak;
-import org.junit.jupiter.api.Tag;
 import org.djlx.fusedops.cost.Path;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /**

@@ -197,16 +197,14 @@ public final class Compute implements AutoCloseable {
      * @param op SUM, or AVG to divide the sum by the number of parts
      * @return the reduction
      */
-    public synchronized Reduction reduction(
-            ScalarType type, long count, int parts, ReduceOp op) {
+    public synchronized Reduction reduction(ScalarType type, long count, int parts, ReduceOp op) {
         if (gpu != null && RankOrderReducer.isSupported(gpu.cuda, type)) {
             if (gpu.reducer == null) {
                 gpu.reducer =
                         new RankOrderReducer(gpu.cuda, new KernelCompiler(KernelCache.user()));
             }
             return (out, first, distance) ->
-                    gpu.reducer.reduce(
-                            gpu.stream, type, out, first, distance, count, parts, op);
+                    gpu.reducer.reduce(gpu.stream, type, out, first, distance, count, parts, op);
         }
         return (out, first, distance) ->
                 libtorch.reduce(type, out, first, distance, count, parts, op);

@@ -461,7 +461,9 @@ public final class FusedMatmul implements AutoCloseable {
                     .put(STATUS, signals.status())
                     .put(COUNTERS, signals.counters())
                     .put(ENTERED_DISTANCE, signals.rankDistance())
-                    .put(RANK_DISTANCE, variant.kind() == Kind.SCATTER ? flagsOfRank : signals.rankDistance())
+                    .put(
+                            RANK_DISTANCE,
+                            variant.kind() == Kind.SCATTER ? flagsOfRank : signals.rankDistance())
                     .put(SLOT_BYTES, slots.distance());
             for (int peer = 0; peer < sizes.ranks(); peer++) {
                 int place = peer * Long.BYTES;
@@ -482,7 +484,9 @@ public final class FusedMatmul implements AutoCloseable {
 
         /** Of row-major Bs whose rows are whole boxes, those side by side are loaded as one. */
         final TensorMap[] rights(MatrixLayout[] bs, Variant variant) {
-            int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.kind() == Kind.GATHER_GATED ? 2 : 1);
+            int tileColumns =
+                    TILE_COLUMNS.get(variant.tile())
+                            / (variant.kind() == Kind.GATHER_GATED ? 2 : 1);
             boolean grouped =
                     !variant.transposed()
                             && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);

@@ -15,6 +15,7 @@ import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientRule;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.internal.BlockKernels;
+import org.djlx.fusedops.internal.BlockMath;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaException;
 import org.djlx.nativeops.torch.NoGradient;
@@ -122,13 +123,7 @@ final class BlockOperators implements AutoCloseable {
                             kernels.normalizedGradients(
                                     inputs.get(0), inputs.get(1), gradients.get(0), null, epsilon));
         }
-        ScalarType type = Torch.scalarType(x);
-        NDArray wide = type.itemSize() == 2 ? Torch.cast(x, ScalarType.FLOAT32) : x;
-        int last = x.getShape().dimension() - 1;
-        NDArray mean = wide.square().mean(new int[] {last}, true);
-        NDArray normed = wide.div(mean.add(epsilon).sqrt());
-        NDArray narrow = wide == x ? normed : Torch.cast(normed, type);
-        return narrow.mul(weight);
+        return BlockMath.rmsNorm(x, weight, epsilon);
     }
 
     private boolean isNormFused(NDArray x, NDArray weight) {
@@ -266,7 +261,7 @@ final class BlockOperators implements AutoCloseable {
                 || in.size() > 1 && !in.get(0).getShape().equals(in.get(1).getShape())) {
             List<NDArray> both =
                     in.size() > 1 ? in : in.get(0).split(2, in.get(0).getShape().dimension() - 1);
-            return Torch.silu(both.get(0)).mul(both.get(1));
+            return BlockMath.siluGate(both.get(0), both.get(1));
         }
         return recorded(
                 "gate",

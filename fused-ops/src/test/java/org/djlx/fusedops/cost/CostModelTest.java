@@ -208,8 +208,8 @@ class CostModelTest {
     }
 
     /**
-     * No run has measured both GATHERED and FUSED. Runs are compared by how long the
-     * matmul alone took in each; and where the host was the slower one, they cannot be compared.
+     * No run has measured both GATHERED and FUSED. Runs are compared by how long the matmul alone
+     * took in each; and where the host was the slower one, they cannot be compared.
      */
     @Test
     void choosesWhatWasFasterInOtherRuns() {
