@@ -23,14 +23,19 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * The fused operators within a {@link GradientScope}. With Y = gather(A) B, the gradient of A is
- * scatter(dY Bᵀ), which is the other operator, and that of B is gather(A)ᵀ dY. With Y = scatter(A
- * B), the gradient of A is gather(dY) Bᵀ, and that of B is Aᵀ gather(dY), where the gathered dY is
- * what the other operator returns beside its product.
+ * The fused operators within a {@link GradientScope}. Each computes the gradient of the other:
  *
- * <p>Where B was converted from other matrices, of which the scope knows, these are the inputs: the
- * gradient of each is computed in its own type, and on a GPU added to what it has by the matmul
- * itself.
+ * <pre>
+ *   operator            gradient of A       gradient of B
+ *   Y = gather(A) B     scatter(dY Bᵀ)      gather(A)ᵀ dY
+ *   Y = scatter(A B)    gather(dY) Bᵀ       Aᵀ gather(dY)
+ * </pre>
+ *
+ * <p>In the second row, one all-gather + matmul returns the gathered dY, too.
+ *
+ * <p>If the scope knows that B was converted from master weights, those are the inputs. The
+ * gradient of each is computed in its own type. On a GPU the matmul adds it to the gradient that
+ * the weight already has.
  */
 final class FusedGradients {
 
@@ -185,9 +190,10 @@ final class FusedGradients {
     }
 
     /**
-     * Returns Aᵀ dY, where all dimensions but the last are those of one, for weights side by side.
+     * Returns Aᵀ dY for weights side by side, with all dimensions except the last merged.
      *
-     * @return a gradient for each weight; null where it requires none, or has it already
+     * @return a gradient for each weight; null if the weight requires none, or the gradient has
+     *     already been added to it
      */
     private static List<NDArray> weightGradients(
             List<NDArray> weights, NDArray a, NDArray gradient, ProcessGroup group) {
@@ -213,7 +219,10 @@ final class FusedGradients {
         return results;
     }
 
-    /** Multiplies for a weight of another type; null if that has been added to its gradient. */
+    /**
+     * Multiplies for a weight of another type. Returns null if the product has been added to its
+     * gradient.
+     */
     private static NDArray convertedProduct(
             NDArray weight, NDArray left, NDArray right, ProcessGroup group) {
         ScalarType type = Torch.scalarType(weight);

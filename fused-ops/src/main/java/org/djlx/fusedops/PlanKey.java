@@ -9,7 +9,7 @@ import java.util.Arrays;
 import org.djlx.nativeops.cuda.TensorMap;
 import org.djlx.nativeops.torch.TensorInfo;
 
-/** What a plan is made for: an operator and all of its arguments but the arrays' elements. */
+/** Key of a plan: an operator, and its arguments without the elements of the arrays. */
 final class PlanKey {
 
     private static final int HEADER = 4;
@@ -20,8 +20,8 @@ final class PlanKey {
      * Encodes a call.
      *
      * @param operator a number for the operator
-     * @param dimension its dimension, as the caller passed it
-     * @param option a number for what else decides on the plan
+     * @param dimension the gather or scatter dimension, as the caller passed it
+     * @param option a number for everything else that a plan depends on
      * @param operands the arrays
      */
     PlanKey(int operator, int dimension, int option, Operands operands) {
