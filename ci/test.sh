@@ -111,7 +111,7 @@ report() {
 # run_maven ARG...: runs Maven with its output in $log. Prints the failures and the table; on failure also Maven's errors.
 run_maven() {
   local status=0 tests=0
-  maven "$@" >"$log" 2>&1 || status=$?
+  maven -ntp "$@" >"$log" 2>&1 || status=$?
   report || tests=1
   ((status != 0)) || return "$tests"
   # Without a failed test something else went wrong: compilation, format, javadoc, a test JVM that crashed or hung.
