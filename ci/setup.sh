@@ -113,31 +113,32 @@ maven() {
   (cd "$(project_root)" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" mvn -B -Dstyle.color=never "$@")
 }
 
-# build ARG...: packages modules without running tests, and prints a line a step. Maven's output goes to target/build.log.
+# build ARG...: packages modules without their tests, and prints a line a module and one every 5 seconds. Maven's output goes to target/build.log.
 build() {
   local log begin=$SECONDS
   log=$(project_root)/target/build.log
   mkdir -p "$(dirname "$log")"
-  if ! maven -DskipTests -Dpeer.skip=true -Dspotless.check.skip=true package "$@" 2>&1 | tee "$log" | build_progress >&2; then
+  if ! maven -Dmaven.test.skip=true -Dpeer.skip=true -Dspotless.check.skip=true package "$@" 2>&1 | tee "$log" | build_progress >&2; then
     grep -aE '^\[ERROR\]' "$log" | awk '!seen[$0]++' | head -20 >&2 || true
     die "the build failed after $((SECONDS - begin)) s; the whole output is in $log"
   fi
   say "Built in $((SECONDS - begin)) s"
 }
 
-# build_progress: reads Maven's output. Prints a line for each module, and one every 5 seconds while a step lasts.
+# build_progress: reads Maven's output and prints those lines.
 build_progress() {
-  local line status step=starting files=0 shown=$SECONDS
+  local line status begin=$SECONDS module=Maven step=starting files=0 shown=$SECONDS
   while true; do
     status=0
     IFS= read -rt 1 line || status=$?
     if ((status == 0)); then
       case $line in
         '[INFO] Building DJL Collectives'*'['*']')
-          say "$(sed -E 's/^.INFO. Building (DJL Collectives :: )?(.*) [^ ]+ +(\[.*\])$/\3 \2/' <<<"$line")"
+          module=$(sed -E 's/^.INFO. Building (DJL Collectives :: )?(.*) [^ ]+ +(\[.*\])$/\3 \2/' <<<"$line")
+          say "$module"
           shown=$SECONDS
           ;;
-        '[INFO] --- '*) step=$(sed -E 's/^.INFO. --- ([^:]*):([^:]*:)?([^ :]+) .*/\1 \3/' <<<"$line") ;;
+        '[INFO] --- '*) step=$(sed -E 's/^.INFO. --- [^:]*:([^:]*:)?([^ :]+) .*/\2/' <<<"$line") ;;
         Downloading*) step="downloading ${line##*/}" ;;
         Downloaded*) files=$((files + 1)) ;;
       esac
@@ -145,7 +146,7 @@ build_progress() {
       return 0 # End of input; read returns more than 128 on its timeout.
     fi
     if ((SECONDS - shown >= 5)); then
-      say "  $step$( ((files == 0)) || printf ' (files downloaded: %d)' "$files")"
+      say "$module: $step, $((SECONDS - begin)) s$( ((files == 0)) || printf ', files downloaded: %d' "$files")"
       shown=$SECONDS
     fi
   done

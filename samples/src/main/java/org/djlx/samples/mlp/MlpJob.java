@@ -152,7 +152,8 @@ final class MlpJob implements AutoCloseable {
             if (group.rank() == 0) {
                 undivided[slot] = time(() -> mlp(() -> x.matMul(w1), h -> h.matMul(w2)));
             }
-            try (FusedOps.Scope forced = FusedOps.forceFallback()) {
+            FusedOps.Scope forced = FusedOps.forceFallback();
+            try (forced) {
                 gathered[slot] = timeTogether(this::shardedMlp);
             }
             fused[slot] = timeTogether(this::shardedMlp);

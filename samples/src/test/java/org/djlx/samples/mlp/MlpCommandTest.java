@@ -163,7 +163,7 @@ class MlpCommandTest {
             String table = out.toString();
             // With 4 GPUs and more NCCL may be faster for what is so small.
             assertTrue(
-                    table.matches("(?s).*(gathered|pipelined|fused|nccl \\(NCCL_IS_FASTER\\)).*"),
+                    table.matches("(?s).*(gathered|pipelined|fused|fallback \\(NCCL_IS_FASTER\\)).*"),
                     table);
         }
     }
