@@ -33,7 +33,7 @@ import picocli.CommandLine;
 class TrainCommandTest {
 
     /** Of what a model writes: more than it can look back on, with what it goes on from. */
-    private static final int SAMPLE = 60;
+    private static final int SAMPLE = 36;
 
     @TempDir private Path folder;
     private Path text;
