@@ -65,8 +65,7 @@ final class MlpJob implements AutoCloseable {
      * @param operators a row for each operator
      * @param comparison a row for each way to compute the MLP
      */
-    record Result(
-            int tokens, double largestError, TextTable operators, TextTable comparison) {}
+    record Result(int tokens, double largestError, TextTable operators, TextTable comparison) {}
 
     MlpJob(ProcessGroup group, byte[] text, ScalarType type) {
         int worldSize = group.worldSize();
@@ -210,7 +209,6 @@ final class MlpJob implements AutoCloseable {
         Arrays.sort(sorted);
         return sorted[sorted.length / 2];
     }
-
 
     /** Trains copies of the weights. */
     MlpTraining.Result train(int steps) {
