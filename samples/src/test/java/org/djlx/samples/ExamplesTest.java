@@ -4,6 +4,7 @@
  */
 package org.djlx.samples;
 
+import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -32,6 +33,7 @@ import ai.djl.training.tracker.Tracker;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.regex.MatchResult;
@@ -44,8 +46,13 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.GatheredMatmul;
+import org.djlx.fusedops.llama.Generation;
+import org.djlx.fusedops.llama.GenerationRequest;
+import org.djlx.fusedops.llama.LlamaGenerator;
+import org.djlx.fusedops.llama.TextGenerator;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
@@ -77,7 +84,11 @@ class ExamplesTest {
                                         collectives.resolve("gradient/GradientScope.java"),
                                         JAVADOC,
                                         1),
-                                find(Path.of("README.md"), MARKDOWN, 4))
+                                find(Path.of("docs/getting-started.md"), MARKDOWN, 2),
+                                find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
+                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 2),
+                                find(Path.of("docs/training.md"), MARKDOWN, 1),
+                                find(Path.of("docs/text-generation.md"), MARKDOWN, 1))
                         .flatMap(List::stream)
                         .toList();
         return examples.stream();
@@ -101,6 +112,26 @@ class ExamplesTest {
             assertFalse(code.isEmpty(), example);
             assertTrue(squeeze(here).contains(code), () -> "no such code here:\n" + paragraph);
         }
+    }
+
+    /** The README's program, and what it says that the program prints. */
+    @Test
+    void theProgramOfTheReadmeRunsAsPrinted(@TempDir Path dir) throws Exception {
+        Path readme = Path.of("README.md");
+        List<String> programs = find(readme, MARKDOWN, 1);
+        assertEquals(1, programs.size());
+        Path file = Files.writeString(dir.resolve("Mlp.java"), programs.get(0));
+        List<String> command =
+                List.of(
+                        Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                        "-cp",
+                        System.getProperty("java.class.path"),
+                        file.toString());
+        Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
+        String output = new String(process.getInputStream().readAllBytes(), UTF_8);
+        assertEquals(0, process.waitFor(), output);
+        String printed = find(readme, Pattern.compile("# prints (\\[.*])"), 1).get(0);
+        assertTrue(output.lines().anyMatch(printed::equals), output);
     }
 
     private static String squeeze(String code) {
@@ -280,6 +311,28 @@ class ExamplesTest {
             NDArray hidden = Activation.gelu(up.outputs().get(0));
             NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
             scope.backward(loss(y));
+        }
+    }
+
+    /** What the generator writes with random weights means nothing; that it writes is enough. */
+    @Test
+    void text(@TempDir Path dir) throws Exception {
+        Path directory = dir.resolve("tiny");
+        assertEquals(
+                0,
+                Main.commandLine()
+                        .execute("serve-model", "--text", "../README.md", directory.toString()));
+        try (TextGenerator generator =
+                LlamaGenerator.builder().setDirectory(directory).optRanks(2).build()) {
+            Generation generation =
+                    generator.submit(
+                            GenerationRequest.builder()
+                                    .setPrompt("Once")
+                                    .optMaxNewTokens(20)
+                                    .build());
+            generation
+                    .await(Duration.ofMinutes(1))
+                    .forEach(piece -> System.out.print(piece.text()));
         }
     }
 

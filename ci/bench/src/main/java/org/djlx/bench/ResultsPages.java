@@ -8,6 +8,8 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -22,14 +24,22 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * The figures of README.md and docs, taken from ci/results: a section between {@code <!-- results
- * FILE -->} and {@code <!-- end -->} holds that file's tables, and docs/images its charts. The
- * section {@code <!-- results highlights -->} holds five rows of several files.
+ * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins
+ * with one of:
+ *
+ * <ul>
+ *   <li>{@code <!-- results FILE -->}: the tables of that file of ci/results; docs/images has its
+ *       chart
+ *   <li>{@code <!-- results highlights -->}: five rows of several files
+ *   <li>{@code <!-- samples/run.sh COMMAND -->}: what that command prints
+ * </ul>
  */
 final class ResultsPages {
 
     private static final Pattern SECTION =
-            Pattern.compile("(<!-- results (\\S+) -->\n).*?(<!-- end -->)", Pattern.DOTALL);
+            Pattern.compile(
+                    "(<!-- (results|samples/run\\.sh) (.*?) -->\n).*?(<!-- end -->)",
+                    Pattern.DOTALL);
     private static final String HIGHLIGHTS = "highlights";
 
     /** The file of the README's chart, and the rows that it shows. */
@@ -122,14 +132,31 @@ final class ResultsPages {
         return SECTION.matcher(Files.readString(page))
                 .replaceAll(
                         match -> {
-                            String name = match.group(2);
-                            used.add(name);
-                            String text =
-                                    name.equals(HIGHLIGHTS)
-                                            ? highlights()
-                                            : section(name).markdown();
-                            return Matcher.quoteReplacement(match.group(1) + text + match.group(3));
+                            String text = section(match.group(2), match.group(3));
+                            return Matcher.quoteReplacement(match.group(1) + text + match.group(4));
                         });
+    }
+
+    private String section(String kind, String name) {
+        if (!kind.equals("results")) {
+            return output(name);
+        }
+        used.add(name);
+        return name.equals(HIGHLIGHTS) ? highlights() : section(name).markdown();
+    }
+
+    /** Returns what a command of samples/run.sh prints, as code unless it prints Markdown. */
+    private static String output(String command) {
+        StringWriter out = new StringWriter();
+        int status =
+                org.djlx.samples.Main.commandLine()
+                        .setOut(new PrintWriter(out, true))
+                        .execute(command.split(" "));
+        if (status != 0) {
+            throw new IllegalArgumentException("samples/run.sh " + command + " failed");
+        }
+        String text = out.toString().strip() + "\n";
+        return command.contains("--markdown") ? text : "```\n" + text + "```\n";
     }
 
     /** Five rows for the README. */
