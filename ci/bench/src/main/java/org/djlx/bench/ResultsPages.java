@@ -95,14 +95,14 @@ final class ResultsPages {
                             + ": add the lines <!-- results FILE --> and <!-- end --> to"
                             + " docs/performance.md");
         }
+        Path images = Path.of("docs/images");
         for (ResultsSection section : sections.values()) {
-            if (section.hasChart()) {
-                files.put(Path.of("docs/images", section.chartName()), section.chart(row -> true));
-            }
+            section.chart(row -> true)
+                    .ifPresent(chart -> files.put(images.resolve(section.chartName()), chart));
         }
-        files.put(
-                Path.of("docs/images/speed-up.svg"),
-                section(README_CHART).chart(row -> README_ROWS.contains(ResultsSection.size(row))));
+        section(README_CHART)
+                .chart(row -> README_ROWS.contains(ResultsSection.size(row)))
+                .ifPresent(chart -> files.put(images.resolve("speed-up.svg"), chart));
         return files;
     }
 

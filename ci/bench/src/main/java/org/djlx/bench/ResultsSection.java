@@ -13,6 +13,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.function.Predicate;
@@ -44,11 +45,13 @@ final class ResultsSection {
     String markdown() {
         String benchmark = report.get("benchmark").getAsString();
         StringBuilder text = new StringBuilder(machine()).append("\n\n");
-        if (hasChart()) {
-            text.append(
-                    String.format(
-                            "![Speed-up over NCCL on %s](images/%s)%n%n", cards(), chartName()));
-        }
+        chart(row -> true)
+                .ifPresent(
+                        chart ->
+                                text.append(
+                                        String.format(
+                                                "![Speed-up on %s](images/%s)%n%n",
+                                                cards(), chartName())));
         if (benchmark.startsWith("all_reduce and fused operators")) {
             text.append(operators());
         } else if (benchmark.startsWith("text generation")) {
@@ -70,35 +73,78 @@ final class ResultsSection {
         return text.toString();
     }
 
-    /** Tells whether there is a chart of this file. */
-    boolean hasChart() {
-        return !chartRows(row -> true).isEmpty();
-    }
-
     /** Returns the chart's file name in docs/images. */
     String chartName() {
         return name.replace(".json", ".svg");
     }
 
-    /** Draws the rows that a chart shows and a predicate accepts. */
-    String chart(Predicate<GpuBenchRow> accepted) {
-        List<SpeedUpChart.Bar> bars =
-                chartRows(accepted).stream()
-                        .map(
-                                row ->
+    /**
+     * Draws the chart of this file.
+     *
+     * @param accepted which rows of operators it shows, of those that charts show
+     * @return the chart; empty if the file has nothing to compare with
+     */
+    Optional<String> chart(Predicate<GpuBenchRow> accepted) {
+        String benchmark = report.get("benchmark").getAsString();
+        if (benchmark.startsWith("float32 all_reduce")) {
+            return Optional.of(hostChart());
+        }
+        if (benchmark.startsWith("a data-parallel training step")) {
+            return Optional.of(trainingChart());
+        }
+        List<SpeedUpChart.Bar> bars = new ArrayList<>();
+        for (GpuBenchRow row : chartRows(accepted)) {
+            bars.add(
+                    new SpeedUpChart.Bar(
+                            operation(row) + "  " + size(row),
+                            baseline(row) / ours(row),
+                            baseline(row) / torch(row)));
+        }
+        return bars.isEmpty()
+                ? Optional.empty()
+                : Optional.of(
+                        SpeedUpChart.draw(
+                                "Speed-up over NCCL + matmul (1.0×)",
+                                String.format(
+                                        "%s, bfloat16, CUDA graph replay; NCCL %s, PyTorch %s;"
+                                                + " ci/results/%s",
+                                        cards(), version("nccl"), version("torch"), name),
+                                "PyTorch symmetric memory",
+                                bars));
+    }
+
+    private String hostChart() {
+        List<SpeedUpChart.Bar> bars = new ArrayList<>();
+        medians()
+                .forEach(
+                        (size, row) ->
+                                bars.add(
                                         new SpeedUpChart.Bar(
-                                                operation(row) + "  " + size(row),
-                                                baseline(row) / ours(row),
-                                                torch(row) == null
-                                                        ? null
-                                                        : baseline(row) / torch(row)))
-                        .toList();
-        String torch = report.has("torch") ? ", PyTorch " + version("torch") : "";
+                                                "all-reduce  " + bytes(size),
+                                                row.get("openmpi") / row.get("processes"),
+                                                row.get("openmpi") / row.get("gloo"))));
         return SpeedUpChart.draw(
-                "Speed-up over NCCL + matmul (1.0×)",
+                "Speed-up over Open MPI (1.0×)",
+                String.format("%s, float32, two processes; ci/results/%s", cards(), name),
+                "Gloo",
+                bars);
+    }
+
+    private String trainingChart() {
+        List<SpeedUpChart.Bar> bars = new ArrayList<>();
+        steps().forEach(
+                        (rows, step) ->
+                                bars.add(
+                                        new SpeedUpChart.Bar(
+                                                "step, " + rows + " rows a rank",
+                                                step.get("DJL") / step.get("P2P"),
+                                                step.get("DJL") / step.get("TORCH_DDP"))));
+        return SpeedUpChart.draw(
+                "Speed-up over DJL's engine PyTorch (1.0×)",
                 String.format(
-                        "%s, bfloat16, CUDA graph replay; NCCL %s%s; ci/results/%s",
-                        cards(), version("nccl"), torch, name),
+                        "%s, float32, SGD; PyTorch %s; ci/results/%s",
+                        cards(), version("torch"), name),
+                "PyTorch DDP",
                 bars);
     }
 
@@ -332,12 +378,7 @@ final class ResultsSection {
         names.put("P2P_ALONE", "one GPU, engine PyTorch-P2P");
         names.put("TORCH_ALONE", "one GPU, PyTorch");
         names.put("DJL_ALONE", "one GPU, DJL's engine PyTorch");
-        Map<Integer, Map<String, Double>> steps = new TreeMap<>();
-        for (JsonElement element : report.getAsJsonArray("steps")) {
-            JsonObject step = element.getAsJsonObject();
-            steps.computeIfAbsent(step.get("rows").getAsInt(), rows -> new LinkedHashMap<>())
-                    .put(step.get("who").getAsString(), step.get("milliseconds").getAsDouble());
-        }
+        Map<Integer, Map<String, Double>> steps = steps();
         List<String> titles = new ArrayList<>(List.of("ms a step"));
         steps.keySet().forEach(rows -> titles.add(rows + " rows a rank"));
         StringBuilder text =
@@ -365,6 +406,17 @@ final class ResultsSection {
         return text.toString();
     }
 
+    /** Returns the milliseconds of a training step by rows a rank and contender. */
+    private Map<Integer, Map<String, Double>> steps() {
+        Map<Integer, Map<String, Double>> steps = new TreeMap<>();
+        for (JsonElement element : report.getAsJsonArray("steps")) {
+            JsonObject step = element.getAsJsonObject();
+            steps.computeIfAbsent(step.get("rows").getAsInt(), rows -> new LinkedHashMap<>())
+                    .put(step.get("who").getAsString(), step.get("milliseconds").getAsDouble());
+        }
+        return steps;
+    }
+
     private String block() {
         double all = report.get("matmulsAndAttentionMilliseconds").getAsDouble();
         double block = report.get("blockMilliseconds").getAsDouble();
@@ -377,7 +429,8 @@ final class ResultsSection {
                 + line("block / matmuls and attention", format("%.2f", block / all));
     }
 
-    private String hostAllReduce() {
+    /** Returns the microseconds of all-reduces on the CPU by bytes and program. */
+    private Map<Long, Map<String, Double>> medians() {
         JsonObject medians = report.getAsJsonObject("medians");
         Map<Long, Map<String, Double>> sizes = new TreeMap<>();
         for (String program : medians.keySet()) {
@@ -387,19 +440,24 @@ final class ResultsSection {
                         .put(program, row.get("micros").getAsDouble());
             }
         }
+        return sizes;
+    }
+
+    private String hostAllReduce() {
         StringBuilder text =
                 new StringBuilder(
                         header("bytes", "threads", "processes", "Open MPI", "Gloo", "over Gloo"));
-        sizes.forEach(
-                (size, row) ->
-                        text.append(
-                                line(
-                                        bytes(size),
-                                        micros(row.get("threads")),
-                                        micros(row.get("processes")),
-                                        micros(row.get("openmpi")),
-                                        micros(row.get("gloo")),
-                                        ratio(row.get("gloo"), row.get("processes")))));
+        medians()
+                .forEach(
+                        (size, row) ->
+                                text.append(
+                                        line(
+                                                bytes(size),
+                                                micros(row.get("threads")),
+                                                micros(row.get("processes")),
+                                                micros(row.get("openmpi")),
+                                                micros(row.get("gloo")),
+                                                ratio(row.get("gloo"), row.get("processes")))));
         return text.toString();
     }
 

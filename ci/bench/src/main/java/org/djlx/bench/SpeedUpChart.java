@@ -4,14 +4,13 @@
  */
 package org.djlx.bench;
 
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
 import java.util.stream.DoubleStream;
 
 /**
  * A bar chart of speed-ups as SVG, on white: for each case a bar for this project and one for
- * PyTorch, where it was measured. A line at 1 marks the baseline.
+ * another program, where it was measured. A line at 1 marks the baseline.
  */
 final class SpeedUpChart {
 
@@ -30,9 +29,9 @@ final class SpeedUpChart {
      *
      * @param name the operation and its size
      * @param ours the speed-up of this project over the baseline
-     * @param torch the speed-up of PyTorch over the baseline; null if it was not measured
+     * @param other the speed-up of the other program over the baseline; null if it was not measured
      */
-    record Bar(String name, double ours, Double torch) {}
+    record Bar(String name, double ours, Double other) {}
 
     private final StringBuilder svg = new StringBuilder();
     private final List<Bar> bars;
@@ -51,7 +50,7 @@ final class SpeedUpChart {
     }
 
     private static DoubleStream values(Bar bar) {
-        return bar.torch == null ? DoubleStream.of(bar.ours) : DoubleStream.of(bar.ours, bar.torch);
+        return bar.other == null ? DoubleStream.of(bar.ours) : DoubleStream.of(bar.ours, bar.other);
     }
 
     /**
@@ -59,13 +58,14 @@ final class SpeedUpChart {
      *
      * @param title the title: what the baseline is
      * @param subtitle the machine, the type and how times were taken
+     * @param other the name of the other program
      * @param bars the cases, from top to bottom; at least one
      */
-    static String draw(String title, String subtitle, List<Bar> bars) {
-        return new SpeedUpChart(new ArrayList<>(bars)).draw(title, subtitle);
+    static String draw(String title, String subtitle, String other, List<Bar> bars) {
+        return new SpeedUpChart(bars).draw(title, subtitle, other);
     }
 
-    private String draw(String title, String subtitle) {
+    private String draw(String title, String subtitle, String other) {
         int bottom = TOP + bars.size() * ROW;
         int height = bottom + 34;
         line(
@@ -78,9 +78,11 @@ final class SpeedUpChart {
         text(16, 48, 13, "start", "#57606a", "normal", subtitle);
         line("<rect x=\"16\" y=\"60\" width=\"12\" height=\"12\" fill=\"%s\"/>", OURS);
         text(34, 71, 13, "start", INK, "normal", "DJL Collectives");
-        line("<rect x=\"160\" y=\"60\" width=\"12\" height=\"12\" fill=\"%s\"/>", OTHER);
-        text(178, 71, 13, "start", INK, "normal", "PyTorch symmetric memory");
-        for (double tick = 0; tick <= most; tick += 0.5) {
+        if (bars.stream().anyMatch(bar -> bar.other != null)) {
+            line("<rect x=\"160\" y=\"60\" width=\"12\" height=\"12\" fill=\"%s\"/>", OTHER);
+            text(178, 71, 13, "start", INK, "normal", other);
+        }
+        for (double tick = 0; tick <= most; tick += most > 4 ? 1 : 0.5) {
             boolean baseline = tick == 1;
             line(
                     "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"%s\""
@@ -101,11 +103,11 @@ final class SpeedUpChart {
     }
 
     private void bar(Bar bar, int y) {
-        int first = bar.torch == null ? y + (ROW - BAR) / 2 : y + (ROW - 2 * BAR) / 2;
+        int first = bar.other == null ? y + (ROW - BAR) / 2 : y + (ROW - 2 * BAR) / 2;
         text(LEFT - 10, y + ROW / 2 + 4, 13, "end", INK, "normal", bar.name);
         rectangle(first, bar.ours, OURS, "bold");
-        if (bar.torch != null) {
-            rectangle(first + BAR, bar.torch, OTHER, "normal");
+        if (bar.other != null) {
+            rectangle(first + BAR, bar.other, OTHER, "normal");
         }
     }
 
