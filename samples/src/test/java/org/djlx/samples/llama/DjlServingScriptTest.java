@@ -57,6 +57,7 @@ class DjlServingScriptTest {
         Files.copy(Path.of("target/class-path"), samples.resolve("target/class-path"));
         Files.createDirectory(checkout.resolve("ci"));
         Files.copy(Path.of("../ci/setup.sh"), checkout.resolve("ci/setup.sh"));
+        Files.copy(Path.of("../pom.xml"), checkout.resolve("pom.xml"));
         // What builds, which there is no need to do here.
         Path run = Files.writeString(samples.resolve("run.sh"), "#!/bin/sh\n");
         assertTrue(run.toFile().setExecutable(true));
