@@ -29,14 +29,4 @@ public record NativeCalls(long driver, long other) {
     public static void countOther() {
         CallingThread.get().otherCalls++;
     }
-
-    /**
-     * Returns the calls since an earlier time.
-     *
-     * @param earlier what {@link #ofThread} returned then, on the same thread
-     * @return the difference
-     */
-    public NativeCalls since(NativeCalls earlier) {
-        return new NativeCalls(driver - earlier.driver, other - earlier.other);
-    }
 }

@@ -166,30 +166,18 @@ public final class CudaKernel {
         if (size.dependent() && dependent) {
             return launchDependent(size, queue, pointers);
         }
-        return size.cooperative()
-                ? cudart.cuLaunchCooperativeKernel(
-                        function,
-                        size.gridX(),
-                        size.gridY(),
-                        size.gridZ(),
-                        size.blockX(),
-                        size.blockY(),
-                        size.blockZ(),
-                        size.sharedBytes(),
-                        queue,
-                        pointers)
-                : cudart.cuLaunchKernel(
-                        function,
-                        size.gridX(),
-                        size.gridY(),
-                        size.gridZ(),
-                        size.blockX(),
-                        size.blockY(),
-                        size.blockZ(),
-                        size.sharedBytes(),
-                        queue,
-                        pointers,
-                        (PointerPointer<?>) null);
+        return cudart.cuLaunchKernel(
+                function,
+                size.gridX(),
+                size.gridY(),
+                size.gridZ(),
+                size.blockX(),
+                size.blockY(),
+                size.blockZ(),
+                size.sharedBytes(),
+                queue,
+                pointers,
+                (PointerPointer<?>) null);
     }
 
     private int launchDependent(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {

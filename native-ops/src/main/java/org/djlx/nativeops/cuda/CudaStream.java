@@ -16,13 +16,6 @@ import org.djlx.nativeops.torch.Torch;
  * A queue of work for a GPU, which does it in order. Methods queue work and return, {@link
  * #synchronize()} excepted. They may be called by any thread; what several threads queue at once is
  * in some order.
- *
- * <p><b>Waiting for flags.</b> While a stream waits in {@link #waitValue32}, nothing may make the
- * host wait for the whole GPU before the flag is raised: not the first launch of a kernel whose
- * module loads lazily, nor allocating or freeing GPU memory, nor the default stream. Load and
- * allocate first. The wait has no deadline and holds up its hardware queue, which other streams may
- * share, so that the host may have no way to end it: where the flag may never be raised, wait in a
- * kernel.
  */
 public final class CudaStream extends CudaResource {
 
@@ -132,23 +125,6 @@ public final class CudaStream extends CudaResource {
         } finally {
             CudaDriver.leave(thread, pushed);
         }
-    }
-
-    /**
-     * Lets work queued from now on wait until a 32-bit word has reached a value, counting on past
-     * the largest: until {@code word - value >= 0} as a signed difference. See the class's note on
-     * waiting for flags.
-     *
-     * @param address where the word is, a multiple of 4: memory of this GPU or pinned host memory
-     * @param value the value to wait for
-     */
-    public void waitValue32(long address, int value) {
-        requireAligned(address);
-        call(
-                "cuStreamWaitValue32",
-                () ->
-                        cudart.cuStreamWaitValue32(
-                                stream, address, value, cudart.CU_STREAM_WAIT_VALUE_GEQ));
     }
 
     private static void requireAligned(long address) {

@@ -15,8 +15,6 @@ package org.djlx.nativeops.cuda;
  * @param blockZ the threads of a block along z
  * @param sharedBytes the dynamic shared memory of a block, in bytes; above 48 KiB see {@link
  *     CudaKernel#allowSharedMemory}
- * @param cooperative whether all blocks must run at once, so that they can wait for each other;
- *     where they cannot, the launch fails with {@code CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE}
  * @param dependent whether it may begin while the kernel queued before it still runs, if that lets
  *     it (programmatic dependent launch): the kernel itself waits before it touches what others
  *     write. Not together with {@code cooperative}; before compute capability 9.0 and CUDA 12.3 it
@@ -30,7 +28,6 @@ public record LaunchSize(
         int blockY,
         int blockZ,
         int sharedBytes,
-        boolean cooperative,
         boolean dependent) {
 
     /**
@@ -43,7 +40,6 @@ public record LaunchSize(
      * @param blockY the threads of a block along y
      * @param blockZ the threads of a block along z
      * @param sharedBytes the dynamic shared memory of a block, in bytes
-     * @param cooperative whether all blocks must run at once
      * @param dependent whether it may begin while the kernel before still runs
      * @throws IllegalArgumentException if one is out of range
      */
@@ -57,9 +53,6 @@ public record LaunchSize(
                                     + " of shared memory is not possible",
                             gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes));
         }
-        if (cooperative && dependent) {
-            throw new IllegalArgumentException("a cooperative launch cannot be dependent");
-        }
     }
 
     /**
@@ -67,10 +60,10 @@ public record LaunchSize(
      *
      * @param blocks how many blocks
      * @param threads how many threads in each
-     * @return the size, without dynamic shared memory, not cooperative
+     * @return the size, without dynamic shared memory
      */
     public static LaunchSize of(int blocks, int threads) {
-        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false, false);
+        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false);
     }
 
     /**
@@ -81,8 +74,7 @@ public record LaunchSize(
      * @return the size
      */
     public LaunchSize withGrid(int y, int z) {
-        return new LaunchSize(
-                gridX, y, z, blockX, blockY, blockZ, sharedBytes, cooperative, dependent);
+        return new LaunchSize(gridX, y, z, blockX, blockY, blockZ, sharedBytes, dependent);
     }
 
     /**
@@ -92,18 +84,7 @@ public record LaunchSize(
      * @return the size
      */
     public LaunchSize withShared(int byteSize) {
-        return new LaunchSize(
-                gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, cooperative, dependent);
-    }
-
-    /**
-     * Returns the same size for a cooperative launch.
-     *
-     * @return the size
-     */
-    public LaunchSize asCooperative() {
-        return new LaunchSize(
-                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true, dependent);
+        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, dependent);
     }
 
     /**
@@ -112,7 +93,6 @@ public record LaunchSize(
      * @return the size
      */
     public LaunchSize asDependent() {
-        return new LaunchSize(
-                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, cooperative, true);
+        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true);
     }
 }

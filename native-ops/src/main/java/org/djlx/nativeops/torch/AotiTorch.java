@@ -58,10 +58,6 @@ public final class AotiTorch {
 
     static native int aoti_torch_get_strides(long tensor, long resultAddress);
 
-    static native int aoti_torch_get_size(long tensor, long dimension, long resultAddress);
-
-    static native int aoti_torch_get_stride(long tensor, long dimension, long resultAddress);
-
     static native int aoti_torch_get_dtype(long tensor, long resultAddress);
 
     static native int aoti_torch_get_device_type(long tensor, long resultAddress);

@@ -148,27 +148,4 @@ public enum ScalarType {
         }
         return type;
     }
-
-    /**
-     * Returns the type that DJL's type stands for.
-     *
-     * @param type the type, other than {@link DataType#STRING} and {@link DataType#UNKNOWN}
-     * @return the type; {@link #COMPLEX64} for DJL's type of that name
-     * @throws IllegalArgumentException if libtorch has no such type
-     */
-    public static ScalarType of(DataType type) {
-        if (type == null) {
-            throw new IllegalArgumentException("the data type is null");
-        }
-        switch (type) {
-            case BOOLEAN:
-                return BOOL;
-            case STRING:
-            case UNKNOWN:
-                throw new IllegalArgumentException(
-                        "libtorch has no element type for DJL's data type " + type);
-            default:
-                return valueOf(type.name());
-        }
-    }
 }

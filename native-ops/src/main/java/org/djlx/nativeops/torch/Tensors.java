@@ -22,14 +22,6 @@ final class Tensors {
         return scratch.longsAt(scratch.getLong(0), dimensions);
     }
 
-    /** Returns the stride of every dimension, in elements. */
-    static long[] strides(long tensor) {
-        Scratch scratch = Scratch.get();
-        int dimensions = dimensions(tensor);
-        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(0)), "Torch.strides");
-        return scratch.longsAt(scratch.getLong(0), dimensions);
-    }
-
     private static int dimensions(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");

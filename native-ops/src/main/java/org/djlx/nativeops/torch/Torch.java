@@ -71,16 +71,6 @@ public final class Torch {
     }
 
     /**
-     * Returns the distance between neighbours along every dimension.
-     *
-     * @param array the array
-     * @return the strides, in elements; empty for a scalar
-     */
-    public static long[] strides(NDArray array) {
-        return Tensors.strides(TorchChecks.tensor(array, "the array"));
-    }
-
-    /**
      * Returns the element type, which {@link NDArray#getDataType()} does for those only that DJL
      * can name.
      *
@@ -96,8 +86,7 @@ public final class Torch {
      * Returns an array's element type, sizes, strides and address at once.
      *
      * @param array the array
-     * @return what {@link #scalarType}, {@link #sizes}, {@link #strides} and {@link #dataPointer}
-     *     return
+     * @return the type, sizes, strides and address
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static TensorInfo info(NDArray array) {
