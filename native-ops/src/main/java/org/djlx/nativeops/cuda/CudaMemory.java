@@ -13,23 +13,23 @@ import org.bytedeco.javacpp.PointerPointer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * Memory of GPUs, and memory of the host that GPUs reach. The contents are not initialised.
+ * Allocates GPU memory and pinned host memory. Contents are not initialised.
  *
- * <p>Allocating and freeing may wait until the GPU has done all its work, so neither belongs
- * between a stream's wait for a flag and the raising of it. Memory keeps its GPU's context until it
- * is freed. Close it only when no stream uses it any more. Failures are {@link CudaException}s:
- * {@code CUDA_ERROR_OUT_OF_MEMORY} if there is not enough.
+ * <p>Allocating and freeing may wait for all work of the GPU, so do neither between a wait for a
+ * signal and the signal. Memory retains its GPU's context until it is freed. Close it only after
+ * the last stream has used it. Failures are {@link CudaException}s, for example {@code
+ * CUDA_ERROR_OUT_OF_MEMORY}.
  */
 public final class CudaMemory {
 
     private CudaMemory() {}
 
     /**
-     * Allocates memory of a GPU.
+     * Allocates GPU memory.
      *
      * @param device the GPU
-     * @param byteSize how many bytes, at least 1
-     * @return the memory, at a multiple of 256 bytes
+     * @param byteSize the size in bytes, at least 1
+     * @return the memory, aligned to 256 bytes
      */
     public static NativeMemory allocate(CudaDevice device, long byteSize) {
         requirePositive(byteSize);
@@ -46,11 +46,11 @@ public final class CudaMemory {
     }
 
     /**
-     * Allocates memory of the host that is never paged out: copies to and from GPUs need not wait
-     * for the host, and GPUs reach it at the same address.
+     * Allocates pinned host memory. Copies from and to GPUs are asynchronous, and all GPUs access
+     * it at the same address.
      *
-     * @param device the GPU whose context owns the memory; all GPUs can use it
-     * @param byteSize how many bytes, at least 1
+     * @param device the GPU whose context owns the memory
+     * @param byteSize the size in bytes, at least 1
      * @return the memory, on {@link Device#cpu()}
      */
     public static NativeMemory allocatePinned(CudaDevice device, long byteSize) {
@@ -75,12 +75,12 @@ public final class CudaMemory {
     }
 
     /**
-     * Tells whether GPUs that have access to a peer address memory of it: what {@code cudaMalloc}
-     * made, but not what is mapped for those GPUs alone that it names.
+     * Tells whether peer access is enough to access memory. True for memory of {@code cudaMalloc};
+     * false for virtual memory, which is mapped for named GPUs only.
      *
-     * @param device the GPU that has the memory
-     * @param address an address in it
-     * @return whether they do
+     * @param device the GPU that owns the memory
+     * @param address an address in the memory
+     * @return whether peers with access can use it
      * @see CudaDevice#enablePeerAccess
      */
     public static boolean isPeerAccessible(CudaDevice device, long address) {
@@ -105,13 +105,19 @@ public final class CudaMemory {
         }
     }
 
+    /**
+     * Checks a size.
+     *
+     * @param byteSize the size in bytes
+     * @throws IllegalArgumentException if it is not positive
+     */
     public static void requirePositive(long byteSize) {
         if (byteSize <= 0) {
             throw new IllegalArgumentException("the size must be positive: " + byteSize + " bytes");
         }
     }
 
-    /** Makes memory of what a call wrote to an address, and keeps the context for as long. */
+    /** Wraps the memory that a call returns in {@code address}, and retains the context for it. */
     private static NativeMemory create(
             CudaDevice device,
             Device where,

@@ -5,7 +5,7 @@
 package org.djlx.nativeops.cuda;
 
 /**
- * How many blocks of how many threads a kernel is launched with.
+ * The grid and thread blocks of a kernel launch.
  *
  * @param gridX the blocks along x
  * @param gridY the blocks along y
@@ -13,12 +13,11 @@ package org.djlx.nativeops.cuda;
  * @param blockX the threads of a block along x
  * @param blockY the threads of a block along y
  * @param blockZ the threads of a block along z
- * @param sharedBytes the dynamic shared memory of a block, in bytes; above 48 KiB see {@link
- *     CudaKernel#allowSharedMemory}
- * @param dependent whether it may begin while the kernel queued before it still runs, if that lets
- *     it (programmatic dependent launch): the kernel itself waits before it touches what others
- *     write. Not together with {@code cooperative}; before compute capability 9.0 and CUDA 12.3 it
- *     begins behind
+ * @param sharedBytes the dynamic shared memory of a block in bytes; more than 48 KiB requires
+ *     {@link CudaKernel#allowSharedMemory}
+ * @param dependent whether this is a programmatic dependent launch: the kernel may start while the
+ *     kernel before it still runs, if that allows it, and must itself wait before it accesses data
+ *     of other kernels. Before compute capability 9.0 and CUDA 12.3 this is an ordinary launch
  */
 public record LaunchSize(
         int gridX,
@@ -31,7 +30,7 @@ public record LaunchSize(
         boolean dependent) {
 
     /**
-     * Checks the numbers.
+     * Checks the values.
      *
      * @param gridX the blocks along x
      * @param gridY the blocks along y
@@ -40,7 +39,7 @@ public record LaunchSize(
      * @param blockY the threads of a block along y
      * @param blockZ the threads of a block along z
      * @param sharedBytes the dynamic shared memory of a block, in bytes
-     * @param dependent whether it may begin while the kernel before still runs
+     * @param dependent whether this is a programmatic dependent launch
      * @throws IllegalArgumentException if one is out of range
      */
     public LaunchSize {
@@ -56,10 +55,10 @@ public record LaunchSize(
     }
 
     /**
-     * Returns a size along one dimension.
+     * Returns a one-dimensional size.
      *
-     * @param blocks how many blocks
-     * @param threads how many threads in each
+     * @param blocks the number of blocks
+     * @param threads the threads of a block
      * @return the size, without dynamic shared memory
      */
     public static LaunchSize of(int blocks, int threads) {
@@ -67,7 +66,7 @@ public record LaunchSize(
     }
 
     /**
-     * Returns the same size with other blocks along y and z.
+     * Returns this size with other blocks along y and z.
      *
      * @param y the blocks along y
      * @param z the blocks along z
@@ -78,9 +77,9 @@ public record LaunchSize(
     }
 
     /**
-     * Returns the same size with dynamic shared memory.
+     * Returns this size with dynamic shared memory.
      *
-     * @param byteSize how much a block has, in bytes
+     * @param byteSize the dynamic shared memory of a block, in bytes
      * @return the size
      */
     public LaunchSize withShared(int byteSize) {
@@ -88,7 +87,7 @@ public record LaunchSize(
     }
 
     /**
-     * Returns the same size for a launch that may begin while the kernel before still runs.
+     * Returns this size for a programmatic dependent launch.
      *
      * @return the size
      */
