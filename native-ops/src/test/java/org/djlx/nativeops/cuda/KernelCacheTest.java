@@ -229,7 +229,7 @@ class KernelCacheTest {
                     return compiled;
                 });
         assertEquals(
-                "compiling k.cu for sm_90a with -DA=1 -DB=2 by NVRTC 13.0, to be kept in "
+                "compiling k.cu for sm_90a with -DA=1 -DB=2 by NVRTC 13.0; the result is cached in "
                         + directory,
                 message.join());
     }

@@ -84,7 +84,7 @@ class TorchViewTest {
                         new long[] {2, 10},
                         ScalarType.INT32);
         assertArrayEquals(new int[] {1, 11, 21, 3, 13, 23}, view.toIntArray());
-        assertArrayEquals(new long[] {2, 10}, Torch.strides(view));
+        assertArrayEquals(new long[] {2, 10}, Torch.info(view).strides());
         assertFalse(Torch.isContiguous(view));
         NDArray repeated =
                 Torch.view(
