@@ -437,7 +437,7 @@ public final class GpuGroup {
         }
         List<StreamQueue> queues = streamQueues();
         Disposal.run(
-                "what " + backend + " holds for group '" + name + "'",
+                "the queues of group '" + name + "'",
                 () -> {
                     queues.forEach(StreamQueue::close);
                     resources.close();

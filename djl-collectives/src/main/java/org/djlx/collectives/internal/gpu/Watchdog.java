@@ -406,7 +406,7 @@ public final class Watchdog implements AutoCloseable {
         if (missing.isEmpty()) {
             LongWaits.warn(
                     operation,
-                    "other ranks, or its GPU,",
+                    "other ranks or its GPU",
                     waited,
                     operation.timeout(),
                     work.queue().hint());

@@ -38,7 +38,7 @@ class LongWaitsGpuTest {
     @Test
     void ncclTellsThatItDoesNotKnow() throws InterruptedException {
         String message = messageOf("nccl", options().build());
-        assertTrue(message.contains("still waiting for other ranks, or its GPU,"), message);
+        assertTrue(message.contains("still waiting for other ranks or its GPU after"), message);
         assertTrue(message.contains("optVerify(true)"), message);
     }
 

@@ -230,7 +230,7 @@ class WatchdogTest {
             watchdog.add(slow);
             FakeWork behind = work(first);
             String message = log.await("init() #0 of group 'g': still waiting for");
-            assertTrue(message.contains("for other ranks, or its GPU, after"), message);
+            assertTrue(message.contains("for other ranks or its GPU after"), message);
             assertTrue(message.endsWith("times out after 9 s; ask rank 1"), message);
             second.missing = List.of(1, 3);
             FakeWork other = new FakeWork(second, Duration.ofMillis(1));
