@@ -174,7 +174,7 @@ final class P2p {
             this.region = region;
         }
 
-        /** Loads all kernels before any runs, as a load may wait for running kernels. */
+        /** Loads all kernels before any runs because a load may wait for running kernels. */
         void loadKernels(CudaDevice device) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
             SignalKernels.prepare(device, compiler); // in parallel to the all-reduces

@@ -61,7 +61,7 @@ import org.djlx.nativeops.cuda.CudaStream;
  *   <li>All works that have not ended are failed before the abort: after it they would look as if
  *       they had succeeded. For the same reason, {@link Connection#aborting} comes before {@link
  *       Connection#abort}.
- *   <li>All broken queues are aborted at once, as the operations of one may wait for another's.
+ *   <li>All broken queues are aborted at once because the operations of one may wait for another's.
  *   <li>Failed works complete after the abort, in their order. They release their memory only if
  *       the GPU has stopped, and memory that peers may still write into when the kernel says so.
  * </ol>
@@ -238,7 +238,9 @@ public final class GpuGroup {
                         });
     }
 
-    /** Releases a call that cannot be captured, and announces it, as other ranks may call it. */
+    /**
+     * Releases a call that cannot be captured, and announces it because other ranks may call it.
+     */
     private RuntimeException captured(Operation operation, GpuCall call, int peer) {
         call.release();
         CollectiveException refused = peer < 0 ? extension.announce(operation, true) : null;
