@@ -380,11 +380,18 @@ public final class CudaP2pOptions extends BackendOptions {
          *       share a hardware queue, in which a kernel waits behind the stream that waits for
          *       it.
          *   <li>Neither setting helps if one rank alone loads a kernel while kernels of the others
-         *       wait for it, as cuBLAS does for a new matrix size. Kernels of this project are
+         *       wait for it, as cuBLAS does for a new matrix size. For a new size let all ranks
+         *       synchronise their streams and meet before the call. Kernels of this project are
          *       loaded once for all ranks of a process.
-         *   <li>Synchronise the rank's stream before a copy from or to unpinned memory, such as
-         *       {@code create} and {@code toFloatArray} of arrays. Such a copy waits for the
-         *       stream, and meanwhile the driver accepts no calls for that GPU from any rank.
+         *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
+         *       pinned, as {@code toFloatArray} and {@code getFloat} do. The copy waits for the
+         *       stream and holds a lock of the driver meanwhile. Other ranks can then allocate no
+         *       memory and create no event on that GPU, not even the rank that the stream waits
+         *       for: all stand still until the timeout.
+         *   <li>Free no memory of the GPU while ranks wait for each other: no {@code cudaFree}, no
+         *       emptying of libtorch's cache, which libtorch empties itself when memory runs out.
+         *       {@code cudaFree} waits for all kernels of the GPU, and meanwhile nothing can be
+         *       launched there.
          * </ul>
          *
          * <p>Kernels that wait for peers use at most half of the SMs together, so that a matmul of

@@ -188,9 +188,13 @@ public final class ProcessGroup implements AutoCloseable {
         return state.worldSize();
     }
 
-    /*     * Returns the global ranks of this group's members; the counterpart of {@code torch.distributed.get_process_group_ranks}. A global rank is a rank of the initial group that {@link ProcessGroups} created.
+    /**
+     * Returns the global ranks of this group's members; the counterpart of {@code
+     * torch.distributed.get_process_group_ranks}. A global rank is a rank of the initial group that
+     * {@link ProcessGroups} created.
      *
-     * <p>To find a rank of this group in another group, go through its global rank: {@code other.groupRank(group.globalRank(rank))}.
+     * <p>To find a rank of this group in another group, go through its global rank: {@code
+     * other.groupRank(group.globalRank(rank))}.
      *
      * @return the global ranks, indexed by rank of this group
      */
@@ -198,7 +202,9 @@ public final class ProcessGroup implements AutoCloseable {
         return state.ranks();
     }
 
-    /*     * Returns the parent ranks of this group's members. The parent is the group on which {@link #newGroup} or {@link #split} was called.
+    /**
+     * Returns the parent ranks of this group's members. The parent is the group on which {@link
+     * #newGroup} or {@link #split} was called.
      *
      * @return the parent ranks, indexed by rank of this group; for an initial group, its own ranks
      */
@@ -206,7 +212,8 @@ public final class ProcessGroup implements AutoCloseable {
         return state.parentRanks();
     }
 
-    /*     * Translates a rank of this group to a global rank.
+    /**
+     * Translates a rank of this group to a global rank.
      *
      * @param groupRank the rank in this group, from 0
      * @return its rank in the initial group
@@ -222,7 +229,8 @@ public final class ProcessGroup implements AutoCloseable {
         return ranks().get(groupRank);
     }
 
-    /*     * Translates a global rank to a rank of this group.
+    /**
+     * Translates a global rank to a rank of this group.
      *
      * @param globalRank the rank in the initial group
      * @return its rank in this group
@@ -239,7 +247,12 @@ public final class ProcessGroup implements AutoCloseable {
         return rank;
     }
 
-    /*     * Returns whether this rank is a member of the group. {@link #newGroup} and {@link #split} return a non-member handle, the counterpart of {@code torch.distributed.GroupMember.NON_GROUP_MEMBER}, on ranks that are not. A non-member handle has the group's name and ranks only: every operation throws {@link IllegalStateException}, and {@link #destroy} is a no-op.
+    /**
+     * Returns whether this rank is a member of the group. {@link #newGroup} and {@link #split}
+     * return a non-member handle, the counterpart of {@code
+     * torch.distributed.GroupMember.NON_GROUP_MEMBER}, on ranks that are not. A non-member handle
+     * has the group's name and ranks only: every operation throws {@link IllegalStateException},
+     * and {@link #destroy} is a no-op.
      *
      * @return true if this rank is a member
      */
@@ -247,7 +260,8 @@ public final class ProcessGroup implements AutoCloseable {
         return rank() >= 0;
     }
 
-    /*     * Returns the group's name. It is unique among the groups derived from one initial group.
+    /**
+     * Returns the group's name. It is unique among the groups derived from one initial group.
      *
      * @return the name, the same on all ranks
      */
@@ -255,7 +269,8 @@ public final class ProcessGroup implements AutoCloseable {
         return state.name();
     }
 
-    /*     * Returns the device on which the group's tensors must be.
+    /**
+     * Returns the device on which the group's tensors must be.
      *
      * @return the device
      */
@@ -272,7 +287,9 @@ public final class ProcessGroup implements AutoCloseable {
         return backend.name();
     }
 
-    /*     * Returns the flight recorder: this rank's last operations. It also works after {@link #destroy}.
+    /**
+     * Returns the flight recorder: this rank's last operations. It also works after {@link
+     * #destroy}.
      *
      * @return the recorder
      * @throws IllegalStateException if this rank is not a member of the group
@@ -281,7 +298,8 @@ public final class ProcessGroup implements AutoCloseable {
         return state.trace().recorder();
     }
 
-    /*     * Returns how long an operation waits for other ranks.
+    /**
+     * Returns how long an operation waits for other ranks.
      *
      * @return the timeout
      */
@@ -289,9 +307,13 @@ public final class ProcessGroup implements AutoCloseable {
         return timeout;
     }
 
-    /*     * Returns a view of this group with another timeout, for example for a single call: {@code group.withTimeout(Duration.ofSeconds(5)).barrier()}. The view is the same group: destroying it destroys the group.
+    /**
+     * Returns a view of this group with another timeout, for example for a single call: {@code
+     * group.withTimeout(Duration.ofSeconds(5)).barrier()}. The view is the same group: destroying
+     * it destroys the group.
      *
-     * <p>With {@code shm} a collective's timeout counts from its start, which is after the end of the operations before it; a message's timeout counts from the call.
+     * <p>With {@code shm} a collective's timeout counts from its start, which is after the end of
+     * the operations before it; a message's timeout counts from the call.
      *
      * @param timeout how long the view's operations wait for other ranks; positive
      * @return the view
@@ -300,7 +322,8 @@ public final class ProcessGroup implements AutoCloseable {
         return new ProcessGroup(state, lifeline, BackendOptions.checked(timeout));
     }
 
-    /*     * Returns whether the ranks can write to each other's memory.
+    /**
+     * Returns whether the ranks can write to each other's memory.
      *
      * @return true if {@link #p2pBuffers()} is present; the same on all ranks
      */
@@ -318,9 +341,13 @@ public final class ProcessGroup implements AutoCloseable {
         return backend.p2pBuffers();
     }
 
-    /*     * Returns an object that a library attaches to this group on this rank, such as a cache of its plans. The first call creates it; all views of the group share it. It is closed after the group has been destroyed and all its operations have ended.
+    /**
+     * Returns an object that a library attaches to this group on this rank, such as a cache of its
+     * plans. The first call creates it; all views of the group share it. It is closed after the
+     * group has been destroyed and all its operations have ended.
      *
-     * <p>The object must not refer to the group, because a group that is still referenced is never freed as unused; see {@link #destroy}.
+     * <p>The object must not refer to the group, because a group that is still referenced is never
+     * freed as unused; see {@link #destroy}.
      *
      * @param type the class of the object; at most one object per class
      * @param maker creates the object; must not use the group
@@ -334,12 +361,16 @@ public final class ProcessGroup implements AutoCloseable {
         return type.cast(state.attachment(type, maker));
     }
 
-    /*     * Reduces a tensor over all ranks, in place. Every rank gets the same bits.
+    /**
+     * Reduces a tensor over all ranks, in place. Every rank gets the same bits.
      *
-     * @param tensor this rank's contribution, overwritten with the result; the same shape on all ranks
+     * @param tensor this rank's contribution, overwritten with the result; the same shape on all
+     *     ranks
      * @param op the reduction
      * @return the work
-     * @throws IllegalArgumentException if the tensor is null, closed, on another device, broadcast ({@code stride 0}), or of an element type for which the backend does not have the reduction
+     * @throws IllegalArgumentException if the tensor is null, closed, on another device, broadcast
+     *     ({@code stride 0}), or of an element type for which the backend does not have the
+     *     reduction
      */
     public Work allReduce(NDArray tensor, ReduceOp op) {
         return issue(
@@ -350,19 +381,27 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.allReduce(operation, tensor, op));
     }
 
-    /*     * Reduces a tensor over all ranks, in place; with {@code asyncOp=false}, c10d's default, the call is ordered with the code after it:
+    /**
+     * Reduces a tensor over all ranks, in place; with {@code asyncOp=false}, c10d's default, the
+     * call is ordered with the code after it:
      *
      * <ul>
      *   <li>On the CPU, the call returns when the tensor holds the result.
-     *   <li>On a GPU, work enqueued later on the current stream sees the result. {@code cuda_p2p} can then reduce on the current stream itself, with half as many driver calls on the host.
+     *   <li>On a GPU, work enqueued later on the current stream sees the result. {@code cuda_p2p}
+     *       can then reduce on the current stream itself, with half as many driver calls on the
+     *       host.
      * </ul>
      *
-     * @param tensor this rank's contribution, overwritten with the result; the same shape on all ranks
+     * @param tensor this rank's contribution, overwritten with the result; the same shape on all
+     *     ranks
      * @param op the reduction
      * @param asyncOp true if the caller waits for the work itself; ranks may pass different values
-     * @return the work; with {@code asyncOp=false} only needed to learn whether the operation failed later on the GPU
-     * @throws CollectiveException with {@code asyncOp=false}: if the operation has failed (on a GPU, if the failure is already known)
-     * @throws IllegalStateException with {@code asyncOp=false} on a GPU inside an {@link NcclBatch}, because its operations start only when the batch ends; nothing is sent
+     * @return the work; with {@code asyncOp=false} only needed to learn whether the operation
+     *     failed later on the GPU
+     * @throws CollectiveException with {@code asyncOp=false}: if the operation has failed (on a
+     *     GPU, if the failure is already known)
+     * @throws IllegalStateException with {@code asyncOp=false} on a GPU inside an {@link
+     *     NcclBatch}, because its operations start only when the batch ends; nothing is sent
      */
     public Work allReduce(NDArray tensor, ReduceOp op, boolean asyncOp) {
         if (asyncOp) {
@@ -391,9 +430,11 @@ public final class ProcessGroup implements AutoCloseable {
         return info;
     }
 
-    /*     * Reduces a tensor over all ranks to one rank. The result has the bits of {@link #allReduce}.
+    /**
+     * Reduces a tensor over all ranks to one rank. The result has the bits of {@link #allReduce}.
      *
-     * @param tensor this rank's contribution; overwritten with the result on the root, unchanged on other ranks; the same shape on all ranks
+     * @param tensor this rank's contribution; overwritten with the result on the root, unchanged on
+     *     other ranks; the same shape on all ranks
      * @param root the rank of this group that gets the result
      * @param op the reduction
      * @return the work
@@ -414,7 +455,8 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.reduce(operation, tensor, root, op));
     }
 
-    /*     * Copies a tensor from one rank to all other ranks.
+    /**
+     * Copies a tensor from one rank to all other ranks.
      *
      * @param tensor the input on the root, the output on other ranks; the same shape on all ranks
      * @param root the rank of this group that sends
@@ -436,7 +478,8 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.broadcast(operation, tensor, root));
     }
 
-    /*     * Gathers the tensors of all ranks on every rank.
+    /**
+     * Gathers the tensors of all ranks on every rank.
      *
      * @param outputs one output per rank, in rank order, each of the input's shape
      * @param input this rank's tensor; the same shape on all ranks
@@ -455,7 +498,10 @@ public final class ProcessGroup implements AutoCloseable {
         return issue(type, in, null, 0, operation -> backend.allGather(operation, tensors, input));
     }
 
-    /*     * Gathers the tensors of all ranks into one tensor on every rank, in rank order. For inputs of shape {@code (n, k)} the output is {@code (W·n, k)}, concatenated, or {@code (W, n, k)}, stacked, where W is the world size.
+    /**
+     * Gathers the tensors of all ranks into one tensor on every rank, in rank order. For inputs of
+     * shape {@code (n, k)} the output is {@code (W·n, k)}, concatenated, or {@code (W, n, k)},
+     * stacked, where W is the world size.
      *
      * @param output the gathered tensor, with W times as many elements as the input
      * @param input this rank's tensor; the same shape on all ranks
@@ -465,7 +511,9 @@ public final class ProcessGroup implements AutoCloseable {
         return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, 0, output, input);
     }
 
-    /*     * Checks arguments as {@link #allGatherIntoTensor} does, for a library operation with the same contract that runs by {@link #execute}.
+    /**
+     * Checks arguments as {@link #allGatherIntoTensor} does, for a library operation with the same
+     * contract that runs by {@link #execute}.
      *
      * @param output the output
      * @param input this rank's input
@@ -493,9 +541,11 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.allGather(operation, List.of(output), input));
     }
 
-    /*     * Gathers the tensors of all ranks on one rank.
+    /**
+     * Gathers the tensors of all ranks on one rank.
      *
-     * @param outputs on the root, one output per rank, in rank order, each of the input's shape; null or empty on other ranks
+     * @param outputs on the root, one output per rank, in rank order, each of the input's shape;
+     *     null or empty on other ranks
      * @param input this rank's tensor; the same shape on all ranks
      * @param root the rank of this group that gets the tensors
      * @return the work; its result is the list of outputs
@@ -515,10 +565,12 @@ public final class ProcessGroup implements AutoCloseable {
                 type, in, null, root, operation -> backend.gather(operation, tensors, input, root));
     }
 
-    /*     * Distributes a list of tensors from one rank, one tensor to each rank.
+    /**
+     * Distributes a list of tensors from one rank, one tensor to each rank.
      *
      * @param output this rank's tensor; the same shape on all ranks
-     * @param inputs on the root, one tensor per rank, in rank order, each of the output's shape; null or empty on other ranks
+     * @param inputs on the root, one tensor per rank, in rank order, each of the output's shape;
+     *     null or empty on other ranks
      * @param root the rank of this group that sends
      * @return the work
      */
@@ -541,7 +593,8 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.scatter(operation, output, tensors, root));
     }
 
-    /*     * Reduces lists of tensors over all ranks; rank r gets the reduction of all {@code inputs[r]}.
+    /**
+     * Reduces lists of tensors over all ranks; rank r gets the reduction of all {@code inputs[r]}.
      *
      * @param output this rank's result; the same shape on all ranks
      * @param inputs one tensor per rank, in rank order, each of the output's shape
@@ -566,7 +619,10 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.reduceScatter(operation, output, tensors, op));
     }
 
-    /*     * Reduces a tensor over all ranks and scatters the result along its first dimension, in rank order. For inputs of shape {@code (W·n, k)} rank r gets rows {@code r·n} to {@code (r+1)·n - 1}, where W is the world size.
+    /**
+     * Reduces a tensor over all ranks and scatters the result along its first dimension, in rank
+     * order. For inputs of shape {@code (W·n, k)} rank r gets rows {@code r·n} to {@code (r+1)·n -
+     * 1}, where W is the world size.
      *
      * @param output this rank's part of the result; the same shape on all ranks
      * @param input this rank's contribution, with W times as many elements as the output
@@ -582,7 +638,9 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.reduceScatter(operation, output, List.of(input), op));
     }
 
-    /*     * Checks arguments as {@link #reduceScatterTensor} does, for a library operation with the same contract that runs by {@link #execute}.
+    /**
+     * Checks arguments as {@link #reduceScatterTensor} does, for a library operation with the same
+     * contract that runs by {@link #execute}.
      *
      * @param output this rank's part of the result
      * @param input this rank's contribution
@@ -601,10 +659,13 @@ public final class ProcessGroup implements AutoCloseable {
         return out;
     }
 
-    /*     * Sends one tensor from every rank to every rank. {@code inputs[q]} on rank r and {@code outputs[r]} on rank q must have equal numbers of elements; otherwise shapes are free.
+    /**
+     * Sends one tensor from every rank to every rank. {@code inputs[q]} on rank r and {@code
+     * outputs[r]} on rank q must have equal numbers of elements; otherwise shapes are free.
      *
      * @param outputs one output per source rank, in rank order
-     * @param inputs one input per destination rank, in rank order; inputs and outputs all have the same element type
+     * @param inputs one input per destination rank, in rank order; inputs and outputs all have the
+     *     same element type
      * @return the work
      */
     public Work allToAll(List<NDArray> outputs, List<NDArray> inputs) {
@@ -619,7 +680,9 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.allToAll(operation, to, from));
     }
 
-    /*     * Sends an equal part of a tensor from every rank to every rank. The first dimensions of input and output must be divisible by the world size.
+    /**
+     * Sends an equal part of a tensor from every rank to every rank. The first dimensions of input
+     * and output must be divisible by the world size.
      *
      * @param output the parts from all ranks, concatenated along the first dimension in rank order
      * @param input the parts for all ranks, concatenated along the first dimension in rank order
@@ -629,14 +692,19 @@ public final class ProcessGroup implements AutoCloseable {
         return allToAllSingle(output, input, null, null);
     }
 
-    /*     * Sends a part of a tensor from every rank to every rank. {@code inputSplits[q]} on rank r must equal {@code outputSplits[r]} on rank q. {@code shm} checks this before any tensor changes and fails on all ranks; NCCL checks it only with {@link NcclOptions.Builder#optVerify}.
+    /**
+     * Sends a part of a tensor from every rank to every rank. {@code inputSplits[q]} on rank r must
+     * equal {@code outputSplits[r]} on rank q. {@code shm} checks this before any tensor changes
+     * and fails on all ranks; NCCL checks it only with {@link NcclOptions.Builder#optVerify}.
      *
      * @param output the parts from all ranks, concatenated along the first dimension in rank order
-     * @param input the parts for all ranks, concatenated along the first dimension in rank order; equal to the output in element type and in all dimensions but the first
+     * @param input the parts for all ranks, concatenated along the first dimension in rank order;
+     *     equal to the output in element type and in all dimensions but the first
      * @param outputSplits the number of rows that come from each rank; null for equal parts
      * @param inputSplits the number of rows that go to each rank; null for equal parts
      * @return the work
-     * @throws IllegalArgumentException if splits are negative, do not add up to the first dimension, or if this rank's splits for itself differ
+     * @throws IllegalArgumentException if splits are negative, do not add up to the first
+     *     dimension, or if this rank's splits for itself differ
      */
     public Work allToAllSingle(
             NDArray output, NDArray input, long[] outputSplits, long[] inputSplits) {
@@ -670,15 +738,24 @@ public final class ProcessGroup implements AutoCloseable {
                                 operation, output, input, outputCounts, inputCounts));
     }
 
-    /*     * Sends a message to one rank, asynchronously; the counterpart of {@code torch.distributed.isend}. The receiver calls {@link #recv} or {@link #recvAnySource}. The work completes when the whole message has been handed over, so only after the receiver has called.
+    /**
+     * Sends a message to one rank, asynchronously; the counterpart of {@code
+     * torch.distributed.isend}. The receiver calls {@link #recv} or {@link #recvAnySource}. The
+     * work completes when the whole message has been handed over, so only after the receiver has
+     * called.
      *
      * <ul>
-     *   <li>Messages with the same tag between the same two ranks arrive in the order of the sends. Messages with different tags or destinations do not wait for each other.
-     *   <li>If the receiver expects another element type or number of elements, both calls fail with a {@link CollectiveMismatchException}.
-     *   <li>A message without a matching receive fails at the timeout and is withdrawn; the group stays usable.
+     *   <li>Messages with the same tag between the same two ranks arrive in the order of the sends.
+     *       Messages with different tags or destinations do not wait for each other.
+     *   <li>If the receiver expects another element type or number of elements, both calls fail
+     *       with a {@link CollectiveMismatchException}.
+     *   <li>A message without a matching receive fails at the timeout and is withdrawn; the group
+     *       stays usable.
      * </ul>
      *
-     * <p>NCCL differs: it ignores tags, matches the messages of a pair in call order, and compares them only with {@link NcclOptions.Builder#optVerify}. A message that times out breaks this direction between the two ranks; the rest of the group stays usable.
+     * <p>NCCL differs: it ignores tags, matches the messages of a pair in call order, and compares
+     * them only with {@link NcclOptions.Builder#optVerify}. A message that times out breaks this
+     * direction between the two ranks; the rest of the group stays usable.
      *
      * @param tensor the tensor to send
      * @param destination the receiving rank of this group; not this rank
@@ -690,9 +767,12 @@ public final class ProcessGroup implements AutoCloseable {
         return message(P2pOp.send(tensor, destination, tag));
     }
 
-    /*     * Receives a message from one rank, asynchronously; the counterpart of {@code torch.distributed.irecv}.
+    /**
+     * Receives a message from one rank, asynchronously; the counterpart of {@code
+     * torch.distributed.irecv}.
      *
-     * @param tensor receives the message; its element type and number of elements must equal the sender's
+     * @param tensor receives the message; its element type and number of elements must equal the
+     *     sender's
      * @param source the sending rank of this group; not this rank
      * @param tag the message's tag; not negative
      * @return the work
@@ -702,7 +782,8 @@ public final class ProcessGroup implements AutoCloseable {
         return message(P2pOp.recv(tensor, source, tag));
     }
 
-    /*     * Receives a message from any rank: the first one that arrives with this tag.
+    /**
+     * Receives a message from any rank: the first one that arrives with this tag.
      *
      * @param tensor receives the message
      * @param tag the message's tag; not negative
@@ -718,7 +799,9 @@ public final class ProcessGroup implements AutoCloseable {
         return issueMessage(op.type(), op.tensor(), checkMessage(op), op.peer(), op.tag());
     }
 
-    /*     * Issues sends and receives that run concurrently; the counterpart of {@code torch.distributed.batch_isend_irecv}. All are checked before the first is issued.
+    /**
+     * Issues sends and receives that run concurrently; the counterpart of {@code
+     * torch.distributed.batch_isend_irecv}. All are checked before the first is issued.
      *
      * @param ops the sends and receives
      * @return the works, in the order of {@code ops}
@@ -777,7 +860,8 @@ public final class ProcessGroup implements AutoCloseable {
                                 : backend.recv(operation, tensor, peer, tag));
     }
 
-    /*     * Synchronises all ranks. The returned work completes once every rank has called barrier().
+    /**
+     * Synchronises all ranks. The returned work completes once every rank has called barrier().
      *
      * @return the work
      */
@@ -787,22 +871,31 @@ public final class ProcessGroup implements AutoCloseable {
         return issue(OpType.BARRIER, new Agreed(null, new long[0], null, 0), backend::barrier);
     }
 
-    /*     * Blocks until all ranks have called it, and otherwise names the missing ranks; the counterpart of {@code torch.distributed.monitored_barrier}. It does not wait for running operations, and the group stays usable whatever the outcome.
+    /**
+     * Blocks until all ranks have called it, and otherwise names the missing ranks; the counterpart
+     * of {@code torch.distributed.monitored_barrier}. It does not wait for running operations, and
+     * the group stays usable whatever the outcome.
      *
-     * <p>It consists of messages: every rank reports to rank 0, and rank 0 answers with the outcome. Rank 0 and all ranks that reported in time throw the same exception. A rank that reports later gets no answer; its own call times out and names rank 0.
+     * <p>It consists of messages: every rank reports to rank 0, and rank 0 answers with the
+     * outcome. Rank 0 and all ranks that reported in time throw the same exception. A rank that
+     * reports later gets no answer; its own call times out and names rank 0.
      *
      * @param timeout how long rank 0 waits for the other ranks
-     * @param waitAllRanks true: rank 0 waits for the whole timeout and names all missing ranks; false: it stops at the first missing rank
-     * @throws CollectiveTimeoutException if ranks are missing; {@link CollectiveTimeoutException#missingRanks()} lists them, or rank 0 if it did not answer
+     * @param waitAllRanks true: rank 0 waits for the whole timeout and names all missing ranks;
+     *     false: it stops at the first missing rank
+     * @throws CollectiveTimeoutException if ranks are missing; {@link
+     *     CollectiveTimeoutException#missingRanks()} lists them, or rank 0 if it did not answer
      */
     public void monitoredBarrier(Duration timeout, boolean waitAllRanks) {
         state.checkUsable();
         MonitoredBarrier.run(withTimeout(timeout), state.nextMonitoredBarrier(), waitAllRanks);
     }
 
-    /*     * All-reduces several tensors, as one operation per element type or one batch.
+    /**
+     * All-reduces several tensors, as one operation per element type or one batch.
      *
-     * @param tensors this rank's contributions, overwritten with the results; the same types and shapes in the same order on all ranks; must not overlap in memory
+     * @param tensors this rank's contributions, overwritten with the results; the same types and
+     *     shapes in the same order on all ranks; must not overlap in memory
      * @param op the reduction
      * @return one work for all tensors
      * @throws IllegalArgumentException as {@link #allReduce}, and if tensors overlap
@@ -821,10 +914,13 @@ public final class ProcessGroup implements AutoCloseable {
         return Coalescing.allReduce(this, List.copyOf(tensors), infos, op);
     }
 
-    /*     * All-gathers several tensors, as one operation per element type or one batch.
+    /**
+     * All-gathers several tensors, as one operation per element type or one batch.
      *
-     * @param outputs one gathered tensor per input; must not overlap in memory with another output or another input
-     * @param inputs this rank's tensors; the same types and shapes in the same order on all ranks; an input may be this rank's part of its output
+     * @param outputs one gathered tensor per input; must not overlap in memory with another output
+     *     or another input
+     * @param inputs this rank's tensors; the same types and shapes in the same order on all ranks;
+     *     an input may be this rank's part of its output
      * @return one work for all tensors
      * @see #allGatherIntoTensor
      */
@@ -839,9 +935,11 @@ public final class ProcessGroup implements AutoCloseable {
         return Coalescing.allGather(this, List.copyOf(outputs), List.copyOf(inputs), infos);
     }
 
-    /*     * Reduce-scatters several tensors, as one operation per element type or one batch.
+    /**
+     * Reduce-scatters several tensors, as one operation per element type or one batch.
      *
-     * @param outputs this rank's parts of the results; the same types and shapes in the same order on all ranks; must not overlap in memory with another output or another input
+     * @param outputs this rank's parts of the results; the same types and shapes in the same order
+     *     on all ranks; must not overlap in memory with another output or another input
      * @param inputs one contribution per output
      * @param op the reduction
      * @return one work for all tensors
@@ -871,12 +969,16 @@ public final class ProcessGroup implements AutoCloseable {
         }
     }
 
-    /*     * Runs code as one operation of the group, in call order. Libraries add their own operations on {@link #p2pBuffers()} this way.
+    /**
+     * Runs code as one operation of the group, in call order. Libraries add their own operations on
+     * {@link #p2pBuffers()} this way.
      *
      * <ul>
-     *   <li>The code must call {@link P2pBuffers#awaitAgreement} before it uses data from other ranks.
+     *   <li>The code must call {@link P2pBuffers#awaitAgreement} before it uses data from other
+     *       ranks.
      *   <li>It must not issue operations on the group.
-     *   <li>If it throws, the group is broken. Exception: {@code shm} stays usable after a {@link CollectiveMismatchException}, which all ranks get.
+     *   <li>If it throws, the group is broken. Exception: {@code shm} stays usable after a {@link
+     *       CollectiveMismatchException}, which all ranks get.
      * </ul>
      *
      * @param type the kind of operation, for messages and traces
@@ -898,7 +1000,8 @@ public final class ProcessGroup implements AutoCloseable {
                 operation -> backend.execute(operation, () -> body.accept(operation)));
     }
 
-    /*     * Creates a sub-group with a generated name; see {@link #newGroup(List, String)}.
+    /**
+     * Creates a sub-group with a generated name; see {@link #newGroup(List, String)}.
      *
      * @param ranks ranks of this group, each once
      * @return the group; a non-member handle on other ranks
@@ -907,19 +1010,26 @@ public final class ProcessGroup implements AutoCloseable {
         return SubGroups.newGroup(this, ranks, null);
     }
 
-    /*     * Creates a sub-group; the counterpart of {@code torch.distributed.new_group}.
+    /**
+     * Creates a sub-group; the counterpart of {@code torch.distributed.new_group}.
      *
      * <ul>
      *   <li>All ranks of this group call it with the same arguments, non-members included.
-     *   <li>Members keep the order that they have in this group, whatever the order of {@code ranks}.
-     *   <li>The sub-group has the backend, options and timeout of this group. {@linkplain #destroy Destroying} this group destroys it too; otherwise the two are independent.
+     *   <li>Members keep the order that they have in this group, whatever the order of {@code
+     *       ranks}.
+     *   <li>The sub-group has the backend, options and timeout of this group. {@linkplain #destroy
+     *       Destroying} this group destroys it too; otherwise the two are independent.
      * </ul>
      *
      * @param ranks ranks of this group, each once
-     * @param name the name within this group; the {@linkplain #name full name} is this group's name, a dot, and this name. It contains no dot, is not a number, and can be used once per parent group, even if the sub-group has been destroyed
+     * @param name the name within this group; the {@linkplain #name full name} is this group's
+     *     name, a dot, and this name. It contains no dot, is not a number, and can be used once per
+     *     parent group, even if the sub-group has been destroyed
      * @return the group; a {@linkplain #isMember non-member} handle on other ranks
-     * @throws IllegalArgumentException if a rank or the name is invalid; on all ranks if the name was used before
-     * @throws CollectiveException if the ranks pass different arguments, or do not all call in time; missing ranks are named by their rank in this group
+     * @throws IllegalArgumentException if a rank or the name is invalid; on all ranks if the name
+     *     was used before
+     * @throws CollectiveException if the ranks pass different arguments, or do not all call in
+     *     time; missing ranks are named by their rank in this group
      */
     public ProcessGroup newGroup(List<Integer> ranks, String name) {
         if (name == null) {
@@ -928,11 +1038,16 @@ public final class ProcessGroup implements AutoCloseable {
         return SubGroups.newGroup(this, ranks, name);
     }
 
-    /*     * Splits this group into disjoint sub-groups, one per color; the counterpart of {@code MPI_Comm_split}. All ranks of this group call it. Otherwise as {@link #newGroup(List, String)}.
+    /**
+     * Splits this group into disjoint sub-groups, one per color; the counterpart of {@code
+     * MPI_Comm_split}. All ranks of this group call it. Otherwise as {@link #newGroup(List,
+     * String)}.
      *
      * @param color the sub-group of this rank; negative for none
-     * @param key orders the ranks of a sub-group; ranks with equal keys keep the order of this group
-     * @return the sub-group of that color; a {@linkplain #isMember non-member} handle if the color is negative
+     * @param key orders the ranks of a sub-group; ranks with equal keys keep the order of this
+     *     group
+     * @return the sub-group of that color; a {@linkplain #isMember non-member} handle if the color
+     *     is negative
      * @throws CollectiveException if not all ranks call in time
      */
     public ProcessGroup split(int color, int key) {
@@ -960,24 +1075,36 @@ public final class ProcessGroup implements AutoCloseable {
         return state;
     }
 
-    /*     * Leaves the group: frees its resources and destroys its sub-groups. Later calls throw {@link IllegalStateException}. Idempotent.
+    /**
+     * Leaves the group: frees its resources and destroys its sub-groups. Later calls throw {@link
+     * IllegalStateException}. Idempotent.
      *
      * <p>Running operations:
      *
      * <ul>
-     *   <li><b>GPU:</b> a stream may wait for their results, so this call waits until they have ended. An operation that another rank has not called fails: at its timeout, when that rank dies, or (with {@code cuda_p2p}, except messages) when that rank destroys the group.
-     *   <li>If the calling thread is interrupted, this call does not wait; the operations fail, and streams that wait for them get invalid results.
-     *   <li>This call does not wait for CUDA graphs. First synchronise the streams on which they were launched.
-     *   <li><b>{@code shm}:</b> only the host can wait for results. Operations that no thread waits for fail at once with an error that says why.
+     *   <li><b>GPU:</b> a stream may wait for their results, so this call waits until they have
+     *       ended. An operation that another rank has not called fails: at its timeout, when that
+     *       rank dies, or (with {@code cuda_p2p}, except messages) when that rank destroys the
+     *       group.
+     *   <li>If the calling thread is interrupted, this call does not wait; the operations fail, and
+     *       streams that wait for them get invalid results.
+     *   <li>This call does not wait for CUDA graphs. First synchronise the streams on which they
+     *       were launched.
+     *   <li><b>{@code shm}:</b> only the host can wait for results. Operations that no thread waits
+     *       for fail at once with an error that says why.
      * </ul>
      *
-     * <p>GPU memory that other ranks have mapped is freed once those ranks have left and their GPUs are idle, possibly after this call has returned.
+     * <p>GPU memory that other ranks have mapped is freed once those ranks have left and their GPUs
+     * are idle, possibly after this call has returned.
      *
-     * <p>A group that is garbage without having been destroyed is destroyed later, and the log warns once. Do not rely on it, because it depends on the garbage collector. Details:
+     * <p>A group that is garbage without having been destroyed is destroyed later, and the log
+     * warns once. Do not rely on it, because it depends on the garbage collector. Details:
      *
      * <ul>
-     *   <li>A group is garbage when nothing refers to a handle, a view or a sub-group of it, and none of its operations is running on this rank.
-     *   <li>A {@link Work}, the {@linkplain #p2pBuffers() buffers} and arrays in them do not keep the group.
+     *   <li>A group is garbage when nothing refers to a handle, a view or a sub-group of it, and
+     *       none of its operations is running on this rank.
+     *   <li>A {@link Work}, the {@linkplain #p2pBuffers() buffers} and arrays in them do not keep
+     *       the group.
      *   <li>A group with an operation in a CUDA graph is never freed this way.
      * </ul>
      */

@@ -92,7 +92,7 @@ class RankPoolProcessTest {
             String reason =
                     "pool: rank 1 of 3 failed: java.lang.IllegalStateException: out of luck";
             assertSays(ranks, 0, "failed: " + reason + "\nfailed: " + reason);
-            assertSays(ranks, 0, "later: pool has failed before this request");
+            assertSays(ranks, 0, "later: pool failed before this request");
             assertSays(ranks, 0, "start another: " + reason);
             assertSays(ranks, 1, reason);
             for (int rank = 0; rank < 3; rank++) {
@@ -109,7 +109,7 @@ class RankPoolProcessTest {
             List<Integer> codes = ranks.await();
             assertEquals(0, codes.get(0), () -> ranks.output(0));
             assertNotEquals(0, codes.get(2));
-            assertSays(ranks, 0, "failed: rank ");
+            assertSays(ranks, 0, "failed: pool: rank ");
             assertSays(ranks, 0, "the process of rank 1 (pid " + ranks.process(1).pid());
             assertSays(ranks, 2, "the process of rank 1 (pid " + ranks.process(1).pid());
         }

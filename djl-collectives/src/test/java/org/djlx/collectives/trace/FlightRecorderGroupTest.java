@@ -245,7 +245,7 @@ class FlightRecorderGroupTest {
             FlightFinding alone = FlightAnalysis.of(List.of(dump)).get(0).findings().get(0);
             assertEquals(FlightFinding.Kind.MISSING_DUMP, alone.kind());
             assertEquals(
-                    "there is no dump of rank 1; rank 0 waited in vain for rank 1 in #1"
+                    "there is no dump of rank 1; rank 0 timed out waiting for rank 1 in #1"
                             + " allReduce(float32, (4), SUM)",
                     alone.message());
 
@@ -287,7 +287,7 @@ class FlightRecorderGroupTest {
                     finding.message()
                             .matches(
                                     "rank 2 reached #1 barrier\\(\\) [0-9.]+ s after ranks 0, 1 had"
-                                            + " given up"),
+                                            + " timed out"),
                     finding::message);
             assertTrue(
                     analysis.findings().stream()

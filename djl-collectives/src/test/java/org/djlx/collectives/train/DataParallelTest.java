@@ -414,7 +414,7 @@ class DataParallelTest {
             String message =
                     assertThrows(IllegalArgumentException.class, () -> model.newTrainer(config))
                             .getMessage();
-            assertTrue(message.contains("the 2 ranks of this JVM have one loss"), message);
+            assertTrue(message.contains("the 2 ranks of this JVM compute one loss"), message);
             assertTrue(message.contains("-Dorg.djlx.gradientReduction=MEAN"), message);
             model.newTrainer(config.optRanks(1)).close(); // Its own gradient is the mean.
         }

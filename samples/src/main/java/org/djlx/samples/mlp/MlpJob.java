@@ -197,7 +197,7 @@ final class MlpJob implements AutoCloseable {
     private static String path(UsageCounter usage) {
         for (FallbackReason reason : FallbackReason.values()) {
             if (usage.fallbacks(reason) > 0) {
-                return "plain (" + reason + ")";
+                return Path.NCCL + " (" + reason + ")";
             }
         }
         return usage.choices().keySet().stream()

@@ -91,7 +91,7 @@ class MlpCommandTest {
         try (FusedOps.Scope forced = FusedOps.forceFallback()) {
             assertEquals(0, run("mlp", "--ranks", 2, "--text", text), forced::toString);
         }
-        long rows = out.toString().lines().filter(line -> line.contains("plain (FORCED)")).count();
+        long rows = out.toString().lines().filter(line -> line.contains("nccl (FORCED)")).count();
         assertEquals(2, rows, out::toString);
     }
 

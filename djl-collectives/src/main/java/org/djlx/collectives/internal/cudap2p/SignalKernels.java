@@ -44,7 +44,7 @@ final class SignalKernels implements AutoCloseable {
         this.rank = region.rank();
         module = compiler.load(device, source());
         enter = module.kernel("enter");
-        raise = module.kernel("raise_signal");
+        raise = module.kernel("signal_peer");
         await = module.kernel("wait_signals");
         entered = words(RegionLayout.ENTERED);
         met = words(RegionLayout.MET);
