@@ -351,8 +351,8 @@ final class P2pQueue implements GroupExtension {
     }
 
     /**
-     * Ends all waits of kernels: when the process exits, the driver waits for running kernels. Tells
-     * the other ranks first because later work on the streams may overwrite what they read.
+     * Ends all waits of kernels: when the process exits, the driver waits for running kernels.
+     * Tells the other ranks first because later work on the streams may overwrite what they read.
      */
     private void release() {
         try {
