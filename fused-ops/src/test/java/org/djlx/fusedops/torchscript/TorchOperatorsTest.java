@@ -27,6 +27,7 @@ import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.host.CHeap;
 import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -290,6 +291,7 @@ class TorchOperatorsTest {
     }
 
     @Test
+    @Tag("slow")
     void leaksNoTensor() throws Exception {
         int calls = 10_000;
         try (RankPool<ScriptedMlp.Task, Void> pool = pool(1)) {

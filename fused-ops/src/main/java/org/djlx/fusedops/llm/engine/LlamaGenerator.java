@@ -41,9 +41,10 @@ import org.slf4j.LoggerFactory;
  *
  * <pre>{@code
  * try (TextGenerator generator =
- *         LlamaGenerator.builder().setDirectory(Path.of("model")).optRanks(2).build()) {
+ *         LlamaGenerator.builder().setDirectory(directory).optRanks(2).build()) {
  *     Generation generation =
- *             generator.submit(GenerationRequest.builder().setPrompt("Once").build());
+ *             generator.submit(
+ *                     GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
  *     generation.await(Duration.ofMinutes(1)).forEach(piece -> System.out.print(piece.text()));
  * }
  * }</pre>
