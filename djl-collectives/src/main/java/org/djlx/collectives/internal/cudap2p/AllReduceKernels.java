@@ -159,7 +159,7 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
-     * Limits the blocks of a launch, as ranks share a GPU; see {@link P2p#waitingBlocks}.
+     * Limits the blocks of a launch because ranks share a GPU; see {@link P2p#waitingBlocks}.
      *
      * @param most the most blocks of a launch, the same on all ranks
      */

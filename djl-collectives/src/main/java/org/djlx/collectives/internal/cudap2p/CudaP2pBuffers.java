@@ -30,7 +30,7 @@ import org.djlx.nativeops.torch.Torch;
  * P2pBuffers} enqueue signals and waits on the current stream.
  *
  * <ol>
- *   <li>The device counts operations, as graphs are replayed without the host's knowledge.
+ *   <li>The device counts operations because graphs are replayed without the host's knowledge.
  *   <li>An operation {@linkplain SignalKernels#enter enters} before its first use of memory that
  *       peers write to. From then on, peers may write its data.
  *   <li>A stream waits until all peers have entered before it first writes to them. Before that, it

@@ -128,7 +128,7 @@ final class CudaP2pStream implements P2pStream {
         ordered |= other.entered;
     }
 
-    /** No-op, as the stream is reused. */
+    /** No-op because the stream is reused. */
     @Override
     public void close() {}
 

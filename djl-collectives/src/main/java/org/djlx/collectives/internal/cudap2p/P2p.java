@@ -14,11 +14,13 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Function;
+import java.util.function.LongFunction;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.GpuCall;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.p2p.P2pBuffers;
@@ -85,7 +87,6 @@ final class P2p {
                 new P2pQueue(
                         context,
                         device,
-                        options.ncclOptions().isBlockingWait(),
                         options.ncclOptions().isVerify(),
                         hosts,
                         currentStreams,
@@ -173,7 +174,7 @@ final class P2p {
             this.region = region;
         }
 
-        /** Loads all kernels before any runs, as a load may wait for running kernels. */
+        /** Loads all kernels before any runs because a load may wait for running kernels. */
         void loadKernels(CudaDevice device) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
             SignalKernels.prepare(device, compiler); // in parallel to the all-reduces
@@ -330,27 +331,28 @@ final class P2p {
         operation.setAlgorithm(algorithm.kernel());
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
         boolean direct = algorithm == Algorithm.DIRECT;
-        GpuGroup.Kernel kernel =
-                new GpuGroup.Kernel() {
-                    @Override
-                    public void launch(long address, CudaStream stream) {
-                        kernels.enqueue(
-                                stream,
-                                algorithm,
-                                address,
-                                info.count(),
-                                info.type(),
-                                divisor,
-                                operation.timeout());
-                    }
+        LongFunction<GpuCall.Body> kernel =
+                address ->
+                        new GpuCall.Body() {
+                            @Override
+                            public void enqueue(CudaStream stream) {
+                                kernels.enqueue(
+                                        stream,
+                                        algorithm,
+                                        address,
+                                        info.count(),
+                                        info.type(),
+                                        divisor,
+                                        operation.timeout());
+                            }
 
-                    @Override
-                    public void releaseFailed(Runnable release) {
-                        if (!direct || !abandon(release)) {
-                            release.run();
-                        }
-                    }
-                };
+                            @Override
+                            public void releaseFailed(Runnable release) {
+                                if (!direct || !abandon(release)) {
+                                    release.run();
+                                }
+                            }
+                        };
         return device.within(
                 () -> {
                     CudaStream current = currentStreams.get();
@@ -380,9 +382,9 @@ final class P2p {
             NDArray tensor,
             TensorInfo info,
             boolean inPlace,
-            GpuGroup.Kernel kernel) {
+            LongFunction<GpuCall.Body> kernel) {
         if (inPlace) {
-            kernel.launch(info.address(), stream);
+            kernel.apply(info.address()).enqueue(stream);
             return;
         }
         try (NDArray copy =
@@ -391,7 +393,7 @@ final class P2p {
             NoGradient.run(
                     () -> {
                         Torch.copy(copy, tensor);
-                        kernel.launch(Torch.dataPointer(copy), stream);
+                        kernel.apply(Torch.dataPointer(copy)).enqueue(stream);
                         Torch.copy(tensor, copy);
                     });
         }

@@ -58,7 +58,6 @@ final class P2pQueue implements GroupExtension {
 
     private final GroupContext context;
     private final CudaDevice device;
-    private final boolean blockingWait;
     private final boolean verify;
     private final HostSync hosts;
     private final WaitStatus waits; // closed after this
@@ -82,7 +81,6 @@ final class P2pQueue implements GroupExtension {
      *
      * @param context the group and the rank
      * @param device the rank's GPU
-     * @param blockingWait whether waiting for a work blocks the host
      * @param verify whether the ranks agree on a call before it is enqueued
      * @param hosts the hosts of the group
      * @param currentStreams the callers' streams, closed with the queue
@@ -92,7 +90,6 @@ final class P2pQueue implements GroupExtension {
     P2pQueue(
             GroupContext context,
             CudaDevice device,
-            boolean blockingWait,
             boolean verify,
             HostSync hosts,
             CurrentStreams currentStreams,
@@ -100,7 +97,6 @@ final class P2pQueue implements GroupExtension {
             GpuGroup group) {
         this.context = context;
         this.device = device;
-        this.blockingWait = blockingWait;
         this.verify = verify;
         this.hosts = hosts;
         this.waits = waits;
@@ -152,7 +148,7 @@ final class P2pQueue implements GroupExtension {
     }
 
     boolean isBlockingWait() {
-        return blockingWait;
+        return group.resources().blocking();
     }
 
     CurrentStreams currentStreams() {
@@ -355,8 +351,8 @@ final class P2pQueue implements GroupExtension {
     }
 
     /**
-     * Ends all waits of kernels when the process exits, as the driver waits for running kernels.
-     * Tells the other ranks first, as later work on the streams may overwrite what they read.
+     * Ends all waits of kernels: when the process exits, the driver waits for running kernels.
+     * Tells the other ranks first because later work on the streams may overwrite what they read.
      */
     private void release() {
         try {

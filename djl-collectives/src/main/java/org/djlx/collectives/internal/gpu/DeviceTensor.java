@@ -20,7 +20,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Keeps the tensor's storage alive even if the array is closed meanwhile. Otherwise, libtorch
  *       would give the memory to the next array of the current stream.
  *   <li>Uses a copy if the tensor is not contiguous, or if asked for ({@link #copied}). {@link
- *       #load} fills the copy on the operation's stream, as operations before may write the tensor.
+ *       #load} fills the copy on the operation's stream because operations before may write the
+ *       tensor.
  * </ul>
  */
 public final class DeviceTensor implements AutoCloseable {

@@ -29,7 +29,8 @@ public record GpuCall(
     public interface Body {
 
         /**
-         * Enqueues the operation; does not wait.
+         * Enqueues the operation; does not wait. Called on any thread, while no other operation of
+         * the queue is being enqueued.
          *
          * @param stream the queue's stream
          */

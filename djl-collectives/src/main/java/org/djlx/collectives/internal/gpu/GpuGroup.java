@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.TreeMap;
+import java.util.function.LongFunction;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Work;
@@ -60,7 +61,7 @@ import org.djlx.nativeops.cuda.CudaStream;
  *   <li>All works that have not ended are failed before the abort: after it they would look as if
  *       they had succeeded. For the same reason, {@link Connection#aborting} comes before {@link
  *       Connection#abort}.
- *   <li>All broken queues are aborted at once, as the operations of one may wait for another's.
+ *   <li>All broken queues are aborted at once because the operations of one may wait for another's.
  *   <li>Failed works complete after the abort, in their order. They release their memory only if
  *       the GPU has stopped, and memory that peers may still write into when the kernel says so.
  * </ol>
@@ -87,28 +88,6 @@ public final class GpuGroup {
     private volatile GroupExtension extension = GroupExtension.NONE;
     private boolean stopped; // guarded by this
     private boolean closed; // guarded by this
-
-    /** A kernel on the group's stream. */
-    @FunctionalInterface
-    public interface Kernel {
-
-        /**
-         * Launches the kernel; on any thread, while no other operation of the group is launched.
-         *
-         * @param address the address of the tensor's elements, which are contiguous
-         * @param stream the group's stream
-         */
-        void launch(long address, CudaStream stream);
-
-        /**
-         * Releases the tensor of an operation that has failed and ended on this GPU.
-         *
-         * @param release releases it; run it later if another GPU may still write into the tensor
-         */
-        default void releaseFailed(Runnable release) {
-            release.run();
-        }
-    }
 
     /**
      * Creates the group's queue of collectives, and starts the watchdog.
@@ -204,7 +183,8 @@ public final class GpuGroup {
      * @param tensor the tensor that the kernel changes
      * @param inPlace whether the kernel may use the tensor's memory, and needs no copy
      * @param current the caller's current stream, which is not being captured
-     * @param kernel the kernel
+     * @param kernel makes the launch of the kernel, from the address of the tensor's elements,
+     *     which are contiguous
      * @return the work
      */
     public Work run(
@@ -212,23 +192,12 @@ public final class GpuGroup {
             NDArray tensor,
             boolean inPlace,
             CudaStream current,
-            Kernel kernel) {
+            LongFunction<GpuCall.Body> kernel) {
         DeviceTensor io =
                 inPlace
                         ? DeviceTensor.inPlace(tensor, operation.tensor())
                         : DeviceTensor.copied(resources.manager(), tensor);
-        GpuCall.Body body =
-                new GpuCall.Body() {
-                    @Override
-                    public void enqueue(CudaStream stream) {
-                        kernel.launch(io.address(), stream);
-                    }
-
-                    @Override
-                    public void releaseFailed(Runnable release) {
-                        kernel.releaseFailed(release);
-                    }
-                };
+        GpuCall.Body body = kernel.apply(io.address());
         GpuCall call = new GpuCall(body, List.of(), List.of(io), NO_DETAIL, false);
         return issue(collectives, current, operation, call, List.of(tensor), -1);
     }
@@ -269,7 +238,9 @@ public final class GpuGroup {
                         });
     }
 
-    /** Releases a call that cannot be captured, and announces it, as other ranks may call it. */
+    /**
+     * Releases a call that cannot be captured, and announces it because other ranks may call it.
+     */
     private RuntimeException captured(Operation operation, GpuCall call, int peer) {
         call.release();
         CollectiveException refused = peer < 0 ? extension.announce(operation, true) : null;
@@ -437,7 +408,7 @@ public final class GpuGroup {
         }
         List<StreamQueue> queues = streamQueues();
         Disposal.run(
-                "what " + backend + " holds for group '" + name + "'",
+                "the queues of group '" + name + "'",
                 () -> {
                     queues.forEach(StreamQueue::close);
                     resources.close();

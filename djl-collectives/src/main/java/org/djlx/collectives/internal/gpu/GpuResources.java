@@ -79,8 +79,12 @@ public final class GpuResources implements AutoCloseable {
         return manager;
     }
 
-    /** Tells whether {@link org.djlx.collectives.Work#await()} blocks the host. */
-    boolean blocking() {
+    /**
+     * Tells whether {@link org.djlx.collectives.Work#await()} blocks the host.
+     *
+     * @return whether it does
+     */
+    public boolean blocking() {
         return blocking;
     }
 

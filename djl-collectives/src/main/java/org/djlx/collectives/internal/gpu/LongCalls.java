@@ -13,8 +13,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Threads for calls of NCCL and the driver that may wait for other ranks or GPUs. The JVM's exit
- * waits up to 2 s for them. Then the process exits without unloading libraries, as a thread inside
- * an unloaded library would crash.
+ * waits up to 2 s for them. Then the process exits without unloading libraries because a thread
+ * inside an unloaded library would crash.
  */
 public final class LongCalls {
 

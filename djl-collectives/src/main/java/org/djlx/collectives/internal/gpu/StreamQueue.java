@@ -113,8 +113,8 @@ public final class StreamQueue implements Watchdog.Queue {
 
     /**
      * Takes the queue to launch operations on it, or leaves them to the helper. All ranks must
-     * launch the same operations as a unit, as NCCL runs the operations of a unit in its own order.
-     * It does not matter which thread launches them.
+     * launch the same operations as a unit because NCCL runs the operations of a unit in its own
+     * order. It does not matter which thread launches them.
      *
      * @param units the operations; each unit is launched as a whole, one unit after the other
      * @return true if the calling thread must {@link #launch} the units and then {@link #release}

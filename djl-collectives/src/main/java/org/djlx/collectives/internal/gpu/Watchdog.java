@@ -164,7 +164,8 @@ public final class Watchdog implements AutoCloseable {
     private static final long POLL_MILLIS = 5; // while works are under way
     private static final long IDLE_POLL_MILLIS = 100; // without works, if a queue is watched
     // An abort frees GPU memory, which can wait for operations of other groups. If the GPU has not
-    // stopped by then, the works fail without releasing their memory, as the GPU may still write
+    // stopped by then, the works fail without releasing their memory because the GPU may still
+    // write
     // it.
     private static final Duration ABORT_PATIENCE = Duration.ofSeconds(10);
 
@@ -406,7 +407,7 @@ public final class Watchdog implements AutoCloseable {
         if (missing.isEmpty()) {
             LongWaits.warn(
                     operation,
-                    "other ranks, or its GPU,",
+                    "other ranks or its GPU",
                     waited,
                     operation.timeout(),
                     work.queue().hint());
@@ -470,7 +471,7 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
-    /** Aborts all queues at once, as the operations of one may wait for those of another. */
+    /** Aborts all queues at once because the operations of one may wait for those of another. */
     private static boolean abort(List<Queue> queues) {
         List<Thread> aborters =
                 queues.stream()

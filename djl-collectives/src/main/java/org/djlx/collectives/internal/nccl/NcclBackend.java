@@ -130,31 +130,19 @@ public final class NcclBackend extends Backend {
         connection =
                 new NcclConnection(
                         this::createCommunicator,
-                        options.isVerify() ? new CollectiveVerifier(context) : null,
+                        options.isVerify()
+                                ? new NcclConnection.Verifier(
+                                        this::isToBeVerified, new Verification(context)::collective)
+                                : null,
                         this::breakFamily);
         calls = new Calls(connection);
         group = new GpuGroup(context.name(), "NCCL", name, resources, connection, this::deadPeer);
         messageQueues = new MessageQueues(context, group, options, this::met);
     }
 
-    /** Verifies what the group's extension has not compared. */
-    private final class CollectiveVerifier implements NcclConnection.Verifier {
-
-        private final Verification verification;
-
-        CollectiveVerifier(GroupContext context) {
-            verification = new Verification(context);
-        }
-
-        @Override
-        public boolean concerns(QueuedWork work) {
-            return !group.comparesSignatures() || work.call().detail().length > 0;
-        }
-
-        @Override
-        public void verify(QueuedWork work) {
-            verification.collective(work);
-        }
+    /** Tells whether the group's extension has not compared a collective, or not all of it. */
+    private boolean isToBeVerified(QueuedWork work) {
+        return !group.comparesSignatures() || work.call().detail().length > 0;
     }
 
     /**

@@ -9,9 +9,9 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
+import java.util.function.Predicate;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.gpu.Connection;
 import org.djlx.collectives.internal.gpu.QueuedWork;
 import org.djlx.collectives.spi.Operation;
@@ -28,21 +28,13 @@ import org.djlx.nativeops.nccl.NcclGroup;
  */
 final class NcclConnection implements Connection {
 
-    /** Compares an operation with those of other ranks before it is launched. */
-    interface Verifier {
-
-        /** Tells whether an operation is to be verified. */
-        default boolean concerns(QueuedWork work) {
-            return true;
-        }
-
-        /**
-         * Waits for the other ranks and compares.
-         *
-         * @throws CollectiveMismatchException on all ranks, if the calls do not match
-         */
-        void verify(QueuedWork work);
-    }
+    /**
+     * Compares operations with those of other ranks before they are launched.
+     *
+     * @param concerns tells whether an operation is to be compared
+     * @param verify waits for the other ranks, and throws if the calls do not match
+     */
+    record Verifier(Predicate<QueuedWork> concerns, Consumer<QueuedWork> verify) {}
 
     private static final int ROOT_WORD = 4; // of a signature
 
@@ -110,12 +102,12 @@ final class NcclConnection implements Connection {
 
     @Override
     public boolean isToBeVerified(QueuedWork work) {
-        return verifier != null && verifier.concerns(work);
+        return verifier != null && verifier.concerns().test(work);
     }
 
     @Override
     public void verify(QueuedWork work) {
-        verifier.verify(work);
+        verifier.verify().accept(work);
     }
 
     @Override

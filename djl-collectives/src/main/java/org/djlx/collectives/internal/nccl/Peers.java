@@ -12,7 +12,7 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Liveness;
 
 /**
- * The processes of a group's ranks. {@link #dead} checks those of this host, as NCCL itself may
+ * The processes of a group's ranks. {@link #dead} checks those of this host because NCCL itself may
  * wait forever for a process that has died.
  */
 final class Peers {

@@ -22,7 +22,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** Which pairs of ranks are asked for access to each other's memory, and what they do with it. */
+/** The pairs of ranks that share memory, and the algorithms that use it. */
 class P2pLinksTest {
 
     private static final int[] IN_ORDER = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -62,7 +62,7 @@ class P2pLinksTest {
         assertEquals(0, links.relay(4));
     }
 
-    /** What the options name is a mesh of ranks in this order. */
+    /** A mesh given by the options has its ranks in this order. */
     @Test
     void aMeshThatTheOptionsName() {
         assertEquals(P2pLinks.of(hybridCubeMesh(IN_ORDER)), P2pLinks.of(Kind.HYBRID_CUBE_MESH, 8));
@@ -71,7 +71,7 @@ class P2pLinksTest {
         assertTrue(four.isComplete());
     }
 
-    /** Ranks may come in any order; a kernel is to write to linked ranks alone. */
+    /** Ranks may be in any order; a kernel may write to linked ranks only. */
     @Test
     void quadsAndRelaysAreLinked() {
         Random random = new Random(5);
@@ -97,7 +97,7 @@ class P2pLinksTest {
         }
     }
 
-    /** Of any other topology every pair is asked; if one refuses, there is no P2P. */
+    /** In any other topology, every pair is linked. */
     @ParameterizedTest
     @EnumSource(
             value = Kind.class,
@@ -112,7 +112,7 @@ class P2pLinksTest {
         }
     }
 
-    /** Operators write into the buffers of all ranks. */
+    /** Operators write to the buffers of all ranks. */
     @Test
     void buffersNeedEveryPair() {
         CudaP2pOptions options = CudaP2pOptions.builder().optHeapSize(1 << 20).build();

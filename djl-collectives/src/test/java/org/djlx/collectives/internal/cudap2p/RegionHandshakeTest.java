@@ -26,7 +26,7 @@ import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.junit.jupiter.api.Test;
 
-/** What speaks against P2P, from what the ranks say of themselves. */
+/** Reasons against P2P, found from the information of all ranks. */
 class RegionHandshakeTest {
 
     private static final Duration SECONDS = Duration.ofSeconds(30);
@@ -73,7 +73,7 @@ class RegionHandshakeTest {
                 "rank 0 and rank 2 are on different hosts", problem(info -> info.host = "other"));
     }
 
-    /** What rank 0 sees, whatever the others do. */
+    /** All ranks use the links that rank 0 finds. */
     @Test
     void linksAreThoseThatRankZeroSees() {
         List<GpuTopology> seen =
@@ -108,7 +108,7 @@ class RegionHandshakeTest {
         assertEquals(Collections.nCopies(8, P2pLinks.of(kind, 8)), links);
     }
 
-    /** What eight ranks find, each of which would be told something of its own. */
+    /** Eight ranks agree on the links of rank 0, although each would find other ones. */
     private static List<P2pLinks> links(
             CudaP2pOptions.Builder options, IntFunction<GpuTopology> topology) {
         List<String> buses = IntStream.range(0, 8).mapToObj(i -> "0000:0" + i + ":00.0").toList();
@@ -141,7 +141,7 @@ class RegionHandshakeTest {
                 context -> RegionHandshake.common(context, "kernels", names.get(context.rank())));
     }
 
-    /** Runs code on the threads of some ranks, which meet in a store. */
+    /** Runs code on one thread for each rank, with a common store. */
     private static <T> List<T> onRanks(int ranks, Function<GroupContext, T> body) {
         HashStore store = new HashStore();
         BackendOptions options = CudaP2pOptions.builder().optTimeout(SECONDS).build();
@@ -172,7 +172,7 @@ class RegionHandshakeTest {
         assertNull(RegionHandshake.describe(infos, true));
     }
 
-    /** Also where the memory as a whole has the same size. */
+    /** Even if the regions have the same size. */
     @Test
     void otherOptions() {
         CudaP2pOptions.Builder swapped =
