@@ -10,10 +10,12 @@ import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.IntFunction;
-import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup.Variant;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
 
 /**
  * Runs a collective on several tensors: as a batch, if the backend has batches, or as one operation

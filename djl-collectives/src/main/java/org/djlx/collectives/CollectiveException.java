@@ -37,7 +37,7 @@ public class CollectiveException extends EngineException {
         super(message, cause);
     }
 
-    void setFlightRecord(String file) {
+    public void setFlightRecord(String file) {
         flightRecord = file;
     }
 

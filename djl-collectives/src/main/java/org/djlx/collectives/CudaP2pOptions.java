@@ -8,7 +8,8 @@ import ai.djl.ndarray.NDArray;
 import java.time.Duration;
 import java.util.Optional;
 import org.djlx.collectives.internal.host.Required;
-import org.djlx.nativeops.GpuTopology;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
  * Options of the {@code cuda_p2p} backend. All but the devices must be the same on all ranks.
@@ -53,15 +54,15 @@ import org.djlx.nativeops.GpuTopology;
  * destroyed before they have ended.
  *
  * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
- * org.djlx.nativeops.CudaGraph#capture}; what NCCL runs, messages included, then throws. All ranks
- * record it at the same place among their calls, which is compared, and launch their graphs equally
- * often, which is not. A launch waits on the GPU for those of the other ranks. An operation outside
- * of graphs follows on a graph that was launched before on the caller's current stream; the reverse
- * does not hold, and graphs are not ordered with each other: launch them on one stream, which has
- * waited for the works of the operations before, or order the streams, and launch none any more
- * once the group is destroyed. A launch whose peers do not arrive within the timeout with which the
- * operation was recorded breaks the group: its output holds arbitrary values, NaN among them, until
- * the next call on the group, or {@code await} of a work of it, throws the error.
+ * org.djlx.nativeops.cuda.CudaGraph#capture}; what NCCL runs, messages included, then throws. All
+ * ranks record it at the same place among their calls, which is compared, and launch their graphs
+ * equally often, which is not. A launch waits on the GPU for those of the other ranks. An operation
+ * outside of graphs follows on a graph that was launched before on the caller's current stream; the
+ * reverse does not hold, and graphs are not ordered with each other: launch them on one stream,
+ * which has waited for the works of the operations before, or order the streams, and launch none
+ * any more once the group is destroyed. A launch whose peers do not arrive within the timeout with
+ * which the operation was recorded breaks the group: its output holds arbitrary values, NaN among
+ * them, until the next call on the group, or {@code await} of a work of it, throws the error.
  */
 public final class CudaP2pOptions extends BackendOptions {
 
@@ -250,7 +251,7 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Sets the size of each rank's P2P heap, from which {@link
-         * org.djlx.collectives.P2pAllocator} gives out arrays.
+         * org.djlx.collectives.p2p.P2pAllocator} gives out arrays.
          *
          * @param bytes the size in bytes; 0, none, unless set
          * @return this builder

@@ -6,6 +6,8 @@ package org.djlx.collectives;
 
 import java.nio.charset.StandardCharsets;
 import java.util.UUID;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.Store;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -13,7 +13,7 @@ import java.lang.ref.Cleaner;
  * it and what is attached to it, may refer to this, nor to a {@link ProcessGroup}; all that these
  * need is the {@link GroupState}.
  */
-final class Lifeline {
+public final class Lifeline {
 
     // One thread for all groups, named for who looks at what waits while a group is freed.
     private static final Cleaner CLEANER =
@@ -37,7 +37,7 @@ final class Lifeline {
     }
 
     /** Makes the group itself refer to this: it stays until it is destroyed. */
-    void keep() {
+    public void keep() {
         state.keep(this);
     }
 }

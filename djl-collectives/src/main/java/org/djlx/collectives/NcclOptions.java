@@ -9,7 +9,8 @@ import java.time.Duration;
 import java.util.List;
 import java.util.Set;
 import org.djlx.collectives.internal.host.Required;
-import org.djlx.nativeops.NcclConfig;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.nccl.NcclConfig;
 
 /** Options of the {@code nccl} backend. All but the devices must be the same on all ranks. */
 public final class NcclOptions extends BackendOptions {

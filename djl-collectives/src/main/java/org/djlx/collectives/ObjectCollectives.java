@@ -17,8 +17,10 @@ import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.collectives.internal.host.Required;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Collectives on Java objects, on any backend; the counterpart of c10d's {@code all_gather_object},
@@ -58,9 +60,9 @@ public final class ObjectCollectives {
     public static final int DEFAULT_MAX_BYTES = 64 << 20;
 
     private static final OpType ALL_GATHER = new OpType("allGatherObject");
-    static final OpType BROADCAST = new OpType("broadcastObject");
-    static final OpType GATHER = new OpType("gatherObject");
-    static final OpType SCATTER = new OpType("scatterObjectList");
+    public static final OpType BROADCAST = new OpType("broadcastObject");
+    public static final OpType GATHER = new OpType("gatherObject");
+    public static final OpType SCATTER = new OpType("scatterObjectList");
 
     // What a rank tells of its objects: the bytes of the largest, or -1 and why not; its limit.
     private static final int NOTE_BYTES = 256;

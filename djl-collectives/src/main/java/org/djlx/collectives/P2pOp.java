@@ -5,6 +5,8 @@
 package org.djlx.collectives;
 
 import ai.djl.ndarray.NDArray;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
 
 /**
  * A send or a receive in a batch; the counterpart of {@code torch.distributed.P2POp}. P2P is c10d's

@@ -13,11 +13,17 @@ import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.Supplier;
-import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.collectives.trace.FlightRecorder;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * One rank's handle on a group of ranks that communicate; the counterpart of {@code

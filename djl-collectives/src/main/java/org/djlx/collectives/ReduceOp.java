@@ -6,7 +6,8 @@ package org.djlx.collectives;
 
 import java.util.List;
 import java.util.Objects;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * How the tensors of all ranks are combined, element by element; the counterpart of {@code
@@ -125,8 +126,15 @@ public final class ReduceOp {
         return isDefined(kind, type);
     }
 
-    static boolean isDefined(Kind kind, ScalarType type) {
-        switch (kind) {
+    /**
+     * Tells whether a kind of reduction is defined for elements of a type.
+     *
+     * @param kind the kind
+     * @param type the element type
+     * @return whether it is defined
+     */
+    public static boolean isDefined(Kind kind, ScalarType type) {
+        switch (Required.argument("kind", kind)) {
             case AVG:
             case PREMUL_SUM:
                 return type.isFloatingPoint();

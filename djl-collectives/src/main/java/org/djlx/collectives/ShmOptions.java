@@ -6,6 +6,7 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.spi.BackendOptions;
 
 /** Options of the {@code shm} backend. All ranks of a group must be given the same. */
 public final class ShmOptions extends BackendOptions {
@@ -113,8 +114,8 @@ public final class ShmOptions extends BackendOptions {
 
         /**
          * Sets the size of each rank's P2P heap, from which {@link
-         * org.djlx.collectives.P2pAllocator} gives out arrays. Pages take up room from their first
-         * use on.
+         * org.djlx.collectives.p2p.P2pAllocator} gives out arrays. Pages take up room from their
+         * first use on.
          *
          * @param bytes the size in bytes; 0, none, unless set
          * @return this builder

@@ -15,8 +15,16 @@ import java.util.Objects;
 import java.util.function.Function;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup.Variant;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.store.PrefixStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Creates groups of some ranks of a group. All ranks first tell each other what they want, by an
@@ -24,7 +32,7 @@ import org.djlx.nativeops.Torch;
  * them, and nobody waits for a rank that is gone. Then the members meet in the group's store, under
  * a number that is the same on all ranks, and the others wait until they have.
  */
-final class SubGroups {
+public final class SubGroups {
 
     private static final Variant NEW_GROUP = new Variant(new OpType("newGroup"));
     private static final Variant SPLIT = new Variant(new OpType("split"));
@@ -183,8 +191,8 @@ final class SubGroups {
      * Creates a group of all ranks of a group, with another backend, and with options of its own.
      * All ranks call it, as they call an operation.
      */
-    static ProcessGroup beside(ProcessGroup parent, String backend, BackendOptions options) {
-        GroupContext whole = parent.state().context();
+    public static ProcessGroup beside(ProcessGroup parent, String backend, BackendOptions options) {
+        GroupContext whole = Required.argument("parent", parent).state().context();
         List<Integer> all = IntStream.range(0, parent.worldSize()).boxed().toList();
         int number = parent.state().nextSubGroup(null);
         Store store = new PrefixStore("group" + number, whole.store());

@@ -20,7 +20,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ContractCases.Case;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.function.Executable;
 
 /** Groups of some ranks, their names, their end, and what names the missing. */

@@ -15,6 +15,8 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.FutureTask;
 import org.djlx.collectives.internal.host.LongWaits;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.store.HashStore;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 

@@ -22,6 +22,12 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.function.BiFunction;
 import org.djlx.collectives.ProcessGroup.Variant;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.StoreThatEnds;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 

@@ -18,17 +18,17 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.CudaP2pVictimMain;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Survivors;
+import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.soak.RandomProgram;
 import org.djlx.collectives.soak.Soak;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -45,7 +45,7 @@ class GpuSoakTest {
     private static final int BATCHES = 3; // of so many calls, for each path
     private static final int TIMES_FORCED = 3; // of each operator, by each path
     private static final int TIMES_LAUNCHES = 100; // of each operator that is one launch
-    private static final List<Path> FORCED = List.of(Path.SCHEDULED, Path.WHOLE, Path.ONE_LAUNCH);
+    private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
 
     private int worldSize;
 
@@ -130,13 +130,13 @@ class GpuSoakTest {
     private static Set<Path> paths(ProcessGroup group) {
         Set<Path> paths = EnumSet.noneOf(Path.class);
         if (group.isP2pAvailable()) {
-            paths.add(Path.SCHEDULED);
+            paths.add(Path.PIPELINED);
             P2pBuffers buffers = group.p2pBuffers().orElseThrow();
             if (buffers.oneShotSlots().isPresent()) {
-                paths.add(Path.WHOLE);
+                paths.add(Path.GATHERED);
             }
             if (buffers.kernelSignals().isPresent() && FusedOpsGpuTest.isHopper()) {
-                paths.add(Path.ONE_LAUNCH);
+                paths.add(Path.FUSED);
             }
         }
         return paths;
@@ -175,7 +175,7 @@ class GpuSoakTest {
                                     "cuda_p2p",
                                     worldSize,
                                     P2pRanks.options().optBufferSize(64 << 20).build());
-                    try (FusedOps.Scope scope = FusedOps.force(Path.ONE_LAUNCH);
+                    try (FusedOps.Scope scope = FusedOps.force(Path.FUSED);
                             UsageCounter usage = FusedOps.countUsage()) {
                         while (soak.nextRound()) {
                             long seed = soak.roundSeed();
@@ -183,8 +183,8 @@ class GpuSoakTest {
                         }
                         usage.choices()
                                 .keySet()
-                                .forEach(each -> assertEquals(Path.ONE_LAUNCH, each.path()));
-                        soak.add("calls of all ranks", usage.calls(Path.ONE_LAUNCH));
+                                .forEach(each -> assertEquals(Path.FUSED, each.path()));
+                        soak.add("calls of all ranks", usage.calls(Path.FUSED));
                     } finally {
                         groups.forEach(ProcessGroup::destroy);
                     }
@@ -233,7 +233,7 @@ class GpuSoakTest {
     }
 
     private static void launches(Soak soak, ProcessGroup group, long seed) {
-        count(soak, group, RandomOperators.ofOneLaunch(group, seed).run(TIMES_LAUNCHES));
+        count(soak, group, RandomOperators.fusedOnly(group, seed).run(TIMES_LAUNCHES));
     }
 
     @Test
@@ -247,7 +247,7 @@ class GpuSoakTest {
                             case 0 -> kill(random, CudaP2pVictimMain.class, "during");
                             case 1 -> kill(random, CudaP2pVictimMain.class, "between");
                             case 2 -> kill(random, FusedVictimMain.class);
-                            default -> kill(random, FusedVictimMain.class, "ONE_LAUNCH");
+                            default -> kill(random, FusedVictimMain.class, "FUSED");
                         }
                         soak.add("kills", 1);
                     }

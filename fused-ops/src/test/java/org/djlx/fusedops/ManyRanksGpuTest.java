@@ -16,9 +16,9 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.fusedops.ExactCase.Kind;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CurrentStreams;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -50,7 +50,7 @@ class ManyRanksGpuTest {
         List<ProcessGroup> groups = groups(ranks);
         try {
             for (Path path : Path.values()) {
-                if (path == Path.PLAIN) {
+                if (path == Path.NCCL) {
                     continue;
                 }
                 for (Kind kind : List.of(Kind.MATMUL_REDUCE_SCATTER, Kind.ALL_GATHER_MATMUL)) {

@@ -13,7 +13,7 @@ import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
-import org.djlx.collectives.OpType;
+import org.djlx.collectives.spi.OpType;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.Test;
 import picocli.CommandLine;

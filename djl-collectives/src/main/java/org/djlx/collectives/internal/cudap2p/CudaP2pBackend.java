@@ -9,20 +9,20 @@ import ai.djl.ndarray.NDArray;
 import java.util.List;
 import java.util.Optional;
 import java.util.function.Function;
-import org.djlx.collectives.Backend;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.nccl.Batch;
 import org.djlx.collectives.internal.nccl.NcclBackend;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.GpuTopology;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Support;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
  * NCCL, and where the GPUs of all ranks reach each other's memory, or form a hybrid cube mesh, a

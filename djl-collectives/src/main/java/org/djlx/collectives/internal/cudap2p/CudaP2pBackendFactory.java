@@ -6,15 +6,15 @@ package org.djlx.collectives.internal.cudap2p;
 
 import java.util.List;
 import java.util.function.Function;
-import org.djlx.collectives.Backend;
-import org.djlx.collectives.BackendFactory;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.Support;
 import org.djlx.collectives.internal.nccl.NcclBackendFactory;
-import org.djlx.nativeops.GpuTopology;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Support;
+import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
  * Creates {@code cuda_p2p} backends; takes {@link CudaP2pOptions}, {@link NcclOptions} or plain

@@ -7,11 +7,11 @@ package org.djlx.collectives.internal.cudap2p;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.internal.host.Required;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
 
 /**
  * A stream on a GPU: the caller's current one, or the group's for what is sent beside it. Kept from

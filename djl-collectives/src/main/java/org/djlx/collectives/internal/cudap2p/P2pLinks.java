@@ -6,7 +6,7 @@ package org.djlx.collectives.internal.cudap2p;
 
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
  * Between which ranks P2P is: every pair, unless the GPUs form a hybrid cube mesh. There a GPU is

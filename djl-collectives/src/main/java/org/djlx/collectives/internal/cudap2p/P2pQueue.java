@@ -11,8 +11,6 @@ import java.util.Optional;
 import java.util.Set;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.gpu.EventPool;
 import org.djlx.collectives.internal.gpu.LongCalls;
@@ -22,10 +20,12 @@ import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.nccl.Batch;
 import org.djlx.collectives.internal.nccl.NcclBackend;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CurrentStreams;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.slf4j.LoggerFactory;
 
 /**

@@ -5,7 +5,7 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import java.util.Arrays;
-import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * Memory of each rank's GPU that the GPUs of all ranks linked to it address, as this rank does; see

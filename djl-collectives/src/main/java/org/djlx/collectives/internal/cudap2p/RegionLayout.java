@@ -5,9 +5,9 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.KernelSignals;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
-import org.djlx.nativeops.GpuTopology;
+import org.djlx.collectives.p2p.KernelSignals;
+import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
  * How a rank's region of GPU memory is divided, the same on all ranks. Offsets are in bytes.

@@ -5,16 +5,16 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import java.time.Duration;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaKernel;
-import org.djlx.nativeops.CudaModule;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.KernelArguments;
-import org.djlx.nativeops.KernelCompiler;
-import org.djlx.nativeops.KernelSource;
-import org.djlx.nativeops.KernelStruct;
-import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.KernelStruct;
+import org.djlx.nativeops.cuda.LaunchSize;
 
 /**
  * Lets streams enter operations, raise signals and wait for them, by the kernels of {@code

@@ -8,10 +8,10 @@ import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.GpuWork;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.TensorHold;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.TensorHold;
 
 /** An operation on the stream that was the caller's current one. */
 final class StreamWork extends GpuWork {

@@ -6,12 +6,12 @@ package org.djlx.collectives.internal.cudap2p;
 
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.nativeops.AtomicBuffer;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaMemory;
-import org.djlx.nativeops.NativeMemory;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.host.AtomicBuffer;
+import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * The word by which the host ends what kernels of one rank wait for, and the one by which they tell

@@ -6,8 +6,8 @@ package org.djlx.collectives.internal.gpu;
 
 import java.util.ArrayDeque;
 import java.util.Deque;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
 
 /**
  * Events of one GPU that are used again and again: creating one costs more than an operation.

@@ -7,7 +7,7 @@ package org.djlx.collectives.internal.gpu;
 import java.time.Duration;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.nativeops.ProcessExit;
+import org.djlx.nativeops.host.ProcessExit;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

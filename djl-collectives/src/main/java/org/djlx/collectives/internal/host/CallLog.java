@@ -9,8 +9,8 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
-import org.djlx.nativeops.AtomicBuffer;
-import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.host.AtomicBuffer;
+import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * What the hosts of all ranks have called, one after the other: each publishes its own calls and

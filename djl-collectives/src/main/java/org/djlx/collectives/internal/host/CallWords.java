@@ -5,7 +5,7 @@
 package org.djlx.collectives.internal.host;
 
 import java.util.Arrays;
-import org.djlx.collectives.Operation;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * A call as the ranks of a group compare it: a word that says whether it goes into a graph, then

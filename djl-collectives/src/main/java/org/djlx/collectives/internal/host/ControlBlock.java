@@ -7,8 +7,8 @@ package org.djlx.collectives.internal.host;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
-import org.djlx.nativeops.AtomicBuffer;
-import org.djlx.nativeops.NativeMemory;
+import org.djlx.nativeops.host.AtomicBuffer;
+import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * The part of the shared memory through which ranks see each other.

@@ -12,7 +12,7 @@ import java.util.TreeMap;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.Operation;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * The errors with which operations end that the ranks of a group cannot complete: one text for each

@@ -7,8 +7,8 @@ package org.djlx.collectives.internal.host;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.Operation;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * Lets the hosts of ranks on one machine, threads or processes, know of each other what they call

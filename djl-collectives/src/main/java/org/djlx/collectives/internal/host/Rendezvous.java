@@ -10,8 +10,8 @@ import java.util.List;
 import java.util.function.IntPredicate;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.ControlBlock.State;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * Decides when the hosts of a group's ranks meet while it is used, and how they wait. One instance

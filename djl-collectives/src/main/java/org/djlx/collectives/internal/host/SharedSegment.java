@@ -12,9 +12,9 @@ import java.util.Optional;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.SharedMemory;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.host.SharedMemory;
 
 /**
  * Memory of the host that the ranks of a group share, as mapped by one of them, with a {@link

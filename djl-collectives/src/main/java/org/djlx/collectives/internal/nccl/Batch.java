@@ -14,8 +14,8 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
-import org.djlx.nativeops.NcclGroup;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.nccl.NcclGroup;
 
 /**
  * The operations that one thread issues between the begin and the end of a {@link

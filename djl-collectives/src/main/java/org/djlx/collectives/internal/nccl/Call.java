@@ -5,8 +5,8 @@
 package org.djlx.collectives.internal.nccl;
 
 import java.util.List;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.nccl.NcclCommunicator;
 
 /**
  * What an operation does on the GPU.

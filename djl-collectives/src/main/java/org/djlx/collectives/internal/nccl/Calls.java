@@ -7,10 +7,10 @@ package org.djlx.collectives.internal.nccl;
 import java.util.List;
 import java.util.function.IntConsumer;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
-import org.djlx.nativeops.NcclGroup;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.nccl.NcclCommunicator;
+import org.djlx.nativeops.nccl.NcclGroup;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** The operations in NCCL's terms. What NCCL has no call for is a group of sends and receives. */
 final class Calls {

@@ -8,9 +8,9 @@ import ai.djl.Device;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.nativeops.CudaDevice;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.nativeops.cuda.CudaDevice;
 
 /** The GPU of a rank. */
 final class DeviceChoice {

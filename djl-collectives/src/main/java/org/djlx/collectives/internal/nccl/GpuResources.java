@@ -10,11 +10,11 @@ import java.util.List;
 import java.util.function.Consumer;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.internal.gpu.EventPool;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.CurrentStreams;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.Torch;
 
 /** What the {@link NcclQueue}s of one backend share on their GPU. */
 final class GpuResources implements AutoCloseable {

@@ -11,11 +11,11 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.Store;
-import org.djlx.collectives.StoreTimeoutException;
-import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.StoreTimeoutException;
+import org.djlx.nativeops.nccl.NcclCommunicator;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -15,23 +15,23 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.collectives.Backend;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.gpu.Disposal;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.NcclCommunicator;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.nccl.NcclCommunicator;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Collectives and messages between GPUs by NCCL, for one rank.

@@ -4,12 +4,12 @@
  */
 package org.djlx.collectives.internal.nccl;
 
-import org.djlx.collectives.Backend;
-import org.djlx.collectives.BackendFactory;
-import org.djlx.collectives.BackendOptions;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.Support;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Support;
 
 /** Creates {@code nccl} backends; takes {@link NcclOptions} or plain options. */
 public final class NcclBackendFactory implements BackendFactory {

@@ -17,15 +17,15 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.nativeops.CudaException;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
-import org.djlx.nativeops.NcclConfig;
-import org.djlx.nativeops.NcclGroup;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaException;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.nccl.NcclCommunicator;
+import org.djlx.nativeops.nccl.NcclConfig;
+import org.djlx.nativeops.nccl.NcclGroup;
 
 /**
  * A communicator and its stream: operations run there one after the other, in the order of the

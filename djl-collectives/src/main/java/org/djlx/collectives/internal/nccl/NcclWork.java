@@ -7,12 +7,12 @@ package org.djlx.collectives.internal.nccl;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.gpu.GpuWork;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.nccl.NcclCommunicator;
 
 /**
  * An operation on the stream of an {@link NcclQueue}: issued by the caller, then launched by the

@@ -9,15 +9,15 @@ import java.time.Duration;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.Store;
-import org.djlx.collectives.StoreTimeoutException;
 import org.djlx.collectives.internal.host.CallWords;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
  * Compares calls before they run, through the group's store: for finding errors, as each call waits

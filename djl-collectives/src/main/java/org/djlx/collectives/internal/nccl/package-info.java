@@ -1,21 +1,28 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/* Package-private:
+ * BoundedCall    a call that waits for other ranks, with a timeout
+ * Call           what one does on the GPU
+ * Calls          the operations in NCCL's terms
+ * DeviceChoice   which GPU a rank has
+ * DeviceTensor   a tensor's elements, held until the operation has ended
+ * GpuResources   what the queues of a backend share
+ * MessageQueues  those for messages, one for each peer and direction
+ * NcclQueue      a communicator and its stream, also for kernels that need no NCCL
+ * NcclWork       an operation on a queue
+ * Peers          whether the processes of the other ranks still run
+ * Verification   compares calls before they run, through the store
+ */
 /**
  * Backend {@code nccl}: collectives between GPUs of one or several hosts.
  *
- * <pre>
- *   NcclBackendFactory  the way in
- *   NcclBackend         collectives and messages, for one rank
- *   Calls               the operations in NCCL's terms
- *   Call                what one does on the GPU
- *   DeviceTensor        a tensor's elements, held until the operation has ended
- *   NcclQueue           a communicator and its stream, also for kernels that need no NCCL
- *   MessageQueues       those for messages, one for each peer and direction
- *   NcclWork            an operation on a queue
- *   Batch               operations that NCCL starts together
- *   Verification        compares calls before they run, through the store
- *   Peers               whether the processes of the other ranks still run
- *   BoundedCall         a call that waits for other ranks, with a timeout
- *   DeviceChoice        which GPU a rank has
- *   GpuResources        what the queues of a backend share
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.collectives.internal.nccl.Batch} - operations that NCCL starts together
+ *   <li>{@link org.djlx.collectives.internal.nccl.NcclBackend} - collectives and messages, for one
+ *       rank
+ *   <li>{@link org.djlx.collectives.internal.nccl.NcclBackendFactory} - the way in
+ * </ul>
  */
 package org.djlx.collectives.internal.nccl;

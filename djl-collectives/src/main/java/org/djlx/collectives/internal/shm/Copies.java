@@ -4,7 +4,7 @@
  */
 package org.djlx.collectives.internal.shm;
 
-import org.djlx.nativeops.SharedMemory;
+import org.djlx.nativeops.host.SharedMemory;
 
 /** Copies bytes between tensors and shared memory, and counts them. One thread at a time. */
 final class Copies {

@@ -5,8 +5,8 @@
 package org.djlx.collectives.internal.shm;
 
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.HostCopier;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.host.HostCopier;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Adds contributions in plain Java, in rank order and in the elements' own precision, as libtorch

@@ -4,9 +4,9 @@
  */
 package org.djlx.collectives.internal.shm;
 
-import org.djlx.collectives.Operation;
-import org.djlx.nativeops.AtomicBuffer;
-import org.djlx.nativeops.NativeMemory;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.AtomicBuffer;
+import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * What goes from one rank to another: a ring of letters, by which they agree on messages, and a

@@ -9,11 +9,11 @@ import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * Decides when a message has failed, and with what: as its other end is gone, as it does not come

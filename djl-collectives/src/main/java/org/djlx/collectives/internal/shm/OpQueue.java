@@ -11,9 +11,9 @@ import java.util.Queue;
 import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * Runs the operations of one rank's group, one after the other, in the order in which they were

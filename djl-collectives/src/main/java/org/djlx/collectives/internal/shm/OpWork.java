@@ -7,8 +7,8 @@ package org.djlx.collectives.internal.shm;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.spi.Operation;
 
 /** An operation in an {@link OpQueue}. */
 final class OpWork extends PendingWork {

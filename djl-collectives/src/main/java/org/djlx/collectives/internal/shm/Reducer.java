@@ -10,10 +10,10 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Reductions;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
-import org.djlx.nativeops.TorchInPlace;
+import org.djlx.collectives.spi.Reductions;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators on

@@ -6,8 +6,8 @@ package org.djlx.collectives.internal.shm;
 
 import java.util.List;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.Operation;
-import org.djlx.nativeops.AtomicBuffer;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.AtomicBuffer;
 
 /**
  * The collectives of one rank that move data, over staging memory.

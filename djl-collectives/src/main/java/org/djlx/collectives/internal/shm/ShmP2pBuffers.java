@@ -9,14 +9,14 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
 import java.util.function.Supplier;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.host.Required;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * P2P buffers in shared memory. Who uses them does not have to know when the group is destroyed:

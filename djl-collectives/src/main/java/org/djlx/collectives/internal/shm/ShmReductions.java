@@ -5,9 +5,9 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * The collectives of one rank that reduce, over staging memory.

@@ -5,12 +5,12 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.SharedSegment;
-import org.djlx.nativeops.AtomicBuffer;
-import org.djlx.nativeops.NativeMemory;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.nativeops.host.AtomicBuffer;
+import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * The memory that the ranks of a group share, as mapped by one of them. Ranks that are threads of

@@ -5,9 +5,9 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.nativeops.AtomicBuffer;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.AtomicBuffer;
 
 /**
  * The steps of operations over staging memory, one operation at a time; the first step also checks

@@ -7,10 +7,10 @@ package org.djlx.collectives.internal.shm;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.shm.Mailbox.Kind;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
+import org.djlx.collectives.spi.Operation;
 
 /** A message on its way, at one of its ends. {@link MessageQueue} guards what changes. */
 final class Transfer extends PendingWork {

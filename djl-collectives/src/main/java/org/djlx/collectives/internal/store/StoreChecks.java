@@ -8,8 +8,8 @@ import java.nio.charset.CharsetEncoder;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.List;
-import org.djlx.collectives.Store;
 import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.store.Store;
 
 /** Checks of what callers pass to a {@link Store}, the same for all stores. */
 public final class StoreChecks {

@@ -8,7 +8,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.StoreTimeoutException;
+import org.djlx.collectives.store.StoreTimeoutException;
 
 /** Error messages of the stores, worded the same for all of them. */
 public final class StoreErrors {

@@ -19,11 +19,11 @@ import java.util.function.Consumer;
 import java.util.function.Function;
 import java.util.function.IntFunction;
 import java.util.stream.IntStream;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
-import org.djlx.nativeops.GpuTopology;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.nativeops.cuda.GpuTopology;
 import org.junit.jupiter.api.Test;
 
 /** What speaks against P2P, from what the ranks say of themselves. */

@@ -13,12 +13,12 @@ import ai.djl.Device;
 import java.time.Duration;
 import java.util.Map;
 import java.util.Optional;
-import org.djlx.collectives.BackendOptions;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.nativeops.NcclConfig;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.nativeops.nccl.NcclConfig;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 

@@ -1,0 +1,75 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.spi;
+
+import java.util.Map;
+import java.util.ServiceLoader;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.collectives.ProcessGroups;
+
+/**
+ * The backends that groups can be created with: those found by {@link ServiceLoader} and those
+ * registered by hand, which come first.
+ */
+public final class Backends {
+
+    private static final Map<String, BackendFactory> REGISTERED = new ConcurrentHashMap<>();
+
+    private Backends() {}
+
+    /**
+     * Registers a backend for this JVM, replacing one of the same name.
+     *
+     * @param name the name that {@link ProcessGroups#init(String)} takes
+     * @param factory the backend's factory
+     */
+    public static void register(String name, BackendFactory factory) {
+        if (name == null || factory == null) {
+            throw new IllegalArgumentException(
+                    "a backend needs a name and a factory, not " + name + " and " + factory);
+        }
+        REGISTERED.put(name, factory);
+    }
+
+    /**
+     * Returns a backend's factory.
+     *
+     * @param name the backend's name
+     * @return the factory
+     * @throws IllegalArgumentException if there is no such backend
+     */
+    public static BackendFactory get(String name) {
+        if (name == null) {
+            throw new IllegalArgumentException(
+                    "the name of a backend must not be null; known are " + names());
+        }
+        BackendFactory registered = REGISTERED.get(name);
+        if (registered != null) {
+            return registered;
+        }
+        for (BackendFactory factory : ServiceLoader.load(BackendFactory.class)) {
+            if (factory.name().equals(name)) {
+                return factory;
+            }
+        }
+        throw new IllegalArgumentException(
+                "there is no backend '" + name + "'; known are " + names());
+    }
+
+    /**
+     * Returns the names of all backends.
+     *
+     * @return the names, sorted
+     */
+    public static Set<String> names() {
+        Set<String> names = new TreeSet<>(REGISTERED.keySet());
+        for (BackendFactory factory : ServiceLoader.load(BackendFactory.class)) {
+            names.add(factory.name());
+        }
+        return names;
+    }
+}

@@ -1,0 +1,262 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.store;
+
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.List;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Function;
+import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.internal.store.FileLog;
+import org.djlx.collectives.internal.store.KeyValueMap;
+import org.djlx.collectives.internal.store.StoreChecks;
+import org.djlx.collectives.internal.store.StoreErrors;
+
+/**
+ * A store in a file that all ranks can reach, for ranks that are processes of one host or of hosts
+ * with a common file system; the counterpart of {@code torch.distributed.FileStore}.
+ *
+ * <p>The file is a log to which every change is appended under a file lock, so it grows with every
+ * call that writes. A wait looks at it every 10 ms. The file is deleted when {@code worldSize}
+ * handles have been closed; a job that dies leaves it behind, and it must be deleted before the
+ * path is used again, as with PyTorch. Its format is not PyTorch's, whose kind of lock ({@code
+ * flock}) Java does not have.
+ *
+ * <p>On network file systems this needs working POSIX locks.
+ */
+public final class FileStore implements Store {
+
+    private static final long POLL_NANOS = 10_000_000;
+
+    private final FileLog log;
+    private final String name;
+    private final int worldSize;
+    private final Duration timeout;
+    private final AtomicBoolean closed = new AtomicBoolean();
+
+    /**
+     * Opens a handle whose methods wait up to 5 minutes.
+     *
+     * @param path the file, which is created if need be; its directory must exist
+     * @param worldSize how many handles the job opens in all
+     */
+    public FileStore(Path path, int worldSize) {
+        this(path, worldSize, StoreChecks.DEFAULT_TIMEOUT);
+    }
+
+    /**
+     * Opens a handle.
+     *
+     * @param path the file, which is created if need be; its directory must exist
+     * @param worldSize how many handles the job opens in all
+     * @param timeout how long methods without a timeout of their own wait
+     */
+    public FileStore(Path path, int worldSize, Duration timeout) {
+        if (worldSize < 1) {
+            throw new IllegalArgumentException("The world size must be positive: " + worldSize);
+        }
+        this.worldSize = worldSize;
+        this.timeout = StoreChecks.checkTimeout(timeout);
+        log = FileLog.acquire(Required.argument("FileStore: path", path));
+        name = "FileStore " + path;
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void set(String key, byte[] value) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
+        byte[] copy = value.clone();
+        open("set")
+                .write(
+                        "set",
+                        (values, record) -> {
+                            values.set(key, copy);
+                            record.put(key, copy);
+                            return null;
+                        });
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public byte[] get(String key, Duration timeout) {
+        StoreChecks.checkKey(key);
+        return await("get", List.of(key), timeout, values -> values.get(key).clone());
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public long add(String key, long amount) {
+        StoreChecks.checkKey(key);
+        return open("add")
+                .write(
+                        "add",
+                        (values, record) -> {
+                            long sum = values.add(key, amount);
+                            record.put(key, values.get(key));
+                            return sum;
+                        });
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(expected);
+        StoreChecks.checkValue(desired);
+        byte[] copy = desired.clone();
+        byte[] now =
+                open("compareSet")
+                        .write(
+                                "compareSet",
+                                (values, record) -> {
+                                    byte[] after = values.compareSet(key, expected, copy);
+                                    if (after == copy) {
+                                        record.put(key, copy);
+                                    }
+                                    return after;
+                                });
+        return now.clone();
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void append(String key, byte[] value) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
+        byte[] copy = value.clone();
+        open("append")
+                .write(
+                        "append",
+                        (values, record) -> {
+                            values.append(key, copy);
+                            record.append(key, copy);
+                            return null;
+                        });
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public boolean check(List<String> keys) {
+        StoreChecks.checkKeys(keys);
+        return open("check").read("check", values -> values.missing(keys).isEmpty());
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void waitFor(List<String> keys, Duration timeout) {
+        StoreChecks.checkKeys(keys);
+        await("waitFor", keys, timeout, values -> true);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void multiSet(List<String> keys, List<byte[]> values) {
+        StoreChecks.checkPairs(keys, values);
+        List<byte[]> copies = values.stream().map(byte[]::clone).toList();
+        open("multiSet")
+                .write(
+                        "multiSet",
+                        (map, record) -> {
+                            for (int i = 0; i < keys.size(); i++) {
+                                map.set(keys.get(i), copies.get(i));
+                                record.put(keys.get(i), copies.get(i));
+                            }
+                            return null;
+                        });
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public List<byte[]> multiGet(List<String> keys, Duration timeout) {
+        StoreChecks.checkKeys(keys);
+        return await(
+                "multiGet",
+                keys,
+                timeout,
+                values -> keys.stream().map(key -> values.get(key).clone()).toList());
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public boolean delete(String key) {
+        StoreChecks.checkKey(key);
+        return open("delete")
+                .write(
+                        "delete",
+                        (values, record) -> {
+                            boolean wasSet = values.delete(key);
+                            if (wasSet) {
+                                record.delete(key);
+                            }
+                            return wasSet;
+                        });
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public long numKeys() {
+        return open("numKeys").read("numKeys", values -> (long) values.size());
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public Duration timeout() {
+        return timeout;
+    }
+
+    /** Closes this handle; the last one of the job deletes the file. Idempotent. */
+    @Override
+    public void close() {
+        if (closed.compareAndSet(false, true)) {
+            log.release(worldSize);
+        }
+    }
+
+    private FileLog open(String operation) {
+        if (closed.get()) {
+            throw StoreErrors.closed(name, operation);
+        }
+        return log;
+    }
+
+    /** Waits until all keys are set, and asks for something in the state in which they are. */
+    private <T> T await(
+            String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query) {
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
+        while (true) {
+            Answer<T> answer =
+                    open(operation)
+                            .read(
+                                    operation,
+                                    values -> {
+                                        List<String> missing = values.missing(keys);
+                                        return new Answer<>(
+                                                missing,
+                                                missing.isEmpty() ? query.apply(values) : null);
+                                    });
+            if (answer.missing.isEmpty()) {
+                return answer.value;
+            }
+            if (deadline.isOver()) {
+                throw StoreErrors.timeout(name, operation, timeout, answer.missing);
+            }
+            pause(operation, answer.missing, Math.min(POLL_NANOS, deadline.remainingNanos()));
+        }
+    }
+
+    private void pause(String operation, List<String> missing, long nanos) {
+        try {
+            Thread.sleep(Duration.ofNanos(nanos).toMillis(), (int) (nanos % 1_000_000));
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw StoreErrors.interrupted(name, operation, missing);
+        }
+    }
+
+    private record Answer<T>(List<String> missing, T value) {}
+}
