@@ -23,6 +23,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -38,14 +39,18 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class BlockKernels implements AutoCloseable {
 
-    private static final int WARP = 32;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(
+                    NativeLibrary.class, "transformer_block/transformer_block.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int WARP = CONSTANTS.value("WARP");
     private static final int PACK = 16; // bytes
-    private static final int NORM_THREADS = 512; // at most
+    private static final int NORM_THREADS = CONSTANTS.value("MAX_THREADS");
     private static final int NORM_BLOCKS = 3; // of a multiprocessor
     private static final int GRADIENT_BLOCKS = 2; // of a norm
     private static final int ROTATION_THREADS = 256; // at most
     private static final long[] NO_HEADS = new long[5];
-    private static final int SUM_THREADS = 8 * WARP;
+    private static final int SUM_THREADS = CONSTANTS.value("PART_WARPS") * WARP;
     private static final int PASS_THREADS = 256;
     private static final int PASS_BLOCKS = 8; // of a multiprocessor
     private static final int MAX_SHARED = 47 << 10; // a block has 48 KiB on any GPU
@@ -82,9 +87,7 @@ public final class BlockKernels implements AutoCloseable {
                     new KernelCompiler(KernelCache.user())
                             .load(
                                     device,
-                                    KernelSource.ofResource(
-                                            NativeLibrary.class,
-                                            "transformer_block/transformer_block.cu"));
+                                    SOURCE);
             addKernels(ScalarType.FLOAT32, "float32");
             addKernels(ScalarType.FLOAT16, "float16");
             addKernels(ScalarType.BFLOAT16, "bfloat16");

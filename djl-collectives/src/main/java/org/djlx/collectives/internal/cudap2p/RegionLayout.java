@@ -7,7 +7,10 @@ package org.djlx.collectives.internal.cudap2p;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.p2p.KernelSignals;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
 
 /**
  * How a rank's region of GPU memory is divided, the same on all ranks. Offsets are in bytes.
@@ -35,8 +38,14 @@ final class RegionLayout {
     static final int MET = ENTERED + 1;
     static final int ROWS = MET + 1;
 
-    // sizeof(Control) in all_reduce.cu, rounded up to whole pages as there.
-    private static final long CONTROL = 8192;
+    private static final long PAGE = 4096;
+
+    private static final KernelConstants KERNEL =
+            new KernelConstants(
+                    KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"));
+
+    /** The size of the control block, in whole pages. */
+    private static final long CONTROL = align(KERNEL.struct("Control").byteSize());
 
     /** From a signal of one rank to that of the next on the same channel, in bytes. */
     static final long LINE = 64;
@@ -48,8 +57,6 @@ final class RegionLayout {
 
     /** Each byte of a one-shot half whose data is not there yet; of two-shot as well. */
     static final byte ABSENT = (byte) 0xff;
-
-    private static final long PAGE = 4096;
 
     // What does not fit into a slot is several launches. Each costs some 2 us more.
     private static final long MAX_SLOT = 32 << 20;
