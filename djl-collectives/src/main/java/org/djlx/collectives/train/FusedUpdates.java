@@ -89,8 +89,7 @@ final class FusedUpdates implements AutoCloseable {
 
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "optimizer/optimizer.cu");
-    private static final int THREADS =
-            new KernelConstants(SOURCE).value("OPTIMIZER_THREADS");
+    private static final int THREADS = new KernelConstants(SOURCE).value("OPTIMIZER_THREADS");
     private static final int BLOCKS = 8; // per SM
     private static final int PACK = 4; // elements per thread and load
 
@@ -129,11 +128,7 @@ final class FusedUpdates implements AutoCloseable {
         boolean done = false;
         try {
             mostBlocks = BLOCKS * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            module =
-                    new KernelCompiler(KernelCache.user())
-                            .load(
-                                    device,
-                                    SOURCE);
+            module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
             sgd = module.kernel("sgd");
             momentum = module.kernel("momentum");
             adam = module.kernel("adam");

@@ -40,8 +40,7 @@ import org.djlx.nativeops.torch.Torch;
 public final class BlockKernels implements AutoCloseable {
 
     private static final KernelSource SOURCE =
-            KernelSource.ofResource(
-                    NativeLibrary.class, "transformer_block/transformer_block.cu");
+            KernelSource.ofResource(NativeLibrary.class, "transformer_block/transformer_block.cu");
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final int WARP = CONSTANTS.value("WARP");
     private static final int PACK = 16; // bytes
@@ -83,11 +82,7 @@ public final class BlockKernels implements AutoCloseable {
         boolean done = false;
         try {
             multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            module =
-                    new KernelCompiler(KernelCache.user())
-                            .load(
-                                    device,
-                                    SOURCE);
+            module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
             addKernels(ScalarType.FLOAT32, "float32");
             addKernels(ScalarType.FLOAT16, "float16");
             addKernels(ScalarType.BFLOAT16, "bfloat16");

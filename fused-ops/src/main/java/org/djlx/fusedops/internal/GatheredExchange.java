@@ -27,9 +27,9 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * All-gather and reduce-scatter by the kernels of {@code gathered.cu}, on GPUs that are all
- * linked: a launch each, or several for what does not fit into a slot, without a barrier also in
- * graphs. For one thread at a time, in the order of the group's operations.
+ * All-gather and reduce-scatter by the kernels of {@code gathered.cu}, on GPUs that are all linked:
+ * a launch each, or several for what does not fit into a slot, without a barrier also in graphs.
+ * For one thread at a time, in the order of the group's operations.
  */
 public final class GatheredExchange implements AutoCloseable {
 
@@ -56,8 +56,7 @@ public final class GatheredExchange implements AutoCloseable {
     GatheredExchange(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
-        module =
-                compiler.load(device, SOURCE, "-DRANKS=" + worldSize);
+        module = compiler.load(device, SOURCE, "-DRANKS=" + worldSize);
         gather = module.kernel("all_gather");
         TYPES.forEach(
                 (type, name) -> {

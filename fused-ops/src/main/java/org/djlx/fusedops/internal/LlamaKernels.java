@@ -65,8 +65,7 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int ATTENTION_THREADS = CONSTANTS.value("ATTENTION_WARPS") * WARP;
     private static final int STRIPE = 16; // rows of weights that a tensor core's product has
     private static final int MIN_STAGES = 2;
-    private static final int NORM_SUMS =
-            CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
+    private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
 
     /** The most rows of a product, the weight tiles of a group, the most stages. */
     private static final List<int[]> PRODUCTS = CONSTANTS.calls("MATMUL");

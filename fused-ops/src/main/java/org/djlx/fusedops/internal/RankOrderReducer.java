@@ -39,8 +39,7 @@ final class RankOrderReducer implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
 
     RankOrderReducer(CudaDevice device, KernelCompiler compiler) {
-        module =
-                compiler.load(device, SOURCE);
+        module = compiler.load(device, SOURCE);
         KERNELS.forEach(
                 (type, name) -> {
                     if (isSupported(device, type)) {

@@ -116,7 +116,8 @@ public final class KernelConstants {
             Matcher member = MEMBER.matcher(line.strip());
             if (!member.matches()) {
                 throw new IllegalArgumentException(
-                        String.format("%s: struct %s has the unknown member %s", name, struct, line));
+                        String.format(
+                                "%s: struct %s has the unknown member %s", name, struct, line));
             }
             Layout type = type(member.group(1), member.group(2) != null);
             end = align(end, type.alignment);

@@ -36,8 +36,8 @@
  *   <li>{@link org.djlx.nativeops.cuda.KernelArguments} - what it is launched with
  *   <li>{@link org.djlx.nativeops.cuda.KernelCache} - keeps what was compiled in files
  *   <li>{@link org.djlx.nativeops.cuda.KernelCompiler} - compiles it for the GPU at hand
- *   <li>{@link org.djlx.nativeops.cuda.KernelConstants} - block sizes, structs and tables, read from a
- *       kernel source
+ *   <li>{@link org.djlx.nativeops.cuda.KernelConstants} - block sizes, structs and tables, read
+ *       from a kernel source
  *   <li>{@link org.djlx.nativeops.cuda.KernelSource} - a source with what it includes
  *   <li>{@link org.djlx.nativeops.cuda.KernelStruct} - an argument of several members, kept from
  *       launch to launch

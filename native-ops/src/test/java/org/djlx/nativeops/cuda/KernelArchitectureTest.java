@@ -141,7 +141,8 @@ class KernelArchitectureTest {
         for (String stripes : List.of("7", "3", "2", "1")) {
             names.add("decode_norm_matmul_" + stripes);
         }
-        names.addAll(List.of("decode_embed", "decode_rotate_and_cache", "decode_top", "decode_sample"));
+        names.addAll(
+                List.of("decode_embed", "decode_rotate_and_cache", "decode_top", "decode_sample"));
         names.addAll(
                 List.of("decode_attention", "decode_attention_late", "decode_attention_cached"));
         names.addAll(List.of("prefill_rotate_and_cache", "prefill_activate"));

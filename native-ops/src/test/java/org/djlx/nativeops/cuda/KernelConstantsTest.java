@@ -95,7 +95,8 @@ class KernelConstantsTest {
         for (String name : List.of("OTHER", "STAGES")) {
             Exception e =
                     assertThrows(
-                            IllegalArgumentException.class, () -> constants("-DSMALL=0").value(name));
+                            IllegalArgumentException.class,
+                            () -> constants("-DSMALL=0").value(name));
             assertTrue(e.getMessage().startsWith("test.cu has 0 definitions of "), e.getMessage());
         }
         assertThrows(IllegalArgumentException.class, () -> constants().struct("Other"));
@@ -141,7 +142,11 @@ class KernelConstantsTest {
                             (member, offset) ->
                                     text.append(
                                             assertion(
-                                                    "__builtin_offsetof(" + alias + ", " + member + ")",
+                                                    "__builtin_offsetof("
+                                                            + alias
+                                                            + ", "
+                                                            + member
+                                                            + ")",
                                                     offset)));
         }
         compile(source, text.toString(), options.split(" "));
