@@ -2,11 +2,12 @@
 // does (AllReduceKernels, SignalKernels, and RmsNormKernels, Exchange and RankOrderReducer of fused-ops), without a JVM, so
 // that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
 //
-//   kernels [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
+//   kernels [GPUS [SEED]]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
-// Ranks are streams, dealt out to the GPUs in turn. A group gets a row of launches, of all algorithms and sizes, and
-// nothing waits for the GPUs before the last is enqueued. Then every tensor is compared, to the bit, with a sum in rank
-// order computed here, and what lies around it with what was there.
+// Ranks are streams, dealt out to the GPUs in turn. A group gets a row of launches, of all algorithms, of edge and of random
+// sizes, in random order, with kernels between them that stand for cuBLAS's; nothing waits for the GPUs before the last is
+// enqueued. Then every tensor is compared, to the bit, with a sum in rank order computed here, and what lies around it with what
+// was there.
 //
 // Kernels that wait for each other must run at once: nothing is allocated, and no kernel comes to a GPU for the first
 // time, between the launches of a row; a GPU has a multiprocessor for every block of its ranks. If the kernels of one
@@ -144,6 +145,12 @@ class Group {
   u64 size() const { return ranks.size(); }
   int gpu(u64 rank) const { return ranks[rank].gpu; }
   bool finish() { return ::finish(ranks); }
+
+  // Enqueues jobs for all ranks.
+  template <typename Jobs>
+  void enqueue_all(const Jobs& jobs) {
+    ::enqueue_all(ranks, jobs, [this](auto& job, u64 rank) { job.enqueue(*this, rank); });
+  }
 
   void enqueue(u64 rank, const ReducedType& type, Algorithm algorithm, char* address, u64 count, float divisor, u64 timeout) {
     Launch launch = told(rank, algorithm, timeout);
@@ -473,7 +480,7 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   const u64 begins[] = {1, 0, 3};  // Direct all-reduces are aligned.
   for (int algorithm = 0; algorithm < (group.size() == MESH_RANKS ? 4 : 3); algorithm++) {
     u64 most = (algorithm == TWO_SHOT ? TWO_SHOT_BYTES : ONE_SHOT_BYTES) / type.size;
-    for (u64 count : {u64(1), u64(7), u64(9), u64(1003), u64(20011), most - 1, most}) {
+    for (u64 count : {u64(1), u64(7), u64(9), u64(1003), u64(20011), most - 1, most, random_up_to(most), random_up_to(most)}) {
       u64 begin = algorithm == DIRECT ? 0 : begins[jobs.size() % 3];
       jobs.push_back(new AllReduce(group, type, (Algorithm)algorithm, count, begin, jobs.size() % 2));
     }
@@ -481,18 +488,15 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   for (auto& shape : NORM_SHAPES) {
     for (u64 begin : begins) jobs.push_back(new AllReduceNorm(group, type, shape[0], shape[1], begin));
   }
-  for (u64 packs : {u64(1), u64(9), u64(1003), EXCHANGE_BYTES / PACK, ONE_SHOT_BYTES / PACK - 1}) {
+  u64 most = ONE_SHOT_BYTES / PACK;
+  for (u64 packs : {u64(1), u64(9), u64(1003), EXCHANGE_BYTES / PACK, most - 1, random_up_to(most), random_up_to(most)}) {
     jobs.push_back(new Gather(group, type, packs, false));
     jobs.push_back(new Scatter(group, type, packs, jobs.size() % 4 < 2));
   }
   for (u64 packs : {u64(1), u64(33), SENT_BYTES / PACK}) jobs.push_back(new Gather(group, type, packs, true));
   // One algorithm after the other would not show what they leave behind for each other.
   std::shuffle(jobs.begin(), jobs.end(), generator);
-  u64 first = 0;  // Who arrives first changes.
-  for (Job* job : jobs) {
-    for (u64 i = 0; i < group.size(); i++) job->enqueue(group, (first + i) % group.size());
-    first++;
-  }
+  group.enqueue_all(jobs);
   bool right = group.finish();
   for (Job* job : jobs) {
     if (right) right = job->is_right();

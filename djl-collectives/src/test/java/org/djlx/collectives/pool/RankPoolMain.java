@@ -103,7 +103,7 @@ public final class RankPoolMain {
             if (group.rank() == 0) {
                 lead(pool, args[0]);
             } else {
-                expect("requests are for rank 0", () -> pool.submit("x"));
+                expect("does not accept requests", () -> pool.submit("x"));
                 pool.awaitEnd();
             }
         } finally {

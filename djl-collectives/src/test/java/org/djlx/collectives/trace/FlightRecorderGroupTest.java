@@ -233,8 +233,7 @@ class FlightRecorderGroupTest {
                         2, failure.getMessage().split(files.get(0).toString(), -1).length);
             }
             assertTrue(
-                    inVain.getMessage()
-                            .endsWith("; this rank's last operations are in " + files.get(0)),
+                    inVain.getMessage().endsWith("; this rank's flight record: " + files.get(0)),
                     inVain::getMessage);
             assertEquals(
                     "flight-" + early.name() + "-rank0-pid" + dump.pid() + ".json",

@@ -260,7 +260,7 @@ class CudaP2pThreadsTest {
                                     .getMessage();
                     assertTrue(message.contains(differing.one()), message);
                     assertTrue(message.contains(differing.other()), message);
-                    assertTrue(message.contains("last operations are in"), message);
+                    assertTrue(message.contains("flight record: "), message);
                     // It is broken on all ranks.
                     assertThrows(
                             CollectiveException.class,

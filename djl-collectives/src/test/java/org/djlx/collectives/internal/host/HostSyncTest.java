@@ -161,7 +161,7 @@ class HostSyncTest {
     @Test
     void whatIsTooLongLosesItsMiddle() {
         String start = "barrier() #1 of group '";
-        String end = "' timed out on rank 1 after PT5S: rank 2 did not arrive";
+        String end = "' timed out on rank 1 after 5 s: rank 2 did not arrive";
         for (int odd = 0; odd < 4; odd++) {
             byte[] cut = ControlBlock.encoded(start + "x".repeat(odd) + "𝄞".repeat(5000) + end);
             String text = new String(cut, StandardCharsets.UTF_8);

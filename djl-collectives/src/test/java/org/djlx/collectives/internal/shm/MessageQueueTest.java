@@ -135,7 +135,7 @@ class MessageQueueTest {
                     new MessageFailures(rendezvous, 0, 3).withdrawn(receive, 1).getMessage();
             String end = "rank 2 (pid " + dead + ") has ended without destroying the group";
             assertTrue(message.contains(end), message);
-            assertTrue(message.contains("rank 1 gave up sending"), message);
+            assertTrue(message.contains("rank 1 has withdrawn the message"), message);
             receive.end(null);
         }
     }

@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import java.time.Duration;
 import java.util.List;
@@ -14,29 +14,30 @@ import java.util.concurrent.TimeoutException;
 import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.internal.host.GroupErrors;
 
-/** Calls of NCCL that wait for other ranks and cannot be told for how long. */
-final class BoundedCall {
+/** Runs calls that wait for other ranks and take no timeout, such as those of NCCL. */
+public final class BoundedCall {
 
-    private static final long LOOK_MILLIS = 50; // between looks for an obstacle
+    private static final long POLL_MILLIS = 50; // between checks for an obstacle
 
     private BoundedCall() {}
 
     /**
      * Runs a call on a thread of its own, and waits for it.
      *
-     * @param name what it does, for messages
-     * @param timeout how long to wait; then the thread is left to itself
-     * @param obstacle tells what makes waiting vain, if anything
+     * @param <T> the type of the result
+     * @param name the call in progress, such as "splitting group 'g'"
+     * @param timeout how long to wait; after it, the thread is interrupted and abandoned
+     * @param obstacle returns the reason why the call cannot succeed, if one is known
      * @param call the call
      * @return its result
-     * @throws CollectiveTimeoutException if it has not returned by then
-     * @throws CollectiveException if it failed, or will not return
+     * @throws CollectiveTimeoutException if the call has not returned in time
+     * @throws CollectiveException if the call failed, or cannot succeed
      */
-    static <T> T run(
+    public static <T> T run(
             String name, Duration timeout, Supplier<Optional<String>> obstacle, Supplier<T> call) {
         CompletableFuture<T> future = new CompletableFuture<>();
         Thread thread =
@@ -60,7 +61,7 @@ final class BoundedCall {
                 if (deadline.isOver()) {
                     thread.interrupt();
                     throw new CollectiveTimeoutException(
-                            name + " was not done after " + timeout, List.of());
+                            name + " timed out after " + Durations.text(timeout), List.of());
                 }
             }
             return future.get();
@@ -72,10 +73,10 @@ final class BoundedCall {
         }
     }
 
-    /** Waits a little for it. */
+    /** Waits for the next poll, or the result. */
     private static boolean isDone(CompletableFuture<?> future) throws InterruptedException {
         try {
-            future.get(LOOK_MILLIS, TimeUnit.MILLISECONDS);
+            future.get(POLL_MILLIS, TimeUnit.MILLISECONDS);
             return true;
         } catch (ExecutionException e) {
             return true;

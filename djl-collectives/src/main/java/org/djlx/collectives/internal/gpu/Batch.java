@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import java.util.ArrayDeque;
 import java.util.ArrayList;
@@ -15,23 +15,22 @@ import java.util.Set;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.spi.Operation;
-import org.djlx.nativeops.nccl.NcclGroup;
 
 /**
- * The operations that one thread issues between the begin and the end of a {@link
- * org.djlx.collectives.NcclBatch}, or of coalesced operations, which NCCL then starts together.
+ * The operations that one thread issues within a {@link org.djlx.collectives.NcclBatch} or while
+ * coalescing. The end of the batch launches them together.
  */
 public final class Batch {
 
     private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
     private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
-    // In the order of the calls. NCCL starts a step as a whole, and runs it in an order of its own.
-    private final Map<NcclQueue, Map<Integer, List<NcclWork>>> steps = new LinkedHashMap<>();
+    // In the order of the calls. NCCL launches a step as a whole, in an order of its own.
+    private final Map<StreamQueue, Map<Integer, List<QueuedWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;
-    private int together; // the part of the depth that asks for one step
-    private Throwable failure; // of the calls
+    private int together; // how many of the depth are within beginTogether
+    private Throwable failure; // thrown by the calls
 
     private Batch() {}
 
@@ -53,12 +52,17 @@ public final class Batch {
         }
     }
 
-    /** The batch that this thread has open, or null. */
+    /** Returns the open batch of this thread, or null. */
     static Batch current() {
         return CURRENT.get();
     }
 
-    /** Throws if this thread issues a batch, for an operation that is to be waited for at once. */
+    /**
+     * Requires that this thread has no open batch.
+     *
+     * @param operation the operation that the caller waits for at once
+     * @throws IllegalStateException if there is an open batch
+     */
     public static void requireNone(Operation operation) {
         if (current() != null) {
             throw new IllegalStateException(
@@ -66,7 +70,11 @@ public final class Batch {
         }
     }
 
-    /** Tells whether any thread issues a batch, or has yet to start its operations. */
+    /**
+     * Tells whether any thread has a batch whose operations are not launched yet.
+     *
+     * @return whether one has
+     */
     public static boolean isAnyOpen() {
         return OPEN.get() > 0;
     }
@@ -94,8 +102,8 @@ public final class Batch {
         }
     }
 
-    /** Begins operations of which none depends on another. */
-    static void beginTogether() {
+    /** Begins operations that do not depend on each other, and are one step of the batch. */
+    public static void beginTogether() {
         begin();
         Batch batch = CURRENT.get();
         if (batch.together++ == 0) {
@@ -103,17 +111,18 @@ public final class Batch {
         }
     }
 
-    static void endTogether() {
+    /** Ends these operations; the outermost end launches the batch. */
+    public static void endTogether() {
         CURRENT.get().together--;
         end();
     }
 
-    /** Adds an operation, which the end of the batch launches. */
-    void add(NcclQueue queue, NcclWork work) {
+    /** Adds an operation. */
+    void add(StreamQueue queue, QueuedWork work) {
         if (together == 0) {
             step++;
         }
-        int key = work.isMessage() ? 0 : step; // Messages wait for each other in any order.
+        int key = work.isMessage() ? 0 : step; // Messages may start in any order.
         steps.computeIfAbsent(queue, absent -> new LinkedHashMap<>())
                 .computeIfAbsent(key, absent -> new ArrayList<>())
                 .add(work);
@@ -124,17 +133,18 @@ public final class Batch {
             steps.keySet().forEach(queue -> queue.fail(reason(failure)));
             return;
         }
-        Map<NcclQueue, Deque<List<NcclWork>>> own = new LinkedHashMap<>();
+        Map<StreamQueue, Deque<List<QueuedWork>>> own = new LinkedHashMap<>();
         steps.forEach(
                 (queue, units) -> {
                     if (queue.own(units.values())) {
                         own.put(queue, new ArrayDeque<>(units.values()));
                     }
                 });
-        Set<NcclQueue> queues = Set.copyOf(own.keySet());
+        Set<StreamQueue> queues = Set.copyOf(own.keySet());
         try {
             while (!own.isEmpty()) {
-                NcclGroup.run(() -> own.forEach((queue, units) -> queue.launch(units.peek())));
+                Connection any = own.keySet().iterator().next().connection();
+                any.launchTogether(() -> own.forEach((queue, units) -> queue.launch(units.peek())));
                 own.forEach((queue, units) -> queue.launched(units.poll()));
                 own.values().removeIf(Collection::isEmpty);
             }
@@ -143,7 +153,7 @@ public final class Batch {
             queues.forEach(queue -> queue.fail(reason));
             throw reason;
         } finally {
-            queues.forEach(NcclQueue::release);
+            queues.forEach(StreamQueue::release);
         }
     }
 

@@ -2,45 +2,43 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.gpu.GpuWork;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaStream;
-import org.djlx.nativeops.nccl.NcclCommunicator;
 
 /**
- * An operation on the stream of an {@link NcclQueue}: issued by the caller, then launched by the
- * queue, which is mostly the same call.
+ * An operation on a {@link StreamQueue}. The caller issues the work; the queue launches it, mostly
+ * within the same call.
  */
-final class NcclWork extends GpuWork {
+public final class QueuedWork extends GpuWork {
 
-    private final NcclQueue queue;
-    private final Call call;
+    private final StreamQueue queue;
+    private final GpuCall call;
     private final int peer;
     private volatile boolean verifying;
-    private CudaEvent ready; // what the caller has enqueued before, until launched; guarded by this
+    private CudaEvent ready; // after the caller's earlier work; until launched; guarded by this
 
     /**
-     * Creates the work, behind what was enqueued on the caller's current stream.
+     * Creates the work, which runs after all that is enqueued on the caller's current stream.
      *
-     * @param queue where it runs
+     * @param queue the queue on which it runs
      * @param current the caller's current stream
      * @param operation the operation
-     * @param call what it does
+     * @param call its part on the GPU
      * @param result its outputs
      * @param peer the other rank of a message, or -1
      */
-    NcclWork(
-            NcclQueue queue,
+    QueuedWork(
+            StreamQueue queue,
             CudaStream current,
             Operation operation,
-            Call call,
+            GpuCall call,
             List<NDArray> result,
             int peer) {
         super(
@@ -57,11 +55,16 @@ final class NcclWork extends GpuWork {
     }
 
     @Override
-    public NcclQueue queue() {
+    public StreamQueue queue() {
         return queue;
     }
 
-    int peer() {
+    /**
+     * Returns the other rank of a message.
+     *
+     * @return the rank; -1 for a collective
+     */
+    public int peer() {
         return peer;
     }
 
@@ -69,16 +72,21 @@ final class NcclWork extends GpuWork {
         return peer >= 0;
     }
 
-    Call call() {
+    /**
+     * Returns the GPU part of the operation.
+     *
+     * @return the call
+     */
+    public GpuCall call() {
         return call;
     }
 
-    /** Tells that who verifies the work takes care of its timeout. */
+    /** Stops the time that the operation may take: the verification has a timeout of its own. */
     void beginVerification() {
         verifying = true;
     }
 
-    /** Starts the time that the operation may take. */
+    /** Restarts the time that the operation may take. */
     void endVerification() {
         restartTime();
         verifying = false;
@@ -89,8 +97,8 @@ final class NcclWork extends GpuWork {
         return verifying ? 0 : super.elapsedNanos();
     }
 
-    /** Enqueues the operation, by the queue. */
-    void launch(NcclCommunicator nccl, CudaStream stream) {
+    /** Enqueues the operation on the queue's stream; no-op if the work has ended. */
+    void launch(CudaStream stream) {
         CudaEvent before;
         synchronized (this) {
             if (hasEnded()) {
@@ -104,17 +112,17 @@ final class NcclWork extends GpuWork {
         operation().started();
         queue.resources().load(call.in(), stream);
         queue.resources().load(call.out(), stream);
-        call.body().enqueue(nccl, stream);
+        call.body().enqueue(stream);
     }
 
     private synchronized boolean isLaunched() {
         return ready == null;
     }
 
-    /** Marks the end of what {@link #launch} enqueued, when NCCL has it in the stream. */
+    /** Marks the end of what {@link #launch} enqueued, when it is in the stream. */
     void launched(CudaStream stream) {
         if (hasEnded()) {
-            return; // It has failed meanwhile, and its tensors are gone.
+            return; // It has failed meanwhile, and its tensors are released.
         }
         queue.resources().flush(call.out(), stream);
         recordEnd(stream);
@@ -140,28 +148,21 @@ final class NcclWork extends GpuWork {
 
     @Override
     protected CollectiveException failureAtEnd() {
-        return call.byNccl() ? null : queue.failureOf(operation());
+        return call.isConnected() ? null : queue.failureOf(operation());
     }
 
-    /** Ends the work, of which nothing was launched. */
-    void fail(CollectiveException reason) {
-        if (seal(reason)) {
-            complete(true);
-        }
-    }
-
-    /** Gives up what the work holds, if it could not be issued. */
+    /** Releases the tensors and events of a work that could not be issued. */
     void discard() {
         release();
         recycleEvents();
     }
 
-    /** Refuses to wait for what this thread itself has yet to launch. */
+    /** Throws if the work is part of an open batch of this thread: the wait would never end. */
     @Override
     protected void requireWaitable() {
         if (!isEnqueued() && Batch.current() != null) {
             throw new IllegalStateException(
-                    operation() + " is part of a batch: wait for it when the batch has ended");
+                    operation() + " is part of a batch: wait for it after the batch has ended");
         }
     }
 

@@ -2,22 +2,20 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.List;
 import java.util.function.Consumer;
-import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.internal.gpu.EventPool;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.Torch;
 
-/** What the {@link NcclQueue}s of one backend share on their GPU. */
-final class GpuResources implements AutoCloseable {
+/** The device, events, streams and memory manager that the queues of one rank share. */
+public final class GpuResources implements AutoCloseable {
 
     private final Device device;
     private final CudaDevice cuda;
@@ -27,22 +25,40 @@ final class GpuResources implements AutoCloseable {
     private final boolean highPriority;
     private final boolean blocking;
 
-    GpuResources(Device device, NcclOptions options, String name) {
+    /**
+     * Opens the device.
+     *
+     * @param device the GPU
+     * @param highPriority whether {@link #createStream} creates streams of the highest priority
+     * @param blocking whether waiting for a work blocks the host
+     * @param name the name of the memory manager
+     */
+    public GpuResources(Device device, boolean highPriority, boolean blocking, String name) {
         this.device = device;
         cuda = CudaDevice.open(device);
         events = new EventPool(cuda);
         current = new CurrentStreams(cuda);
         manager = NDManager.newBaseManager(device, "PyTorch");
         manager.setName(name);
-        highPriority = options.isHighPriorityStream();
-        blocking = options.isBlockingWait();
+        this.highPriority = highPriority;
+        this.blocking = blocking;
     }
 
-    Device device() {
+    /**
+     * Returns the device as DJL names it.
+     *
+     * @return the device
+     */
+    public Device device() {
         return device;
     }
 
-    CudaDevice cuda() {
+    /**
+     * Returns the device as CUDA knows it.
+     *
+     * @return the device
+     */
+    public CudaDevice cuda() {
         return cuda;
     }
 
@@ -54,12 +70,16 @@ final class GpuResources implements AutoCloseable {
         return current;
     }
 
-    /** Owns the tensors that operations hold. */
-    NDManager manager() {
+    /**
+     * Returns the manager of the tensors that operations hold.
+     *
+     * @return the manager
+     */
+    public NDManager manager() {
         return manager;
     }
 
-    /** Whether {@link org.djlx.collectives.Work#await()} blocks the host. */
+    /** Tells whether {@link org.djlx.collectives.Work#await()} blocks the host. */
     boolean blocking() {
         return blocking;
     }
@@ -70,12 +90,12 @@ final class GpuResources implements AutoCloseable {
                 : CudaStream.create(cuda);
     }
 
-    /** Copies inputs that are not contiguous, before the operation. */
+    /** Copies inputs that are not contiguous, before the operation, on its stream. */
     void load(List<DeviceTensor> tensors, CudaStream stream) {
         copy(tensors, DeviceTensor::load, stream);
     }
 
-    /** Brings results into tensors that are not contiguous, behind the operation. */
+    /** Copies results to tensors that are not contiguous, after the operation, on its stream. */
     void flush(List<DeviceTensor> tensors, CudaStream stream) {
         copy(tensors, DeviceTensor::flush, stream);
     }

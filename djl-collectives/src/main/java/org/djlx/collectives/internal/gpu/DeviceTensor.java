@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.nccl;
+package org.djlx.collectives.internal.gpu;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -14,17 +14,20 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The elements of a tensor as one run of GPU memory, from when an operation is issued until it has
- * ended. It keeps the tensor's storage alive even if the array is closed meanwhile: DJL would give
- * the memory to the next array of the current stream. A tensor that is not contiguous, or must not
- * be touched where it lies, is copied by {@link #load}, in its turn: an operation before may write
- * it.
+ * The elements of a tensor in contiguous GPU memory, from the call of an operation to its end.
+ *
+ * <ul>
+ *   <li>Keeps the tensor's storage alive even if the array is closed meanwhile. Otherwise, libtorch
+ *       would give the memory to the next array of the current stream.
+ *   <li>Uses a copy if the tensor is not contiguous, or if asked for ({@link #copied}). {@link
+ *       #load} fills the copy on the operation's stream, as operations before may write the tensor.
+ * </ul>
  */
-final class DeviceTensor implements AutoCloseable {
+public final class DeviceTensor implements AutoCloseable {
 
-    private final NDArray original; // null if the hold is all that is needed
-    private final NDArray contiguous; // likewise
-    private final TensorHold hold; // of a copy too, which ends with the manager; or null
+    private final NDArray original; // null if the hold suffices
+    private final NDArray contiguous; // the original or a copy; null if the hold suffices
+    private final TensorHold hold; // on the tensor or its copy; null if there is neither
     private final TensorInfo info;
     private final long address;
     private final boolean input;
@@ -52,7 +55,7 @@ final class DeviceTensor implements AutoCloseable {
         }
     }
 
-    /** A contiguous tensor, which needs no array: that is most of the cost. */
+    /** Wraps a contiguous tensor; without an alias of the array, which costs most. */
     private DeviceTensor(NDArray tensor, TensorInfo info) {
         this.info = info;
         input = true;
@@ -62,60 +65,92 @@ final class DeviceTensor implements AutoCloseable {
         address = info.address();
     }
 
-    /** For a contiguous tensor of which much is known already, and that is read and written. */
+    /** Wraps a contiguous tensor with known properties, which is read and written. */
     static DeviceTensor inPlace(NDArray tensor, TensorInfo info) {
         return new DeviceTensor(tensor, info);
     }
 
-    /** For a tensor that is read and written, but not where it lies. */
+    /** Copies a tensor that is read and written. */
     static DeviceTensor copied(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, true, true);
     }
 
-    static DeviceTensor input(NDManager manager, NDArray tensor) {
+    /**
+     * Wraps a tensor that is read, or read and written.
+     *
+     * @param manager owns a copy
+     * @param tensor the tensor
+     * @return the elements
+     */
+    public static DeviceTensor input(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, true, false);
     }
 
-    /** For a tensor that is written as a whole. */
-    static DeviceTensor output(NDManager manager, NDArray tensor) {
+    /**
+     * Wraps a tensor all of whose elements are written.
+     *
+     * @param manager owns a copy
+     * @param tensor the tensor
+     * @return the elements
+     */
+    public static DeviceTensor output(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, false, false);
     }
 
-    long address() {
+    /**
+     * Returns the address of the first element.
+     *
+     * @return the address
+     */
+    public long address() {
         return address;
     }
 
-    /** The number of elements. */
-    long count() {
+    /**
+     * Returns the number of elements.
+     *
+     * @return the number
+     */
+    public long count() {
         return info.count();
     }
 
-    ScalarType type() {
+    /**
+     * Returns the type of the elements.
+     *
+     * @return the type
+     */
+    public ScalarType type() {
         return info.type();
     }
 
-    long byteSize() {
+    /**
+     * Returns the size of the elements in bytes.
+     *
+     * @return the size
+     */
+    public long byteSize() {
         return info.byteSize();
     }
 
-    /** Tells whether the memory is a copy's. */
+    /** Tells whether the memory is a copy. */
     boolean isStaged() {
         return contiguous != original;
     }
 
-    /** Brings an input's elements into the copy, on the current stream. */
+    /** Copies an input's elements into the copy, on the current stream. */
     void load() {
         if (input) {
             copy(contiguous, original);
         }
     }
 
-    /** Brings what was written into the copy to the tensor, on the current stream. */
+    /** Copies the elements from the copy to the tensor, on the current stream. */
     void flush() {
         copy(original, contiguous);
     }
 
-    /** Copies on the current stream; autograd does not see it. */
+    /** Copies on the current stream, outside of autograd. */
     private static void copy(NDArray target, NDArray source) {
         NoGradient.run(() -> Torch.copy(target, source));
     }
