@@ -14,7 +14,7 @@
 //   of its own has that from stream order. Where ranks share a GPU, waiting blocks may occupy SMs that a peer's matmul needs: cuBLAS
 //   launches clusters of eight blocks, each of which fills an SM, and a cluster starts only when eight SMs of one GPC are free.
 //   Therefore the kernels of all ranks but one use at most half of the SMs together (P2p.waitingBlocks).
-//   The limit holds for every kernel that waits: one-shot, two-shot, mesh and direct all-reduce, gather and scatter, all-reduce +
+//   The limit holds for every kernel that waits: one-shot, two-shot, mesh and direct all-reduce, gathered.cu, all-reduce +
 //   RMSNorm, fused matmul. One exception is left, in graphs: all-reduce + RMSNorm launches dependents before it waits, and the
 //   blocks of the dependent kernel, which the limit does not count, keep their SMs until the wait ends.
 #pragma once

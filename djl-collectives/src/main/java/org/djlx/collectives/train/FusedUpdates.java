@@ -32,6 +32,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -86,7 +87,9 @@ final class FusedUpdates implements AutoCloseable {
                     boolean.class,
                     boolean.class); // whether it is AdamW
 
-    private static final int THREADS = 256;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "optimizer/optimizer.cu");
+    private static final int THREADS = new KernelConstants(SOURCE).value("OPTIMIZER_THREADS");
     private static final int BLOCKS = 8; // per SM
     private static final int PACK = 4; // elements per thread and load
 
@@ -125,12 +128,7 @@ final class FusedUpdates implements AutoCloseable {
         boolean done = false;
         try {
             mostBlocks = BLOCKS * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            module =
-                    new KernelCompiler(KernelCache.user())
-                            .load(
-                                    device,
-                                    KernelSource.ofResource(
-                                            NativeLibrary.class, "optimizer/optimizer.cu"));
+            module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
             sgd = module.kernel("sgd");
             momentum = module.kernel("momentum");
             adam = module.kernel("adam");

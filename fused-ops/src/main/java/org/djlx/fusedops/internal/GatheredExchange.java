@@ -21,6 +21,7 @@ import org.djlx.nativeops.cuda.CudaModule;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
@@ -34,7 +35,9 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class GatheredExchange implements AutoCloseable {
 
-    private static final int THREADS = 256;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "gathered/gathered.cu");
+    private static final int THREADS = new KernelConstants(SOURCE).value("GATHERED_THREADS");
     private static final int PACK = 16; // bytes
     private static final int MAX_LAUNCHES = 8; // per operation; options may make slots small
     private static final Map<ScalarType, String> TYPES =
@@ -55,11 +58,7 @@ public final class GatheredExchange implements AutoCloseable {
     GatheredExchange(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
-        module =
-                compiler.load(
-                        device,
-                        KernelSource.ofResource(NativeLibrary.class, "gathered/gathered.cu"),
-                        "-DRANKS=" + worldSize);
+        module = compiler.load(device, SOURCE, "-DRANKS=" + worldSize);
         gather = module.kernel("all_gather");
         TYPES.forEach(
                 (type, name) -> {

@@ -37,6 +37,8 @@
  *   <li>{@link org.djlx.nativeops.cuda.KernelArguments} - the arguments of a launch
  *   <li>{@link org.djlx.nativeops.cuda.KernelCache} - a cache of compiled kernels
  *   <li>{@link org.djlx.nativeops.cuda.KernelCompiler} - compiles and loads kernels
+ *   <li>{@link org.djlx.nativeops.cuda.KernelConstants} - block sizes, structs and tables, read
+ *       from a kernel source
  *   <li>{@link org.djlx.nativeops.cuda.KernelSource} - a source with the files that it includes
  *   <li>{@link org.djlx.nativeops.cuda.KernelStruct} - a struct argument, reused for many launches
  *   <li>{@link org.djlx.nativeops.cuda.LaunchSize} - grid and thread blocks of a launch

@@ -61,7 +61,7 @@ __device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const 
 __device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
 
 // LATE_VALUES: loads values after the scores. Needs fewer registers, so more blocks fit on an SM.
-// CACHED: decode_rotate_and_cache has rotated the queries and written the new keys and values, since several rows are of one sequence.
+// CACHED: several rows are of one sequence, so decode_rotate_and_cache has rotated the queries and written the new keys and values.
 template <bool LATE_VALUES, bool CACHED>
 __device__ __forceinline__ void attend(const Attention& args, float scale) {
   static_assert(LATE_VALUES || !CACHED, "early values do not include the newest token");

@@ -45,7 +45,8 @@ const int TURN_LOADS = 2 * MATMUL_WARPS;  // warps alternate in k after two load
 // Whether sums have shared memory of their own.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
 
-// The stages that fit into shared memory, 2 to max_stages. Java skips kernels for which not even 2 fit. `copied` x tiles are in a stage.
+// The stages that fit into shared memory, 2 to max_stages; `copied` is the number of x tiles in a stage. Java computes the same, and
+// skips kernels for which not even 2 stages fit.
 __host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int copied, int max_stages) {
   int room = SHARED_BYTES / (MATMUL_WARPS * WARP * 16) - (has_separate_sums(x_tiles) ? weight_tiles : 0);
   int fit = room / (2 * weight_tiles + copied);
@@ -152,8 +153,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     if (has_next()) copy_weights(load * STAGE);
     commit_copies();
   }
-  // Step 2: norm x, or copy x of the first loads, a copy group each; x of the first load by plain loads, which do not wait for the copy
-  // groups after its weights.
+  // Step 2: norm x, or copy x of the first loads, a copy group each. The first load of x is a plain load: it does not wait for the
+  // copy groups after its weights.
   wait_for_primary();
   uint4 first[X_TILES];
   if (NORM) {
@@ -270,8 +271,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     matmul<1, weight_tiles, stages(1, weight_tiles, 0, max_stages), true>(args);            \
   }
 
-// Rows of x, weight tiles of a group, most stages; measured in NOTES.md. LlamaKernels.PRODUCTS of Java has the same numbers and picks
-// a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
+// Rows of x, weight tiles of a group, most stages. LlamaKernels.PRODUCTS of Java reads these lines, and picks a kernel by the number
+// of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
 MATMUL(8, 7, 3)
 MATMUL(8, 3, 7)
 MATMUL(8, 2, 10)

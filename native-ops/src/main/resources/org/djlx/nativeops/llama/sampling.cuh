@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS) decode_top(const __gri
 // Of one row. Java: LlamaKernels.DRAW_BYTES.
 struct SamplingParameters {
   double scale;  // log2(e) / temperature: the weight of a token is 2^(scale * (logit - highest)); 0: greedy
-  double top_p;  // keep the fewest tokens whose share of all weights is at lowest_kept this; 1: all
+  double top_p;  // keep the fewest tokens whose share of all weights is at least this; 1: all
   u64 random;
   u64 top_k;     // keep this many of the highest logits, and logits equal to the lowest of them; 0: all
 };
@@ -157,7 +157,7 @@ struct Row {
     return (u64)(exp2f((T::load(logit) - highest) * scale) * WEIGHT);
   }
 
-  // Calls visit(index, logit, key) for each element of some packs with a key of at lowest_kept `low`.
+  // Calls visit(index, logit, key) for each element of some packs with a key of at least `low`.
   template <typename Visit>
   __device__ __forceinline__ void visit(u32 low, u64 first, u64 end, u64 distance, Visit visit) const {
     for (u64 i = first; i < end; i += distance) {

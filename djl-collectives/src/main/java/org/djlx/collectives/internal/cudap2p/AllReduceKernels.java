@@ -21,6 +21,7 @@ import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
@@ -51,8 +52,11 @@ final class AllReduceKernels implements AutoCloseable {
         }
     }
 
-    private static final int MESH_THREADS = 512;
-    private static final int MESH_BLOCKS = 64; // the flags of the control block
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int MESH_THREADS = CONSTANTS.value("MESH_THREADS");
+    private static final int MESH_BLOCKS = CONSTANTS.value("MAX_BLOCKS"); // the flags of the control block
     private static final int THREADS = 256;
     private static final int DIRECT_BLOCKS = 8; // saturate the links of an H200
     private static final long PACK = 16; // bytes
@@ -66,17 +70,18 @@ final class AllReduceKernels implements AutoCloseable {
                     ScalarType.FLOAT16, "float16",
                     ScalarType.BFLOAT16, "bfloat16");
 
-    // struct Launch
-    private static final int STATUS = RegionLayout.MAX_RANKS * Long.BYTES;
-    private static final int TIMEOUT = STATUS + Long.BYTES;
-    private static final int BEGIN = TIMEOUT + Long.BYTES;
-    private static final int HALF = BEGIN + Long.BYTES;
-    private static final int SLOT = HALF + Long.BYTES;
-    private static final int RANK = SLOT + Long.BYTES;
-    private static final int BYTES = RANK + Long.BYTES;
+    private static final KernelConstants.Layout LAUNCH = CONSTANTS.struct("Launch");
+    private static final int PEERS = LAUNCH.offset("peers");
+    private static final int STATUS = LAUNCH.offset("status");
+    private static final int TIMEOUT = LAUNCH.offset("timeout");
+    private static final int BEGIN = LAUNCH.offset("begin");
+    private static final int HALF = LAUNCH.offset("half_bytes");
+    private static final int SLOT = LAUNCH.offset("slot_bytes");
+    private static final int RANK = LAUNCH.offset("rank");
 
     private final P2pRegion region;
     private final int rank;
+    private final int maxThreads;
     private final CudaModule module;
     private final Map<Algorithm, Map<ScalarType, CudaKernel>> kernels =
             new EnumMap<>(Algorithm.class);
@@ -95,11 +100,9 @@ final class AllReduceKernels implements AutoCloseable {
         this.region = region;
         this.status = status;
         this.rank = region.rank();
-        module =
-                compiler.load(
-                        device,
-                        KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"),
-                        "-DRANKS=" + region.ranks());
+        String ranks = "-DRANKS=" + region.ranks();
+        maxThreads = new KernelConstants(SOURCE, ranks).value("MAX_THREADS");
+        module = compiler.load(device, SOURCE, ranks);
         for (Algorithm algorithm : Algorithm.values()) {
             Map<ScalarType, CudaKernel> ofType = new EnumMap<>(ScalarType.class);
             kernels.put(algorithm, ofType);
@@ -128,9 +131,9 @@ final class AllReduceKernels implements AutoCloseable {
 
     private KernelStruct launch(Algorithm algorithm) {
         RegionLayout layout = region.layout();
-        KernelStruct struct = new KernelStruct(BYTES);
+        KernelStruct struct = new KernelStruct(LAUNCH.byteSize());
         for (int peer = 0; peer < region.ranks(); peer++) {
-            struct.put(peer * Long.BYTES, region.address(peer));
+            struct.put(PEERS + peer * Long.BYTES, region.address(peer));
         }
         return struct.put(STATUS, status.address())
                 .put(BEGIN, layout.begin(algorithm))
@@ -219,12 +222,10 @@ final class AllReduceKernels implements AutoCloseable {
             return LaunchSize.of((int) Math.min(maxMeshBlocks, wanted), MESH_THREADS);
         }
         long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;
-        // MAX_THREADS of the kernels
-        int most = region.ranks() <= 4 ? 1024 : 512;
         if (algorithm == Algorithm.DIRECT) {
-            return LaunchSize.of(Math.min(maxBlocks, DIRECT_BLOCKS), most);
+            return LaunchSize.of(Math.min(maxBlocks, DIRECT_BLOCKS), maxThreads);
         }
-        int threads = ceilDiv(work, THREADS) <= maxBlocks ? THREADS : most;
+        int threads = ceilDiv(work, THREADS) <= maxBlocks ? THREADS : maxThreads;
         return LaunchSize.of((int) Math.min(maxBlocks, ceilDiv(work, threads)), threads);
     }
 

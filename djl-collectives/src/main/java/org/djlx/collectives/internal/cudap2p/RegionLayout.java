@@ -7,7 +7,10 @@ package org.djlx.collectives.internal.cudap2p;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.p2p.KernelSignals;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
 
 /**
  * The layout of a rank's region of GPU memory, the same on all ranks. Offsets are in bytes.
@@ -36,8 +39,14 @@ final class RegionLayout {
     static final int MET = ENTERED + 1;
     static final int ROWS = MET + 1;
 
-    // sizeof(Control) in all_reduce.cu, rounded up to whole pages.
-    private static final long CONTROL = 8192;
+    private static final long PAGE = 4096;
+
+    private static final KernelConstants KERNEL =
+            new KernelConstants(
+                    KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"));
+
+    /** The size of the control block, in whole pages. */
+    private static final long CONTROL = align(KERNEL.struct("Control").byteSize());
 
     /** The distance between the words of a row, in bytes. */
     static final long LINE = 64;
@@ -47,8 +56,6 @@ final class RegionLayout {
 
     /** Each byte of a slot of one-shot or two-shot whose data has not arrived. */
     static final byte ABSENT = (byte) 0xff;
-
-    private static final long PAGE = 4096;
 
     // A tensor larger than a slot takes several launches, of some 2 us each.
     private static final long MAX_SLOT = 32 << 20;

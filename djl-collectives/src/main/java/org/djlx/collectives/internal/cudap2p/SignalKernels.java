@@ -12,6 +12,7 @@ import org.djlx.nativeops.cuda.CudaModule;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
@@ -22,6 +23,11 @@ import org.djlx.nativeops.cuda.LaunchSize;
  * the host stops them. Not thread-safe.
  */
 final class SignalKernels implements AutoCloseable {
+
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu");
+    private static final KernelConstants.Layout ENTERED =
+            new KernelConstants(SOURCE).struct("Entered");
 
     private static final LaunchSize THREAD_PER_RANK = LaunchSize.of(1, RegionLayout.MAX_RANKS);
     private static final LaunchSize ONE_THREAD = LaunchSize.of(1, 1);
@@ -42,7 +48,7 @@ final class SignalKernels implements AutoCloseable {
         this.region = region;
         this.status = status;
         this.rank = region.rank();
-        module = compiler.load(device, source());
+        module = compiler.load(device, SOURCE);
         enter = module.kernel("enter");
         raise = module.kernel("signal_peer");
         await = module.kernel("wait_signals");
@@ -53,23 +59,18 @@ final class SignalKernels implements AutoCloseable {
 
     /** Returns {@code struct Entered} of a row. */
     private KernelStruct words(int row) {
-        int members = RegionLayout.MAX_RANKS * Long.BYTES;
-        KernelStruct words = new KernelStruct(members + 3 * Long.BYTES);
+        KernelStruct words = new KernelStruct(ENTERED.byteSize());
         for (int peer = 0; peer < region.ranks(); peer++) {
-            words.put(peer * Long.BYTES, address(peer, row, 0));
+            words.put(ENTERED.offset("words") + peer * Long.BYTES, address(peer, row, 0));
         }
-        return words.put(members, RegionLayout.LINE)
-                .put(members + Long.BYTES, rank)
-                .put(members + 2 * Long.BYTES, region.ranks());
-    }
-
-    private static KernelSource source() {
-        return KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu");
+        return words.put(ENTERED.offset("distance"), RegionLayout.LINE)
+                .put(ENTERED.offset("rank"), rank)
+                .put(ENTERED.offset("ranks"), region.ranks());
     }
 
     /** Starts to compile the kernels in the background. */
     static void prepare(CudaDevice device, KernelCompiler compiler) {
-        compiler.prepare(device, source());
+        compiler.prepare(device, SOURCE);
     }
 
     /** Returns the address of row ENTERED on a rank; words are {@link RegionLayout#LINE} apart. */

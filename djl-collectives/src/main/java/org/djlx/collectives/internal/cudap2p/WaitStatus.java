@@ -8,8 +8,11 @@ import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
@@ -20,8 +23,11 @@ import org.djlx.nativeops.host.NativeMemory;
  */
 final class WaitStatus implements AutoCloseable {
 
-    private static final int STOP = 0;
-    private static final int MISSING = 4;
+    private static final KernelConstants.Layout STATUS =
+            new KernelConstants(KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu"))
+                    .struct("Status");
+    private static final int STOP = STATUS.offset("stop");
+    private static final int MISSING = STATUS.offset("missing");
     private static final int BYTES = 64;
 
     private final int rank;
