@@ -10,7 +10,7 @@ import java.util.regex.Pattern;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** Groups that nobody destroys. */
+/** Groups that are never destroyed. */
 class ForgottenGroupsTest {
 
     @Test

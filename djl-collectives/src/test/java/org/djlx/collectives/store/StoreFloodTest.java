@@ -12,7 +12,7 @@ import java.nio.file.Path;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What its clients want cannot end a store's server. */
+/** Client requests cannot bring down a store's server. */
 class StoreFloodTest {
 
     @Test

@@ -311,7 +311,7 @@ final class P2pQueue implements NcclBackend.Companion {
 
     @Override
     public List<Integer> missing() {
-        return hosts.behind();
+        return hosts.slowestRanks();
     }
 
     @Override
