@@ -137,7 +137,7 @@ final class Coalescing {
                                     type,
                                     bucket.agreed(op, hash),
                                     operation ->
-                                            backendCall.apply(operation.behind(works), bucket)));
+                                            backendCall.apply(operation.after(works), bucket)));
                 }
             }
             return works.size() == 1 ? works.get(0) : new CoalescedWork(works, result);

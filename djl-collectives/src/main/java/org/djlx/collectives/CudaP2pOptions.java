@@ -23,11 +23,31 @@ import org.djlx.nativeops.cuda.GpuTopology;
  * <table>
  * <caption>Which operation runs where</caption>
  * <tr><th>operation</th><th>runs as</th><th>stream</th></tr>
- * <tr><td>all-reduce up to {@link #oneShotBytes(int)}</td><td>one-shot kernel</td><td>the group's</td></tr>
- * <tr><td>all-reduce up to {@link #twoShotBytes(int, boolean)}</td><td>two-shot kernel</td><td>the group's</td></tr>
- * <tr><td>larger all-reduce, ranks in one process</td><td>direct kernel, see {@link Builder#optDirect}</td><td>the group's</td></tr>
- * <tr><td>{@linkplain ProcessGroup#allReduce(NDArray, ReduceOp, boolean) synchronous} all-reduce</td><td>as above</td><td>the caller's, where possible</td></tr>
- * <tr><td>operator on P2P buffers ({@link ProcessGroup#execute})</td><td>the operator's kernels</td><td>the caller's</td></tr>
+ * <tr>
+ *   <td>all-reduce up to {@link #oneShotBytes(int)}</td>
+ *   <td>one-shot kernel</td>
+ *   <td>the group's</td>
+ * </tr>
+ * <tr>
+ *   <td>all-reduce up to {@link #twoShotBytes(int, boolean)}</td>
+ *   <td>two-shot kernel</td>
+ *   <td>the group's</td>
+ * </tr>
+ * <tr>
+ *   <td>larger all-reduce, ranks in one process</td>
+ *   <td>direct kernel, see {@link Builder#optDirect}</td>
+ *   <td>the group's</td>
+ * </tr>
+ * <tr>
+ *   <td>{@linkplain ProcessGroup#allReduce(NDArray, ReduceOp, boolean) synchronous} all-reduce</td>
+ *   <td>as above</td>
+ *   <td>the caller's, where possible</td>
+ * </tr>
+ * <tr>
+ *   <td>operator on P2P buffers ({@link ProcessGroup#execute})</td>
+ *   <td>the operator's kernels</td>
+ *   <td>the caller's</td>
+ * </tr>
  * <tr><td>all else</td><td>NCCL</td><td>the group's</td></tr>
  * </table>
  *

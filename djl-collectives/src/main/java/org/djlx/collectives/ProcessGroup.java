@@ -97,10 +97,22 @@ import org.djlx.nativeops.torch.Torch;
  * <caption>Comparison of calls</caption>
  * <tr><th>backend</th><th>calls are compared</th><th>group after a mismatch</th></tr>
  * <tr><td>{@code shm}</td><td>before any tensor changes</td><td>usable</td></tr>
- * <tr><td>{@code nccl}</td><td>never: a mismatch hangs until the timeout or gives wrong results</td><td>broken</td></tr>
- * <tr><td>{@code cuda_p2p}</td><td>after the call, asynchronously; messages and all-to-all sizes are not compared</td><td>broken</td></tr>
+ * <tr>
+ *   <td>{@code nccl}</td>
+ *   <td>never: a mismatch hangs until the timeout or gives wrong results</td>
+ *   <td>broken</td>
+ * </tr>
+ * <tr>
+ *   <td>{@code cuda_p2p}</td>
+ *   <td>after the call, asynchronously; messages and all-to-all sizes are not compared</td>
+ *   <td>broken</td>
+ * </tr>
  * <tr><td>{@code cuda_p2p} without P2P memory</td><td>as {@code nccl}</td><td>broken</td></tr>
- * <tr><td>{@code nccl} or {@code cuda_p2p} with {@link NcclOptions.Builder#optVerify}</td><td>before the operation runs</td><td>usable</td></tr>
+ * <tr>
+ *   <td>{@code nccl} or {@code cuda_p2p} with {@link NcclOptions.Builder#optVerify}</td>
+ *   <td>before the operation runs</td>
+ *   <td>usable</td>
+ * </tr>
  * </table>
  *
  * <h2>Threads</h2>

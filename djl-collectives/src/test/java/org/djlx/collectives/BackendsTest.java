@@ -29,7 +29,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
-/** The registry of backends, and what a backend gets and may leave out. */
+/** The registry of backends, and the optional methods of a backend. */
 @Timeout(60)
 class BackendsTest {
 

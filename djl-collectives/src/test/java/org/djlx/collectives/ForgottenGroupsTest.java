@@ -11,7 +11,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** Groups that nobody destroys. */
+/** Groups that are never destroyed. */
 @Tag("slow")
 class ForgottenGroupsTest {
 

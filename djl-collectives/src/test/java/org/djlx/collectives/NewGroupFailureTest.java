@@ -61,7 +61,7 @@ class NewGroupFailureTest {
         }
     }
 
-    /** As when memory runs out: what the others wait for in the memory then never comes. */
+    /** As when memory runs out: the rank never arrives in the shared memory. */
     @Test
     void aRankThatFailsBehindTheStoreIsNotWaitedFor() throws Exception {
         Runnable fail =
@@ -84,7 +84,7 @@ class NewGroupFailureTest {
         }
     }
 
-    /** Rank 1 takes part in what comes before the store, and then destroys the group. */
+    /** Rank 1 takes part until the exchange through the store, then destroys the group. */
     @Test
     void whoLeavesInTheMiddleIsNotWaitedFor() throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, TEN_SECONDS);
@@ -123,7 +123,7 @@ class NewGroupFailureTest {
         }
     }
 
-    /** Rank 2 of the group is rank 1 of the part, which nobody knows who has called newGroup. */
+    /** Rank 2 of the group is rank 1 of the sub-group; errors must name its rank in the group. */
     @Test
     void aTimeoutNamesTheRanksThatTheCallerKnows() throws Exception {
         BackendOptions options = new BackendOptions(Duration.ofMillis(500));
@@ -135,7 +135,8 @@ class NewGroupFailureTest {
                                             new GroupContext("g", self, 3, store, options, null);
                                     ProcessGroup group =
                                             ProcessGroups.create("shm", whole, () -> {});
-                                    // Rank 2 lies about the store, and so meets nobody.
+                                    // Rank 2 passes wrong arguments, and so never meets the others
+                                    // in the store.
                                     return group.newGroup(List.of(0, 2));
                                 });
         try (Store store = new HashStore();

@@ -44,7 +44,7 @@ import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What is read from bytes, and what is refused. */
+/** Objects that can be read, and objects that are rejected. */
 @Timeout(60)
 class ObjectCodecTest {
 

@@ -25,7 +25,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
-/** Ranks that are threads: how one's failure ends the others, and what the caller learns. */
+/** Ranks as threads: the failure of one rank ends the others and reaches the caller. */
 @Timeout(60)
 class RunTest {
 

@@ -280,9 +280,9 @@ public final class Operation {
      * @param works the works of the operations before this one, possibly empty
      * @return this operation
      */
-    public Operation behind(List<Work> works) {
+    public Operation after(List<Work> works) {
         before =
-                Required.argument("behind: works", works).isEmpty()
+                Required.argument("after: works", works).isEmpty()
                         ? null
                         : works.get(works.size() - 1);
         return this;

@@ -34,12 +34,12 @@ class RankPoolTest {
 
     private final AtomicInteger open = new AtomicInteger();
 
-    /** What the ranks of these pools serve. */
+    /** The requests of these pools. */
     private interface Task {
         Object run(State state) throws Exception;
     }
 
-    /** What a rank of these pools has. */
+    /** The worker of these pools. */
     private final class State implements RankWorker<Task, Object> {
 
         final ProcessGroup group;

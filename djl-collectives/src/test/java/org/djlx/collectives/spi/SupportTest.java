@@ -22,7 +22,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 
-/** What a backend declares, and the errors that come from it. */
+/** A backend's supported combinations, and the errors derived from them. */
 class SupportTest {
 
     private static final Support SUPPORT =

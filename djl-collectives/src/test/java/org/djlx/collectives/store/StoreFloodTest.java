@@ -13,7 +13,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What its clients want cannot end a store's server. */
+/** Client requests cannot bring down a store's server. */
 @Tag("slow")
 class StoreFloodTest {
 

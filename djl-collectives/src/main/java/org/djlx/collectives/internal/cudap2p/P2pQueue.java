@@ -316,7 +316,7 @@ final class P2pQueue implements GroupExtension {
 
     @Override
     public List<Integer> missing() {
-        return hosts.behind();
+        return hosts.slowestRanks();
     }
 
     @Override

@@ -150,7 +150,7 @@ final class CallLog {
     }
 
     /** Returns the ranks with the fewest calls, if this rank has more. */
-    List<Integer> behind() {
+    List<Integer> slowestRanks() {
         List<Integer> ranks = new ArrayList<>();
         int least = last;
         for (int peer = 0; peer < worldSize; peer++) {

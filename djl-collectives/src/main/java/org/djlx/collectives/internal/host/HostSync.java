@@ -126,9 +126,9 @@ public final class HostSync implements AutoCloseable {
      *
      * @return the ranks; empty if this rank has not published more than they have
      */
-    public List<Integer> behind() {
+    public List<Integer> slowestRanks() {
         synchronized (log) {
-            return log.behind();
+            return log.slowestRanks();
         }
     }
 

@@ -123,7 +123,7 @@ class ShmFailureTest {
                                 () -> group.withTimeout(SHORT).barrier().await());
                         gaveUp.countDown();
                     } else {
-                        // It completes nothing that rank 0 has given up.
+                        // It completes no operation that rank 0 has abandoned.
                         String message =
                                 assertThrows(
                                                 CollectiveException.class,
