@@ -26,8 +26,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One operation on arrays of -1, 0 and 1, whose sums every element type holds exactly, compared
- * with libtorch's float64. Inputs, the operation and the comparison are separate steps: ranks that
+ * One operation on arrays of -1, 0 and 1, compared with libtorch in float64. Every element type
+ * holds the sums exactly. Inputs, operation and comparison are separate steps, so that ranks that
  * share a GPU make no first call of libtorch while kernels of other ranks wait for them.
  */
 final class ExactCase {
@@ -57,7 +57,8 @@ final class ExactCase {
     }
 
     /**
-     * A random operation: 1 to 700 rows a rank, any element type, mostly whole units of 8 elements.
+     * Returns a random operation: 1 to 700 rows per rank, any element type, mostly multiples of 8
+     * elements.
      */
     static ExactCase random(Random random) {
         List<ScalarType> types =
@@ -86,12 +87,12 @@ final class ExactCase {
         return kind;
     }
 
-    /** What a rank has: A and the Bs; of an all-reduce, the tensor. */
+    /** The inputs of a rank: A and the Bs; for an all-reduce, the tensor. */
     NDList inputs(ProcessGroup group, NDManager manager) {
         NDList inputs = new NDList(array(manager, aShape(group), group.rank()));
         for (int i = 0; kind != Kind.ALL_REDUCE && i < columns.size(); i++) {
             NDArray b = array(manager, new Shape(inner, columns.get(i)), bSalt(group.rank(), i));
-            // The fused kernel gates Bs that are given by columns alone.
+            // The gated kernel takes column-major Bs only.
             inputs.add(kind == Kind.ALL_GATHER_GATED ? byColumns(b) : b);
         }
         return inputs;
@@ -106,7 +107,7 @@ final class ExactCase {
         }
     }
 
-    /** The Bs of a reduce-scatter are each rank's own. */
+    /** Returns the seed of a B. For a reduce-scatter it differs between ranks. */
     private int bSalt(int rank, int i) {
         return kind == Kind.MATMUL_REDUCE_SCATTER ? 100 + rank : 200 + i;
     }
@@ -130,7 +131,7 @@ final class ExactCase {
         }
     }
 
-    /** Runs the operation on this rank; a GPU may not have ended it when this returns. */
+    /** Runs the operation on this rank. On a GPU it may still run when this returns. */
     NDList run(ProcessGroup group, NDList inputs) {
         NDArray a = inputs.get(0);
         switch (kind) {
@@ -156,7 +157,7 @@ final class ExactCase {
         return all;
     }
 
-    /** Compares what came out with the same in float64. */
+    /** Compares the results with libtorch in float64. */
     void check(ProcessGroup group, NDManager manager, NDList results) {
         String where =
                 String.format(
@@ -215,7 +216,7 @@ final class ExactCase {
         assertTrue(TestArrays.awaited(expected.eq(wide(actual)).all()).getBoolean(), where);
     }
 
-    /** A gated product is rounded once, and its sigmoid is computed in float32. */
+    /** Compares within one rounding of the product and the error of a float32 sigmoid. */
     private void assertClose(NDArray expected, NDArray actual, String where) {
         assertEquals(expected.getShape(), actual.getShape(), where);
         float epsilon = type == ScalarType.BFLOAT16 ? 0x1p-8f : 0x1p-11f;

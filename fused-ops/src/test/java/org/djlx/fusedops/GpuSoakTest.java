@@ -34,8 +34,8 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /**
- * On GPUs: random collectives and fused operators against plain Java and DJL in float64, with ranks
- * that are threads; and ranks that are processes, of which one is killed at a random moment.
+ * Random collectives and fused operators on GPUs, compared with Java and DJL in float64, with ranks
+ * as threads; and ranks as processes, one of which is killed at a random moment.
  */
 @Tag("gpu")
 @Tag("soak")
@@ -54,7 +54,7 @@ class GpuSoakTest {
         worldSize = P2pRanks.require();
     }
 
-    /** Each round takes each path in turn where it is possible, and lets the model choose. */
+    /** Each round forces each possible path in turn, and also lets the model choose. */
     @Test
     void randomShapes() throws InterruptedException {
         P2pRanks.requireNccl(); // Some of the calls take its way.
@@ -102,7 +102,7 @@ class GpuSoakTest {
         }
     }
 
-    /** For all ranks alike, which are threads of this process. */
+    /** Forces a path on all ranks, which are threads of this process. */
     @SuppressWarnings("try") // the scope is not named in the body
     private static void forced(Path path, Runnable body) {
         try (FusedOps.Scope scope = path == null ? () -> {} : FusedOps.force(path)) {
@@ -110,7 +110,7 @@ class GpuSoakTest {
         }
     }
 
-    /** Adds up what ranks have called alike, once. */
+    /** Counts the calls of rank 0; all ranks make the same calls. */
     private static void count(Soak soak, ProcessGroup group, Map<String, Long> calls) {
         if (group.rank() == 0) {
             calls.forEach(soak::add);
@@ -126,7 +126,7 @@ class GpuSoakTest {
                 });
     }
 
-    /** Which of those that are forced a group has, for some operators. */
+    /** Returns the paths that are possible in a group and can be forced. */
     private static Set<Path> paths(ProcessGroup group) {
         Set<Path> paths = EnumSet.noneOf(Path.class);
         if (group.isP2pAvailable()) {
@@ -142,7 +142,9 @@ class GpuSoakTest {
         return paths;
     }
 
-    /** Sometimes calls are compared before they run, sometimes buffers are too small for many. */
+    /**
+     * Returns random options: calls compared before or behind operations, large and small buffers.
+     */
     private static CudaP2pOptions options(Random random) {
         CudaP2pOptions.Builder options =
                 random.nextBoolean() ? P2pRanks.options() : P2pRanks.verifiedOptions();
@@ -151,7 +153,7 @@ class GpuSoakTest {
                 .build();
     }
 
-    /** Begins with operators that every path can do, with the smallest buffers. */
+    /** Starts with operators that are possible on every path, even with the smallest buffers. */
     private static void operators(Soak soak, ProcessGroup group, long seed) {
         ScalarType type = ScalarType.BFLOAT16;
         new FusedCase(type, new Shape(16, 64), List.of(64), 0, false, seed)
@@ -162,7 +164,7 @@ class GpuSoakTest {
         count(soak, group, RandomOperators.ofAll(group, seed).run(TIMES_FORCED));
     }
 
-    /** Also where ranks share a GPU. */
+    /** Runs if ranks share a GPU, too. */
     @Test
     @SuppressWarnings("try") // the scope is not named in the body
     void fused() throws InterruptedException {
@@ -192,8 +194,8 @@ class GpuSoakTest {
     }
 
     /**
-     * Two to eight ranks, also where they share a GPU: each round takes another number of ranks,
-     * forces each path in turn, and mixes operators and all-reduces of random sizes.
+     * Two to eight ranks, which may share a GPU. Each round takes another number of ranks, forces
+     * each path in turn, and mixes operators and all-reduces of random sizes.
      */
     @Test
     void manyRanks() throws InterruptedException {

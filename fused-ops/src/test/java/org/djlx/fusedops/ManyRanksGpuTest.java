@@ -25,9 +25,9 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /**
- * Fused operators with three, four and eight ranks, by each path. Where ranks share a GPU, cuBLAS
- * multiplies these sizes in clusters of eight blocks that fill an SM each: they must find room
- * while kernels of the other ranks wait.
+ * Fused operators with three, four and eight ranks, on each path. cuBLAS multiplies these sizes in
+ * clusters of eight thread blocks that fill an SM each. If ranks share a GPU, the clusters must be
+ * resident while kernels of other ranks wait.
  */
 @Tag("gpu")
 @Timeout(300)
@@ -65,7 +65,7 @@ class ManyRanksGpuTest {
         }
     }
 
-    /** Ranks that are threads, on GPUs of their own as far as there are so many. */
+    /** Runs ranks as threads, on GPUs of their own if there are enough. */
     static List<ProcessGroup> groups(int ranks) {
         P2pRanks.require(ranks);
         return ProcessGroups.local(
@@ -73,7 +73,7 @@ class ManyRanksGpuTest {
     }
 
     /**
-     * Runs cases in order on all ranks, each some times in a row, and compares what came out.
+     * Runs cases in order on all ranks, each several times in a row, and compares the results.
      *
      * @param path the path that is forced where it is possible; null if the model chooses
      */
