@@ -554,7 +554,9 @@ class TextApiTest {
         assertEquals(
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
                 ChatTemplate.CHAT_ML.write(chat, Set.of()));
-        assertThrows(ApiException.class, () -> ChatTemplate.UNKNOWN.write(chat, Set.of()));
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> ChatTemplate.UNKNOWN.write(chat, Set.of()));
     }
 
     @Test
