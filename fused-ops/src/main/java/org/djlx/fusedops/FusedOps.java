@@ -55,7 +55,8 @@ import org.djlx.nativeops.torch.TensorInfo;
  * </ul>
  *
  * <p><b>Paths.</b> All ranks take the same {@link Path}, because it depends only on values that all
- * ranks know. {@link UsageCounter} tells which path calls took, and why.
+ * ranks know. One exception: in an all-gather + matmul some ranks may take FUSED and others
+ * PIPELINED. {@link UsageCounter} tells which path calls took, and why.
  *
  * <ul>
  *   <li>If the group has P2P buffers that are large enough, communication overlaps the matmul, or
@@ -95,7 +96,7 @@ public final class FusedOps {
     private static final int NORM = 0;
     private static final int SCATTER_SUM = 1;
     private static final int SCATTER_AVG = 2;
-    private static final int GATHER = 3; // and on, one for each Output
+    private static final int GATHER = 3; // plus the ordinal of the Output
 
     private static final Path[] PATHS = Path.values();
     private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(PATHS.length);
@@ -113,7 +114,7 @@ public final class FusedOps {
      * @param gatherDim the dimension along which the parts are concatenated, in rank order. A
      *     negative dimension counts from the back
      * @param group the group
-     * @return A, and its product with each matrix, of shape (…, N)
+     * @return the gathered A, and its product with each matrix, of shape (…, N)
      * @throws IllegalArgumentException if an argument is wrong; before anything is sent
      */
     public static GatheredMatmul allGatherMatmul(

@@ -28,12 +28,7 @@ final class FusedPath {
         private final FusedMatmul.Gather launch;
 
         Gather(AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
-            this(operator, group, choice, inPlace(operator, operands));
-        }
-
-        private Gather(
-                AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
-            super(operator, group, choice, inPlace);
+            super(operator, group, choice, inPlace(operator, operands));
             FusedMatmul kernels = kernels(group);
             launch =
                     operator.output() == Output.GATED_PRODUCT

@@ -33,12 +33,7 @@ final class GatheredPath {
         private boolean loaded; // whether cuBLAS has loaded the kernels of the products
 
         Gather(AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
-            this(operator, group, choice, inPlace(operator, operands));
-        }
-
-        private Gather(
-                AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
-            super(operator, group, choice, inPlace);
+            super(operator, group, choice, inPlace(operator, operands));
             compute = GroupPlans.of(group).compute();
             exchange = compute.gatheredExchange();
             long rows = operator.worldSize() * operator.rows();
@@ -97,12 +92,7 @@ final class GatheredPath {
 
         BufferGather(
                 AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
-            this(operator, group, choice, InPlace.of(operator, operands));
-        }
-
-        private BufferGather(
-                AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
-            super(operator, group, choice, inPlace);
+            super(operator, group, choice, InPlace.of(operator, operands));
             compute = GroupPlans.of(group).compute();
             pipeline = GroupPlans.of(group).pipeline(group);
             long rows = operator.worldSize() * operator.rows();

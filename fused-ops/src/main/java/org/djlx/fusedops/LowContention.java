@@ -8,7 +8,6 @@ import ai.djl.ndarray.NDArray;
 import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.function.BiConsumer;
-import java.util.function.BooleanSupplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -71,7 +70,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "allGather");
         TensorInfo in = group.checkAllGather(output, input);
         OptionalLong offset = heapOffset(group, output);
-        if (fallsBack(group, () -> offset.isPresent() || fits(group, in.byteSize()))) {
+        if (fallsBack(group, offset.isPresent() ? 0 : in.byteSize())) {
             return group.allGatherIntoTensor(output, input);
         }
         Agreed agreed =
@@ -134,7 +133,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "reduceScatter");
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
-        if (fallsBack(group, () -> fits(group, out.byteSize()))) {
+        if (fallsBack(group, out.byteSize())) {
             return group.reduceScatterTensor(output, input, op);
         }
         return execute(
@@ -188,14 +187,10 @@ public final class LowContention {
     }
 
     /** Counts the call, and tells whether the group's own collective runs. */
-    private static boolean fallsBack(ProcessGroup group, BooleanSupplier fits) {
-        Optional<FallbackReason> reason = MatmulPlan.fallbackReason(group, fits);
+    private static boolean fallsBack(ProcessGroup group, long partBytes) {
+        Optional<FallbackReason> reason = MatmulPlan.fallbackReason(group, partBytes);
         reason.ifPresentOrElse(UsageCounter::count, () -> UsageCounter.count(Path.PIPELINED));
         return reason.isPresent();
-    }
-
-    private static boolean fits(ProcessGroup group, long byteSize) {
-        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), byteSize);
     }
 
     /** The arrays of an operation, both contiguous. */

@@ -7,7 +7,6 @@ package org.djlx.fusedops;
 import java.util.EnumSet;
 import java.util.Optional;
 import java.util.Set;
-import java.util.function.BooleanSupplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.fusedops.cost.Choice;
@@ -27,19 +26,19 @@ final class MatmulPlan<R> implements FusedPlan {
 
     private final MatmulPath<R> path;
 
-    /** What plans of an operator differ in: sizes, possible paths, and their preparation. */
+    /** An operator with its checked sizes. */
     interface Operator<R> {
 
-        /** The sizes for the cost model. */
+        /** Returns the sizes for the cost model. */
         Workload workload();
 
-        /** Why this operator falls back whatever the group offers; empty if it does not. */
+        /** Returns why the sizes alone rule out all paths except NCCL; empty if they do not. */
         Optional<FallbackReason> fallbackReason();
 
-        /** Whether the data of a rank is one block, as the paths FUSED and GATHERED need it. */
+        /** Tells whether a rank's part consists of rows, as the paths FUSED and GATHERED need. */
         boolean isByRows();
 
-        /** Whether the single kernel can do it. */
+        /** Tells whether the fused kernel can compute the operator. */
         boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work);
 
         /** Prepares the path FUSED, PIPELINED or GATHERED. */
@@ -77,33 +76,28 @@ final class MatmulPlan<R> implements FusedPlan {
 
     private static Optional<FallbackReason> fallbackReason(
             Operator<?> operator, ProcessGroup group) {
-        if (FusedOps.isForced(Path.NCCL)) {
-            return Optional.of(FallbackReason.FORCED);
-        }
-        Workload work = operator.workload();
-        return operator.fallbackReason()
-                .or(() -> fallbackReason(group, () -> fits(group, work.partBytes())));
-    }
-
-    private static boolean fits(ProcessGroup group, long partBytes) {
-        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), partBytes);
+        long partBytes = operator.workload().partBytes();
+        Optional<FallbackReason> ofGroup = fallbackReason(group, partBytes);
+        return ofGroup.filter(FallbackReason.FORCED::equals)
+                .or(operator::fallbackReason)
+                .or(() -> ofGroup);
     }
 
     /**
      * Returns why an operation over P2P buffers falls back.
      *
      * @param group the group
-     * @param fits tells whether the buffers are large enough; asked only if there are buffers
+     * @param partBytes the number of bytes that a rank sends to another; 0 if it needs no slots
      * @return the reason, the same on all ranks; empty if it does not fall back
      */
-    static Optional<FallbackReason> fallbackReason(ProcessGroup group, BooleanSupplier fits) {
+    static Optional<FallbackReason> fallbackReason(ProcessGroup group, long partBytes) {
         if (FusedOps.isForced(Path.NCCL)) {
             return Optional.of(FallbackReason.FORCED);
         }
         if (!group.isP2pAvailable()) {
             return Optional.of(FallbackReason.NO_P2P_BUFFERS);
         }
-        return fits.getAsBoolean()
+        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), partBytes)
                 ? Optional.empty()
                 : Optional.of(FallbackReason.BUFFER_TOO_SMALL);
     }

@@ -22,7 +22,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
 
     final AllGatherMatmul operator;
     final long shardBytes;
-    private final InPlace inPlace;
+    final InPlace inPlace;
 
     /**
      * The arrays of a call.
@@ -30,10 +30,10 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
      * @param shard the address of this rank's shard of A
      * @param bs the addresses of the Bs
      * @param outs the addresses of the products
-     * @param gathered the address where A is gathered; 0 if nowhere
+     * @param gathered the address of the gathered A; 0 if A is not gathered into an array
      * @param products the products
-     * @param gatheredA where A is gathered, or the shard
-     * @param used all arrays, kept for replays
+     * @param gatheredA the gathered A; the shard if A is not gathered into an array
+     * @param used all arrays, kept for graph replays
      */
     record Call(
             long shard,
@@ -45,11 +45,11 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             NDArray[] used) {}
 
     /**
-     * Which operands are used where they lie. Others are copied, row by row.
+     * Tells which operands the path reads without a copy. The others are copied row by row.
      *
-     * @param shard whether the shard is
-     * @param bs for each B, whether it is
-     * @param layouts how each B lies, after it was copied if need be
+     * @param shard whether it reads the shard without a copy
+     * @param bs for each B, whether it reads it without a copy
+     * @param layouts the layout of each B, or of its copy
      */
     record InPlace(boolean shard, boolean[] bs, MatrixLayout[] layouts) {
 
@@ -73,7 +73,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             return new InPlace(operator, isFront(operator, operands), bs, layouts);
         }
 
-        /** Whether the shard's rows lie one after the other, with the gather dimension first. */
+        /** Tells whether the shard is contiguous, with the gather dimension in front. */
         static boolean isFront(AllGatherMatmul operator, Operands operands) {
             return operator.gatherDim() == 0 && operands.infos()[0].isContiguous();
         }
@@ -136,7 +136,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         return operator.output() == Output.PRODUCTS_AND_A;
     }
 
-    /** Where A is gathered if the caller does not ask for it; the shard stands for nowhere. */
+    /** Returns the array to gather A into if the caller does not ask for A; the shard for none. */
     NDArray workspace(OperationScope scope, NDArray shard) {
         return shard;
     }

@@ -31,17 +31,17 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
      * @param result the address of this rank's part of the sum
      * @param staging the addresses of memory for products until they are sent
      * @param part this rank's part of the sum
-     * @param used all arrays, kept for replays
+     * @param used all arrays, kept for graph replays
      */
     record Call(long a, long b, long result, long[] staging, NDArray part, NDArray[] used) {}
 
     /**
-     * Which operands are used where they lie. Others are copied, row by row.
+     * Tells which operands the path reads without a copy. The others are copied row by row.
      *
-     * @param a whether A is
-     * @param b whether B is
-     * @param left how A lies, after it was copied if need be
-     * @param right how B lies, after it was copied if need be
+     * @param a whether it reads A without a copy
+     * @param b whether it reads B without a copy
+     * @param left the layout of A, or of its copy
+     * @param right the layout of B, or of its copy
      */
     record InPlace(boolean a, boolean b, MatrixLayout left, MatrixLayout right) {
 
@@ -91,7 +91,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         partFront = Axes.move(operator.part(), operator.frontDim(), 0);
     }
 
-    /** Copies A row by row, with the scatter dimension in front unless it is the last. */
+    /** Copies A row by row, with {@code frontDim} moved to the front. */
     NDArray copyOfA(OperationScope scope, NDArray a) {
         return scope.front(a, operator.frontDim(), operator.type());
     }

@@ -29,12 +29,7 @@ final class PipelinedPath {
         private final RowProducts products;
 
         Gather(AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
-            this(operator, group, choice, InPlace.of(operator, operands));
-        }
-
-        private Gather(
-                AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
-            super(operator, group, choice, inPlace);
+            super(operator, group, choice, InPlace.of(operator, operands));
             compute = GroupPlans.of(group).compute();
             pipeline = GroupPlans.of(group).pipeline(group);
             products = new RowProducts(operator, compute, inPlace, operator.rows());

@@ -40,7 +40,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** All-reduce + RMSNorm on all GPUs of the machine, with ranks that are threads. */
+/** All-reduce + RMSNorm on all GPUs of the machine, with ranks as threads. */
 @Tag("gpu")
 @Timeout(300)
 class AllReduceRmsNormGpuTest {
@@ -52,7 +52,7 @@ class AllReduceRmsNormGpuTest {
         worldSize = P2pRanks.require();
     }
 
-    /** With one-shot all-reduces up to 1 MiB, two-shot ones up to 10. */
+    /** Options with one-shot all-reduces up to 1 MiB and two-shot all-reduces up to 10 MiB. */
     static CudaP2pOptions options() {
         return P2pRanks.options().optBufferSize(8 << 20).build();
     }
@@ -103,7 +103,10 @@ class AllReduceRmsNormGpuTest {
         expect(3L * small.size(), 0, group -> small.forEach(one -> one.check(group, 3)));
     }
 
-    /** Two-shot and a launch; rows that are too long for a block; nothing. NCCL has other bits. */
+    /**
+     * Cases that fall back: two-shot and a kernel, rows too long for a thread block, no rows.
+     * Without NCCL, which rounds in another way.
+     */
     @Test
     void otherSizes() {
         List<NormCase> cases = new ArrayList<>();
@@ -136,7 +139,9 @@ class AllReduceRmsNormGpuTest {
         }
     }
 
-    /** All in the same slots: one-shot and two-shot all-reduces, and what has signals. */
+    /**
+     * Operations that share slots: one-shot and two-shot all-reduces, and operators with signals.
+     */
     @Test
     void amongOtherOperations() {
         NormCase norm = new NormCase(ScalarType.BFLOAT16, new Shape(8, 4096), false, 1e-5f, 40);
@@ -159,8 +164,8 @@ class AllReduceRmsNormGpuTest {
     }
 
     /**
-     * Replayed with other inputs each time, 1,000 times, some of them beside calls that are not
-     * recorded. Partials have the value {@code v + r} on rank r, so that the sum of all is known.
+     * Replays a graph 1,000 times with new inputs, some replays mixed with eager calls. Partials
+     * have the value {@code v + r} on rank r, so that the sum of all is known.
      */
     @Test
     void graphs() {
@@ -203,7 +208,10 @@ class AllReduceRmsNormGpuTest {
         return 3 + ranks * value + ranks * (ranks - 1) / 2.0;
     }
 
-    /** As in decoding: each call's residual and norm go into the next one, all in one graph. */
+    /**
+     * As in decoding: one graph of several calls, each with the residual and norm of the one
+     * before.
+     */
     @Test
     void layersInOneGraph() {
         int layers = 20;
@@ -263,7 +271,7 @@ class AllReduceRmsNormGpuTest {
         return layer.norm();
     }
 
-    /** If the ranks agree before anything is sent, the group goes on. */
+    /** If calls are compared before anything is sent, a mismatch does not break the group. */
     @Test
     void callsThatDifferLeaveAVerifiedGroupUsable() {
         NormCase after = NormCase.grid().get(0);
@@ -288,7 +296,10 @@ class AllReduceRmsNormGpuTest {
                 });
     }
 
-    /** Otherwise the calls are compared behind, and the group breaks; also with an all-reduce. */
+    /**
+     * If calls are compared behind the operation, a mismatch breaks the group, with an all-reduce
+     * too.
+     */
     @Test
     void callsThatDifferBreakTheGroupOnAllRanks() {
         for (boolean other : new boolean[] {false, true}) {
@@ -325,7 +336,7 @@ class AllReduceRmsNormGpuTest {
         }
     }
 
-    /** What its launch waits for in vain ends at the timeout, and that breaks the group. */
+    /** A kernel that waits for a missing rank ends at the timeout, which breaks the group. */
     @Test
     void aRankThatDoesNotCallIsNamed() {
         CountDownLatch failed = new CountDownLatch(1);

@@ -74,7 +74,7 @@ class AllReduceRmsNormTest {
         LocalRanks.run(3, group -> cases.forEach(one -> one.check(group, 1)));
     }
 
-    /** Calls of one shape take turns that differ in strides, type, epsilon or path. */
+    /** Alternates calls of one shape that differ in strides, type, epsilon or path. */
     @Test
     void plansAreKeptApart() {
         Shape shape = new Shape(2, 5);
@@ -94,7 +94,7 @@ class AllReduceRmsNormTest {
                 });
     }
 
-    /** What is far too large for the type, and what is not a number, in one row of three. */
+    /** One of three rows overflows the type, or holds NaN. */
     @Test
     void infinitiesStayInTheirRows() {
         LocalRanks.run(
@@ -196,9 +196,9 @@ class AllReduceRmsNormTest {
         assertRejected(() -> norm(a, a.transpose(), w, 0, group), "residual", "(4, 2)", "(2, 4)");
         assertRejected(() -> norm(a, w, w, 0, group), "residual", "(4)", "(2, 4)");
         assertRejected(() -> norm(a, a, a, 0, group), "weight", "must have (4)");
-        assertRejected(() -> norm(a.get(0).get(0), a, w, 0, group), "partial", "()", "rows");
+        assertRejected(() -> norm(a.get(0).get(0), a, w, 0, group), "partial", "()", "1 or more");
         NDArray empty = manager.ones(new Shape(2, 0));
-        assertRejected(() -> norm(empty, empty, w, 0, group), "(2, 0)", "rows");
+        assertRejected(() -> norm(empty, empty, w, 0, group), "(2, 0)", "1 or more");
         NDArray wide = a.toType(DataType.FLOAT64, true);
         assertRejected(() -> norm(wide, wide, w, 0, group), "partial is FLOAT64", "BFLOAT16");
         NDArray half = Torch.cast(a, ScalarType.FLOAT16);
@@ -230,7 +230,7 @@ class AllReduceRmsNormTest {
                         try (GradientScope scope = GradientScope.open()) {
                             assertRejected(
                                     () -> norm(a, a, w, 0, group),
-                                    "no gradient",
+                                    "the operator has none",
                                     "DifferentiableCollectives.allReduce");
                             norm(a, a, w.stopGradient(), 0, group);
                         }

@@ -37,9 +37,9 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /**
- * Every rank allocates and frees memory of its GPU at random, by the thread that issues operations
- * and by another, while operators of two groups run on it. The driver waits for a GPU before it
- * frees its memory, and the GPU may wait for a rank: nothing must wait for itself.
+ * Every rank allocates and frees GPU memory at random, on the thread that issues operations and on
+ * another thread, while operators of two groups run. The driver waits for a GPU before it frees
+ * memory, and the GPU may wait for a rank: there must be no deadlock.
  */
 @Tag("gpu")
 @Tag("soak")
@@ -47,7 +47,7 @@ class AllocationSoakTest {
 
     private static final int CALLS = 20; // by the same path
 
-    /** Those that are forced; where one is not possible, the model chooses. */
+    /** The forced paths. If one is not possible, the model chooses. */
     private static final List<Path> PATHS = List.of(Path.FUSED, Path.GATHERED, Path.PIPELINED);
 
     private int worldSize;
@@ -148,7 +148,7 @@ class AllocationSoakTest {
         return operations;
     }
 
-    /** What is in force counts for all ranks, which therefore begin and end it together. */
+    /** Forces a path on all ranks, which start and end together. */
     @SuppressWarnings("try") // the scope is not named in the body
     private static void inTurn(Path path, CyclicBarrier turn, Runnable body) {
         try (FusedOps.Scope scope = path == null ? () -> {} : FusedOps.force(path)) {
@@ -167,7 +167,7 @@ class AllocationSoakTest {
         }
     }
 
-    /** Takes memory from the driver, or frees some, or has libtorch do so. */
+    /** Allocates or frees memory, by the driver or by libtorch. */
     private static void change(CudaDevice device, List<NativeMemory> taken, Random random) {
         switch (random.nextInt(8)) {
             case 0, 1 -> {
@@ -182,7 +182,7 @@ class AllocationSoakTest {
             }
             case 4 -> JniUtils.emptyCudaCache();
             default -> {
-                // Nothing, so that operators follow on each other as well.
+                // Nothing, so that some operators follow each other directly.
             }
         }
     }
@@ -198,7 +198,7 @@ class AllocationSoakTest {
         }
     }
 
-    /** Issues an operation; returns what checks its result. */
+    /** Issues an operation, and returns the check of its result. */
     private Runnable operation(ProcessGroup group, NDManager manager, Random common) {
         int rows = 1 + common.nextInt(300);
         int value = common.nextInt(4);
@@ -206,7 +206,7 @@ class AllocationSoakTest {
         NDArray ones = full(manager, new Shape(64, 32), 1, type);
         switch (common.nextInt(4)) {
             case 0 -> {
-                // Up to sizes that go to NCCL.
+                // Up to sizes for which NCCL is chosen.
                 long count = 1L << common.nextInt(23);
                 NDArray tensor = full(manager, new Shape(count), group.rank() + value, type);
                 group.allReduce(tensor, ReduceOp.SUM).blockCurrentStream();

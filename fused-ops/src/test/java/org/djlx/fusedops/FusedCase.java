@@ -23,8 +23,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One call of a fused operator on random arrays, compared element by element with the same computed
- * by plain DJL in float64 from the same inputs.
+ * One call of a fused operator on random arrays, compared element by element with DJL's operators
+ * in float64.
  *
  * @param type the element type
  * @param shape the shape of a rank's A
@@ -51,7 +51,7 @@ record FusedCase(
         return dim < 0 ? dim + shape.dimension() : dim;
     }
 
-    /** In float64: what is to come out, and sums of magnitudes, of which roundings are parts. */
+    /** Expected values in float64, and sums of magnitudes, to which the tolerance is relative. */
     private record Reference(Shape shape, double[] values, double[] magnitudes) {
 
         static Reference of(NDArray values, NDArray magnitudes) {
@@ -60,7 +60,7 @@ record FusedCase(
         }
     }
 
-    /** The As of all ranks together, and the product with each B. */
+    /** The gathered A, and its product with each B. */
     private record Gathered(Shape shape, double[] values, List<Reference> products) {}
 
     private Gathered gathered(ProcessGroup group) {
@@ -84,7 +84,7 @@ record FusedCase(
                 });
     }
 
-    /** The Bs, which are the same on all ranks. */
+    /** Returns the Bs, which are the same on all ranks. */
     private List<NDArray> rights(NDManager manager, Shape whole) {
         List<NDArray> bs = new ArrayList<>();
         for (int i = 0; i < columns.size(); i++) {
@@ -93,7 +93,7 @@ record FusedCase(
         return bs;
     }
 
-    /** Runs {@code allGatherMatmul} on this rank, as often as told, and checks each result. */
+    /** Runs {@code allGatherMatmul} on this rank a number of times, and checks each result. */
     void checkAllGatherMatmul(ProcessGroup group, int times) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             Gathered expected = gathered(group);
@@ -164,7 +164,7 @@ record FusedCase(
         }
     }
 
-    /** The part of each rank of the sum of all products. */
+    /** Returns the part of each rank of the sum of all products. */
     private List<Reference> scattered(ProcessGroup group, ReduceOp op) {
         int ranks = group.worldSize();
         return RankShared.get(
@@ -200,12 +200,12 @@ record FusedCase(
                 });
     }
 
-    /** A rank's own B. */
+    /** Returns the B of a rank. */
     private NDArray right(NDManager manager, int rank) {
         return array(manager, new Shape(shape.getLastDimension(), columns.get(0)), 100 + rank);
     }
 
-    /** Runs {@code matmulReduceScatter} on this rank, as often as told, and checks each result. */
+    /** Runs {@code matmulReduceScatter} on this rank a number of times, and checks each result. */
     void checkMatmulReduceScatter(ProcessGroup group, ReduceOp op, int times) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             Reference expected = scattered(group, op).get(group.rank());
@@ -228,7 +228,7 @@ record FusedCase(
         }
     }
 
-    /** Plain DJL, on matrices: some of its batched products do not take empty batches. */
+    /** Multiplies by DJL as matrices, because some batched matmuls do not take empty batches. */
     private static NDArray matMul(NDArray a, NDArray b) {
         Shape shape = a.getShape();
         int last = shape.dimension() - 1;
@@ -238,8 +238,9 @@ record FusedCase(
     }
 
     /**
-     * Allows one rounding of the result, the accumulation's error of a product over {@code inner}
-     * elements, and the rounding of each rank's part, all relative to the sum of magnitudes.
+     * Checks a result. The tolerance is one rounding of the result, the accumulation error of a
+     * matmul over {@code inner} elements, and the rounding of each rank's part, all relative to the
+     * sum of magnitudes.
      *
      * @return the elements
      */

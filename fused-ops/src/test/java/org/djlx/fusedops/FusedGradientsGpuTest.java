@@ -16,7 +16,7 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 
-/** The same on GPUs, as many as a test has ranks. */
+/** The tests of {@link FusedGradientsTest} on GPUs, one for each rank. */
 @Tag("gpu")
 @Timeout(300)
 class FusedGradientsGpuTest extends FusedGradientsTest {
@@ -46,7 +46,7 @@ class FusedGradientsGpuTest extends FusedGradientsTest {
                 });
     }
 
-    /** cuBLASLt adds without rounding, which libtorch's products would not. */
+    /** cuBLASLt adds without rounding to 16 bits; libtorch's matmuls would round. */
     @Override
     double convertedTolerance() {
         return 0;

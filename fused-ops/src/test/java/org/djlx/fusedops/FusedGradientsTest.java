@@ -35,8 +35,8 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
 /**
- * Gradients through the fused operators against those of the same computed by plain DJL on one
- * thread, in float64, where the loss is the sum of the ranks'.
+ * Gradients through the fused operators, compared with those of DJL's operators on one thread in
+ * float64. The loss there is the sum of the ranks' losses.
  */
 class FusedGradientsTest {
 
@@ -59,12 +59,12 @@ class FusedGradientsTest {
         }
     }
 
-    /** DJL duplicates the only one, which autograd does not see. */
+    /** Concatenates arrays. DJL would duplicate a single one, which autograd does not record. */
     private static NDArray concatenated(List<NDArray> xs, int axis) {
         return xs.size() == 1 ? xs.get(0) : NDArrays.concat(new NDList(xs), axis);
     }
 
-    /** DJL multiplies batches by one matrix only where it is broadcast. */
+    /** Multiplies batches by one matrix, which DJL needs broadcast. */
     private static NDArray matMul(NDArray a, NDArray b) {
         Shape shape = a.getShape();
         int last = shape.dimension() - 1;
@@ -72,7 +72,7 @@ class FusedGradientsTest {
         return product.reshape(shape.slice(0, last).add(b.getShape().get(1)));
     }
 
-    /** A shape of A on each rank, and the dimension along which it is gathered or scattered. */
+    /** The shape of A on each rank, and the gather or scatter dimension. */
     record Case(int worldSize, Shape shape, int dim, boolean nccl, boolean regather) {}
 
     static Stream<Case> gathers() {
@@ -115,12 +115,12 @@ class FusedGradientsTest {
         }
     }
 
-    /** Runs code on ranks that are threads. */
+    /** Runs code on ranks as threads. */
     void run(int worldSize, Consumer<ProcessGroup> body) {
         LocalRanks.run(worldSize, body);
     }
 
-    /** Returns a manager on the device of the first rank, or of this thread's if it is one. */
+    /** Returns a manager on the device of the ranks. */
     NDManager newManager() {
         return NDManager.newBaseManager(Device.cpu(), "PyTorch");
     }
@@ -190,7 +190,7 @@ class FusedGradientsTest {
                 leaf(manager, bs[1], 200L + rank));
     }
 
-    /** Weighs what a rank has by numbers of its own. */
+    /** Returns the loss of a rank: a weighted sum with weights of its own. */
     private static NDArray loss(NDArray gathered, NDArray first, NDArray second, int rank) {
         NDManager manager = first.getManager();
         return gathered.mul(random(manager, gathered.getShape(), 300L + rank))
@@ -268,7 +268,7 @@ class FusedGradientsTest {
         return loss;
     }
 
-    /** An MLP with a residual connection, against finite differences of the unsharded one. */
+    /** An MLP with a residual connection, compared with finite differences of the unsharded MLP. */
     @Test
     void anMlpAgainstFiniteDifferences() {
         int worldSize = 2;
@@ -335,7 +335,7 @@ class FusedGradientsTest {
                 });
     }
 
-    /** libtorch gives two results whose views are added one memory for the gradients of both. */
+    /** If views of two results are added, libtorch shares one memory between their gradients. */
     @Test
     void averagesMayShareTheirGradient() {
         run(
@@ -362,7 +362,7 @@ class FusedGradientsTest {
                 });
     }
 
-    /** Only what requires a gradient gets one, and only then is anything sent for it. */
+    /** Only inputs that require a gradient get one, and only they cause communication. */
     @Test
     void whatRequiresNoneGetsNone() {
         run(
@@ -387,7 +387,7 @@ class FusedGradientsTest {
                 });
     }
 
-    /** Weights, and activations of which the weights' gradients are computed. */
+    /** Weights, and the activations that their gradients need. */
     @Test
     void changedOperandsAreRefused() {
         run(
@@ -439,7 +439,7 @@ class FusedGradientsTest {
         assertTrue(message.startsWith(start), message);
     }
 
-    /** The gathered copy is what is read then: the part that it was made of may change. */
+    /** The backward pass reads the gathered copy: the shard may change in between. */
     @Test
     void aPartMayChangeWhenTheWholeIsKept() {
         run(
@@ -459,7 +459,10 @@ class FusedGradientsTest {
                 });
     }
 
-    /** DJL cannot name bfloat16; 2 ranks, against the same in float64, within its rounding. */
+    /**
+     * bfloat16 on 2 ranks, compared with float64, within one rounding. DJL has no name for
+     * bfloat16.
+     */
     @Test
     void sixteenBits() {
         run(
@@ -499,14 +502,14 @@ class FusedGradientsTest {
         return array;
     }
 
-    /** The relative error of gradients of float32 that bfloat16 activations give. */
+    /** Returns the relative error of float32 gradients from bfloat16 activations. */
     double convertedTolerance() {
         return 0x1p-9; // libtorch rounds each product.
     }
 
     /**
-     * Masters of float32, of which two share a copy in bfloat16, side by side; used twice in each
-     * of two passes. All numbers are integers: in float32 sums are exact, in bfloat16 they are not.
+     * float32 master weights, two of which share one bfloat16 copy, used twice in each of two
+     * passes. All numbers are integers: sums are exact in float32, but not in bfloat16.
      */
     @Test
     void convertedWeights() {
@@ -563,7 +566,7 @@ class FusedGradientsTest {
                             try (NDArray gradient = masters.get(i).getGradient()) {
                                 double[] got = TestArrays.values(gradient);
                                 for (int k = 0; k < values.length; k++) {
-                                    // What is rounded is up to 32 products of up to 15 by 15.
+                                    // Sums of up to 32 products of up to 15 * 15 are rounded.
                                     double most = convertedTolerance() * 4 * 32 * 15 * 15;
                                     assertTrue(
                                             Math.abs(values[k] - got[k]) <= most,
@@ -575,7 +578,7 @@ class FusedGradientsTest {
                 });
     }
 
-    /** Integers that all ranks know, of which each has a part of the rows. */
+    /** A matrix of integers that all ranks know. Each rank has some of its rows. */
     private static final class Numbers {
 
         final NDArray whole;

@@ -29,7 +29,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
-/** What the fused operators do when something is wrong. */
+/** Errors of the fused operators. */
 @Timeout(120)
 class FusedOpsErrorsTest {
 
@@ -168,7 +168,7 @@ class FusedOpsErrorsTest {
                                         .getMessage();
                         assertTrue(message.contains("(6, 3), SUM"), message);
                         assertTrue(message.contains("(12, 3), SUM"), message);
-                        // One rank falls back as its shard is too large, the others do not.
+                        // One rank falls back because its shard is too large; the others do not.
                         NDArray d = manager.ones(new Shape(group.rank() == 2 ? 60_000 : 2, 3));
                         assertThrows(
                                 CollectiveMismatchException.class,
@@ -201,7 +201,7 @@ class FusedOpsErrorsTest {
                         assertTrue(message.contains("#1"), message);
                         assertTrue(message.contains(group.name()), message);
                         assertTrue(message.contains("rank 1 did not arrive"), message);
-                        // From then on the group says why it is broken.
+                        // Later calls say why the group is broken.
                         message =
                                 assertThrows(
                                                 CollectiveException.class,
@@ -250,7 +250,10 @@ class FusedOpsErrorsTest {
                 });
     }
 
-    /** An operator would cut the graph, and a model behind it never learn: it says so. */
+    /**
+     * An operator outside of a scope would cut the autograd graph, so it refuses inputs with
+     * gradients.
+     */
     @Test
     void anInputThatRequiresAGradientIsRefused() {
         LocalRanks.run(
@@ -266,7 +269,7 @@ class FusedOpsErrorsTest {
                         assertRejected(
                                 () -> FusedOps.matmulReduceScatter(b, a, ReduceOp.SUM, 0, group),
                                 "matmulReduceScatter: A requires a gradient");
-                        // Also what was computed from one that does.
+                        // Also an array computed from one that requires a gradient.
                         assertRejected(
                                 () ->
                                         FusedOps.matmulReduceScatter(

@@ -12,7 +12,7 @@ import org.junit.jupiter.api.RepetitionInfo;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 
-/** The process of a rank is killed while fused operators are under way. */
+/** The process of a rank is killed while fused operators run. */
 @Tag("gpu")
 @Timeout(200)
 class FusedOpsFailureTest {

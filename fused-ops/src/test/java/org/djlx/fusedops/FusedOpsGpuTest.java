@@ -57,7 +57,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** The fused operators on all GPUs of the machine, with ranks that are threads. */
+/** The fused operators on all GPUs of the machine, with ranks as threads. */
 @Tag("gpu")
 @Timeout(300)
 class FusedOpsGpuTest {
@@ -89,7 +89,7 @@ class FusedOpsGpuTest {
             long bufferSize, long pipelined, long fallbacks, Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(bufferSize, body);
-            // Where much is to be called for little, the model may choose NCCL.
+            // For small sizes, for which host time dominates, the model may choose NCCL.
             long chosen = usage.fallbacks(FallbackReason.NCCL_IS_FASTER);
             assertEquals(pipelined * worldSize, usage.calls() - usage.nccl() + chosen);
             assertEquals(fallbacks * worldSize, usage.nccl() - chosen);
@@ -124,12 +124,12 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** Where the GPUs have no such kernel, as before the Hopper architecture, nothing is tested. */
+    /** Skips a test of FUSED on GPUs without the kernel, which are not Hopper GPUs. */
     private static void requireKernel(Path path) {
         assumeTrue(path != Path.FUSED || isHopper(), "the GPU is not a Hopper");
     }
 
-    /** Whether the GPUs have the kernel that is a whole operator. */
+    /** Tells whether the GPUs have the fused kernel. */
     static boolean isHopper() {
         try (CudaDevice device = CudaDevice.open(Device.gpu(0))) {
             return device.architecture().equals("sm_90a");
@@ -146,7 +146,10 @@ class FusedOpsGpuTest {
 
     private static final List<ScalarType> HALVES = List.of(ScalarType.FLOAT16, ScalarType.BFLOAT16);
 
-    /** Tiles that are full and not, one and many, Bs by rows and by columns, all ranks of A. */
+    /**
+     * Full and partial tiles, one and many tiles, row-major and column-major Bs, all dimensions of
+     * A.
+     */
     @Test
     void allGatherMatmulFused() {
         List<FusedCase> grid = new ArrayList<>();
@@ -164,7 +167,7 @@ class FusedOpsGpuTest {
                 64 << 20, 3L * grid.size(), g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 3)));
     }
 
-    /** Tiles that are full and not, of both widths that gates can have. */
+    /** Full and partial tiles, of both widths that the gated kernel has. */
     @Test
     void allGatherGatedFused() {
         for (ScalarType type : HALVES) {
@@ -180,15 +183,15 @@ class FusedOpsGpuTest {
     }
 
     /**
-     * Sums are exact. No rank activates anything the first time, all do the second, and even ones
-     * the third: by then all have loaded both kernels, which on a GPU that they share waits for
-     * kernels that run.
+     * Sums are exact. First no rank uses the gated operator, then all ranks, then ranks with even
+     * numbers. So all ranks have loaded both kernels before they mix them: loading on a shared GPU
+     * waits for running kernels.
      */
     private static void checkGated(
             ProcessGroup group, ScalarType type, int rows, int inner, int width) {
         int all = rows * group.worldSize();
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
-            // Of the host, as they are multiplied in float32 there.
+            // On the CPU, which multiplies in float32.
             NDManager host = manager.newSubManager(Device.cpu());
             NDArray a = numbers(host, 1, all, inner);
             NDArray b = numbers(host, 2 + group.rank(), 2 * width, inner).div(16);
@@ -231,7 +234,9 @@ class FusedOpsGpuTest {
         return manager.create(numbers, new Shape(rows, columns));
     }
 
-    /** Gates by rows of B, of no whole units, and too few for a tile: nothing is done. */
+    /**
+     * Unsupported gates: row-major B, odd units, too few columns for a tile. Nothing is computed.
+     */
     @Test
     void otherGatesAreLeftToTheCaller() {
         expectFused(
@@ -257,7 +262,7 @@ class FusedOpsGpuTest {
         return Torch.cast(manager.ones(new Shape(rows, columns)), ScalarType.BFLOAT16);
     }
 
-    /** As above; also As of widths that must be padded, and of none. */
+    /** As for all-gather + matmul; also As whose rows must be padded, and As without columns. */
     @Test
     void matmulReduceScatterFused() {
         int w = worldSize;
@@ -310,7 +315,7 @@ class FusedOpsGpuTest {
         expectFused(64 << 20, 2L * checks.size(), group -> checks.forEach(c -> c.accept(group)));
     }
 
-    /** Without the kernel, as on GPUs that have none. */
+    /** All cases on the paths that need no fused kernel. */
     @ParameterizedTest
     @EnumSource(names = {"PIPELINED", "GATHERED"})
     void withoutTheKernel(Path path) {
@@ -337,7 +342,7 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** One way after the other, which use the same buffers: nobody overtakes anybody. */
+    /** Alternates paths that use the same buffers: no operation may overtake another. */
     @Test
     void pathsInTurn() {
         FusedCase gather =
@@ -381,7 +386,7 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** The grid once more, each rank in a process. */
+    /** The grid with each rank in its own process. */
     @Test
     void inProcesses() throws InterruptedException {
         try (RankProcesses ranks =
@@ -390,7 +395,7 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** If the ranks agree before anything is sent, the group goes on. */
+    /** If calls are compared before anything is sent, a mismatch does not break the group. */
     @Test
     void differentCallsFailOnAllRanksAndLeaveAVerifiedGroupUsable() {
         List<FusedCase> grid = FusedOpsTest.gatherGrid();
@@ -422,7 +427,7 @@ class FusedOpsGpuTest {
                 });
     }
 
-    /** The same where what one rank calls does not fit into the buffers, and so goes by NCCL. */
+    /** As above, but the call of one rank does not fit into the buffers, so that it uses NCCL. */
     @Test
     void callsOfWhichOneDoesNotFitLeaveAVerifiedGroupUsable() {
         P2pRanks.requireNccl();
@@ -437,7 +442,7 @@ class FusedOpsGpuTest {
                             NDArray a = manager.ones(new Shape(odd ? 3_000_000 : 2, 3));
                             long rows = (odd ? 3_000_000L : 2L) * worldSize;
                             NDArray c = manager.ones(new Shape(rows, 3));
-                            // Those that fit may be all-gathers, too, as the model chooses.
+                            // The model may choose NCCL for ranks whose calls fit, too.
                             refused(
                                     () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group),
                                     "(float32, (2, 3))",
@@ -461,7 +466,10 @@ class FusedOpsGpuTest {
         assertFalse(e.isGroupBroken(), e.getMessage());
     }
 
-    /** Otherwise the calls are compared behind, and the group breaks; also if one falls back. */
+    /**
+     * If calls are compared behind the operation, a mismatch breaks the group, also if one call
+     * falls back.
+     */
     @Test
     void differentCallsBreakTheGroupOnAllRanks() {
         for (boolean fits : new boolean[] {true, false}) {
@@ -477,7 +485,7 @@ class FusedOpsGpuTest {
                             int rows = odd ? fits ? 400 : 3_000_000 : 2;
                             NDArray a = manager.ones(new Shape(rows, 3));
                             NDArray b = manager.ones(new Shape(3, 3));
-                            // What a rank alone loads waits for the others where they share a GPU.
+                            // On a shared GPU, loading a kernel on one rank waits for the others.
                             for (int each : new int[] {2, 400}) {
                                 NDArray same = manager.ones(new Shape(each, 3));
                                 FusedOps.allGatherMatmul(same, List.of(b), 0, group);
@@ -499,12 +507,12 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** Elements of ones: the product of a row is its sum. */
+    /** Returns an array of ones, so that the product of a row is its sum. */
     private static NDArray ones(NDManager manager, ScalarType type, long rows, long columns) {
         return Torch.cast(manager.ones(new Shape(rows, columns)), type);
     }
 
-    /** By the path that the model chooses, and by each that can be recorded. */
+    /** On the path that the model chooses, and on each path that can be recorded. */
     @ParameterizedTest
     @CsvSource({
         "FLOAT32,",
@@ -526,7 +534,7 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** Several tiles of a rank's rows and of the columns, none of which is full in the end. */
+    /** Several tiles of rows and of columns, with a partial tile at the end of both. */
     private static void replay(ProcessGroup group, ScalarType type) {
         int k = 64;
         int rows = 300;
@@ -549,7 +557,7 @@ class FusedOpsGpuTest {
                     new Shape((long) rows * group.worldSize(), k),
                     a -> FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group),
                     (value, ranks) -> k * (ranks * value + ranks * (ranks - 1) / 2.0));
-            // A graph of both, of which the second takes what the first has multiplied.
+            // A graph of both operators: the second one takes the result of the first.
             NDArray up = ones(manager, type, k, wide);
             NDArray down = ones(manager, type, wide, 264);
             Replays.check(
@@ -570,7 +578,7 @@ class FusedOpsGpuTest {
         return FusedOps.allGatherMatmul(a, List.of(b), 0, group, false).outputs().get(0);
     }
 
-    /** What its launches wait for in vain ends at the timeout, and that breaks the group. */
+    /** A kernel that waits for a missing rank ends at the timeout, which breaks the group. */
     @ParameterizedTest
     @CsvSource({"FLOAT32, PIPELINED", "BFLOAT16, FUSED"})
     void graphThatOneRankReplaysAlone(ScalarType type, Path path) {
@@ -635,7 +643,7 @@ class FusedOpsGpuTest {
                 });
     }
 
-    /** Sizes at which copies and what follows overlap for real, checked after all are issued. */
+    /** Sizes at which copies and later work overlap, checked after all calls are issued. */
     @Test
     void manyLowContentionInFlight() {
         List<LowContentionCase> cases =
@@ -703,7 +711,7 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** Sizes at which pushes and matmuls overlap for real, one operator right after the other. */
+    /** Sizes at which pushes and matmuls overlap, with many operators in flight. */
     @Test
     void manyInFlight() {
         expect(64 << 20, 100, 0, this::manyInFlight);
@@ -727,9 +735,9 @@ class FusedOpsGpuTest {
     }
 
     /**
-     * Of two ranks, each reads parts of the sum in the other's buffer, while that one may go on
-     * with another operation. What those write into their own slots must not be there: the second
-     * half is theirs, and stays as it is.
+     * With two ranks, each reads partial sums from the buffer of the other, which may already run
+     * the next operation. Operations that write slots of their own rank use the other half of the
+     * buffer, which must not change here.
      */
     @Test
     void partsThatAreReadLieInAHalfOfTheirOwn() {
@@ -777,7 +785,7 @@ class FusedOpsGpuTest {
         }
     }
 
-    /** Operators in turn on two streams, of which neither is waited for. With B of ones. */
+    /** Alternates operators between two streams without waiting. B is all ones. */
     @Test
     void twoStreams() {
         int k = 64;

@@ -24,7 +24,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** The fused operators against plain DJL, on both paths. */
+/** The fused operators compared with DJL's operators, on the paths of the CPU. */
 @Timeout(300)
 class FusedOpsTest {
 
@@ -35,7 +35,7 @@ class FusedOpsTest {
                     ScalarType.FLOAT16,
                     ScalarType.BFLOAT16);
 
-    /** Runs on ranks and checks how many calls took which path. */
+    /** Runs code on ranks, and checks the number of calls by path. */
     private static void expect(
             int worldSize,
             long bufferSize,
@@ -60,7 +60,7 @@ class FusedOpsTest {
     static List<FusedCase> gatherGrid() {
         List<FusedCase> cases = new ArrayList<>();
         for (ScalarType type : TYPES) {
-            // One row a rank, odd sizes, an empty batch, nothing to sum over, several Bs.
+            // One row per rank, odd sizes, an empty batch, an inner dimension of 0, several Bs.
             cases.add(new FusedCase(type, new Shape(1, 8), List.of(4), 0, false, 1));
             cases.add(new FusedCase(type, new Shape(5, 7), List.of(3, 1, 9), 0, false, 2));
             cases.add(new FusedCase(type, new Shape(0, 3), List.of(2), 0, false, 3));
@@ -91,7 +91,7 @@ class FusedOpsTest {
                 group -> grid.forEach(c -> c.checkAllGatherMatmul(group, 2)));
     }
 
-    /** What is small is gathered, or multiplied, as a whole, if its slots have no gaps. */
+    /** Small shards take the path GATHERED if their slots have no gaps. */
     @Test
     void choicesAreCountedWithTheirReason() {
         FusedCase even =
@@ -152,7 +152,7 @@ class FusedOpsTest {
             cases.add(new FusedCase(type, new Shape(3, 4 * w, 5), List.of(6), -2, true, 8));
             cases.add(new FusedCase(type, new Shape(7, 9), List.of(2 * w), -1, true, 9));
             cases.add(new FusedCase(type, new Shape(33 * w, 65), List.of(31), 0, true, 10));
-            // Small parts whose slots have no gaps are scattered behind one matmul.
+            // Small parts whose slots have no gaps are scattered after one matmul.
             cases.add(new FusedCase(type, new Shape(16 * w, 7), List.of(32), 0, false, 11));
             cases.add(new FusedCase(type, new Shape(3, 16 * w, 7), List.of(64), 1, true, 12));
         }

@@ -11,7 +11,7 @@ import org.djlx.collectives.ProcessGroups;
 /** One rank of {@link FusedSoakTest} that is a process. The argument is the seed. */
 public final class FusedSoakMain {
 
-    /** How often it calls each kind. */
+    /** The number of calls of each kind. */
     static final int TIMES = 60;
 
     private FusedSoakMain() {}

@@ -18,8 +18,8 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /**
- * Random calls of the fused operators on {@code shm}, with ranks that are threads and with ranks
- * that are processes, with buffers that most shapes fit into and with buffers that few do.
+ * Random calls of the fused operators on {@code shm}: ranks as threads and as processes, buffers
+ * that fit most shapes and buffers that fit few.
  */
 @Tag("soak")
 class FusedSoakTest {

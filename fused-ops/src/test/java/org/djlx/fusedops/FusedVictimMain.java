@@ -15,8 +15,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank of {@link FusedOpsFailureTest}. The argument is the path that operators take where it is
- * possible, in bfloat16; without, they are of float32 and the model chooses.
+ * One rank of {@link FusedOpsFailureTest}. The argument is the forced path, in bfloat16. Without an
+ * argument, operators use float32 and the model chooses.
  */
 public final class FusedVictimMain {
 
@@ -48,7 +48,7 @@ public final class FusedVictimMain {
                                             .get(0);
                             sum = FusedOps.matmulReduceScatter(product, b, ReduceOp.AVG, 0, group);
                         }
-                        // Waits for the GPU; the next call tells what failed.
+                        // Waits for the GPU. The next call throws the failure.
                         Torch.cast(sum, ScalarType.FLOAT32).toFloatArray();
                     }
                 });

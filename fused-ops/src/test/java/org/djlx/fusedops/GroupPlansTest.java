@@ -27,7 +27,7 @@ import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What is kept for a group does not keep the group, nor the view through which it was made. */
+/** Plans of a group do not keep the group alive, nor the view through which they were made. */
 @Timeout(120)
 class GroupPlansTest {
 
@@ -55,7 +55,7 @@ class GroupPlansTest {
         }
     }
 
-    /** Uses fused operators, and forgets the group. */
+    /** Uses fused operators, and drops the group. */
     private static String forget() {
         List<ProcessGroup> groups = groups(2);
         ProcessGroups.run(
@@ -97,7 +97,7 @@ class GroupPlansTest {
                 });
     }
 
-    /** A plan that does nothing but tell whether it was closed. */
+    /** A plan that records whether it was closed. */
     private static final class Empty implements FusedPlan {
 
         private boolean closed;

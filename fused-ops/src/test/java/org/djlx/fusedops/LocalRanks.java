@@ -11,7 +11,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ShmOptions;
 
-/** Runs code on ranks that are threads, on groups made for it. */
+/** Runs code on ranks as threads, on new groups. */
 final class LocalRanks {
 
     private LocalRanks() {}

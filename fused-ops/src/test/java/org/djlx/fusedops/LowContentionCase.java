@@ -22,7 +22,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Inputs of a low-contention collective, the same on every rank that asks, and what must come out.
+ * Inputs of a low-contention collective, the same on every rank, and expected results.
  *
  * @param type the element type
  * @param shape the shape of a rank's part
@@ -44,7 +44,7 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         return TestArrays.random(manager, type, all, seed * 100 + rank);
     }
 
-    /** The shards of all ranks, one after the other. */
+    /** Returns the shards of all ranks, in rank order. */
     private double[] gathered(NDManager manager, int worldSize) {
         return RankShared.get(
                 List.of(this, "gathered", worldSize),
@@ -59,7 +59,7 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
                 });
     }
 
-    /** Over the inputs of all ranks, the sums and those of magnitudes. */
+    /** Returns the sums over the inputs of all ranks, and the sums of magnitudes. */
     private double[][] sums(NDManager manager, int worldSize) {
         return RankShared.get(
                 List.of(this, "sums", worldSize),
@@ -83,7 +83,7 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         }
     }
 
-    /** Issues an all-gather; what it returns checks the result. */
+    /** Issues an all-gather, and returns the check of its result. */
     Runnable allGather(ProcessGroup group, NDManager manager) {
         int worldSize = group.worldSize();
         Shape all = new Shape(worldSize).addAll(shape);
@@ -113,7 +113,7 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         };
     }
 
-    /** Issues a reduce-scatter; what it returns checks the result. */
+    /** Issues a reduce-scatter, and returns the check of its result. */
     Runnable reduceScatter(ProcessGroup group, NDManager manager, ReduceOp op) {
         int worldSize = group.worldSize();
         int rank = group.rank();
@@ -132,8 +132,8 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
             double[] size = Arrays.copyOfRange(sums[1], begin, end);
             double divisor = op == ReduceOp.AVG ? worldSize : 1;
             for (int i = 0; i < want.length; i++) {
-                // Each addition and the division round once, in float32 but for float64; then
-                // 16-bit types round to half a unit of theirs.
+                // Each addition and the division round once, in float32 or float64. 16-bit types
+                // then round once more.
                 double added = worldSize * accumulated() * size[i];
                 double tolerance = (added + stored() * (Math.abs(want[i]) + added)) / divisor;
                 tolerance += type == ScalarType.FLOAT16 ? 0x1p-25 : 0; // as far as subnormal
@@ -158,17 +158,17 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         };
     }
 
-    /** An array whose elements lie two apart. */
+    /** Returns an array with every second element of a larger one. */
     private NDArray strided(NDManager manager, Shape of) {
         return Torch.empty(manager, of.add(2), type).get("..., 0");
     }
 
-    /** How far an operation rounds, relatively. */
+    /** Returns the relative rounding of an operation. */
     private double accumulated() {
         return type == ScalarType.FLOAT64 ? 0x1p-53 : 0x1p-24;
     }
 
-    /** How far the result is rounded beyond that, relatively. */
+    /** Returns the additional relative rounding of the result. */
     private double stored() {
         return switch (type) {
             case FLOAT16 -> 0x1p-11;
@@ -177,7 +177,7 @@ record LowContentionCase(ScalarType type, Shape shape, Place place, long seed) {
         };
     }
 
-    /** One case for each place of the array. */
+    /** Returns one case for each placement of the array. */
     static List<LowContentionCase> large(ScalarType type, Shape shape) {
         return Arrays.stream(Place.values())
                 .map(place -> new LowContentionCase(type, shape, place, place.ordinal() + 1))

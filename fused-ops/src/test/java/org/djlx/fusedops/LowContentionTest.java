@@ -113,7 +113,7 @@ class LowContentionTest {
                                 }));
     }
 
-    /** Both kinds in random order, none waited for until all are issued. */
+    /** Both collectives in random order, without waiting until all are issued. */
     @Test
     void manyAtOnce() {
         List<LowContentionCase> grid = LowContentionCase.grid(FLOATS);
@@ -141,7 +141,7 @@ class LowContentionTest {
     }
 
     /**
-     * One rank's output is written again while slower ranks still read what was gathered before.
+     * One rank gathers into its output again while slower ranks still read their previous output.
      */
     @Test
     void outputInTheHeapIsUsedAgainAndAgain() {
@@ -257,7 +257,7 @@ class LowContentionTest {
                 });
     }
 
-    /** The graph would end at the output, and what is behind the input would never change. */
+    /** The output would cut the autograd graph, so inputs that require a gradient are refused. */
     @Test
     void inputsThatRequireGradientsAreRefused() {
         LocalRanks.run(
@@ -292,7 +292,7 @@ class LowContentionTest {
                 });
     }
 
-    /** Where an output lies in the heap is something on which all ranks must agree. */
+    /** All ranks must agree on the offset of an output in the heap. */
     @Test
     void outputsAtDifferentPlacesAreAMismatch() {
         LocalRanks.run(

@@ -21,8 +21,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One call of {@link FusedOps#allReduceRmsNorm} on random arrays, compared with the same computed
- * in Java: the residual to the bit, the norm in float64.
+ * One call of {@link FusedOps#allReduceRmsNorm} on random arrays, compared with Java: the residual
+ * bit by bit, the norm in float64.
  *
  * @param type the element type
  * @param shape the shape of the partial
@@ -66,7 +66,7 @@ record NormCase(ScalarType type, Shape shape, boolean strided, float epsilon, lo
         return new Shape(shape.getLastDimension());
     }
 
-    /** Calls it on this rank, as often as told, and checks each result. */
+    /** Calls the operator on this rank a number of times, and checks each result. */
     void check(ProcessGroup group, int times) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             NDArray partial = array(manager, shape, group.rank());
@@ -110,7 +110,7 @@ record NormCase(ScalarType type, Shape shape, boolean strided, float epsilon, lo
         return TestArrays.values(array);
     }
 
-    /** In Java's float arithmetic, which is that of IEEE; libtorch rounds to the type. */
+    /** Returns the expected residual, in IEEE float arithmetic; libtorch rounds to the type. */
     private double[] expectedResidual(NDManager manager, int ranks) {
         float[] sum = floats(array(manager, shape, 0));
         for (int rank = 1; rank < ranks; rank++) {
@@ -138,7 +138,7 @@ record NormCase(ScalarType type, Shape shape, boolean strided, float epsilon, lo
         return TestArrays.values(Torch.cast(manager.create(values), type));
     }
 
-    /** Allows one rounding to the type, and some in float32 before. */
+    /** Checks a norm. The tolerance is one rounding to the type, and a few in float32. */
     private void checkNorm(double[] residual, double[] weight, double[] norm) {
         int hidden = weight.length;
         for (int begin = 0; begin < residual.length; begin += hidden) {
@@ -149,7 +149,7 @@ record NormCase(ScalarType type, Shape shape, boolean strided, float epsilon, lo
             double root = Math.sqrt(squares / hidden + epsilon);
             for (int i = 0; i < hidden; i++) {
                 double want = residual[begin + i] / root * weight[i];
-                // Squares are added up in trees, the longest part of which a thread adds alone.
+                // Squares are added in trees; each thread adds its own elements in sequence first.
                 double tolerance =
                         (roundOff() + (8 + Math.sqrt(hidden)) * 0x1p-24) * Math.abs(want) + 0x1p-25;
                 int element = begin + i;

@@ -18,8 +18,8 @@ import org.djlx.fusedops.LowContentionCase.Place;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Random calls of the fused operators and low-contention collectives, the same on all ranks that
- * begin with the same seed, each compared with plain DJL in float64. For one thread.
+ * Random calls of the fused operators and low-contention collectives, compared with DJL in float64.
+ * Ranks with the same seed make the same calls. For one thread.
  */
 final class RandomOperators {
 
@@ -46,7 +46,7 @@ final class RandomOperators {
         kinds.put("matmulReduceScatter", this::matmulReduceScatter);
     }
 
-    /** All of them. */
+    /** Returns calls of all operators and collectives. */
     static RandomOperators ofAll(ProcessGroup group, long seed) {
         RandomOperators all = new RandomOperators(group, seed);
         all.kinds.put("allReduceRmsNorm", all::allReduceRmsNorm);
@@ -55,14 +55,17 @@ final class RandomOperators {
         return all;
     }
 
-    /** Fused matmuls that can take the path FUSED, which needs neither NCCL nor cuBLAS. */
+    /**
+     * Returns calls of fused matmuls that are possible on FUSED, which needs neither NCCL nor
+     * cuBLAS.
+     */
     static RandomOperators fusedOnly(ProcessGroup group, long seed) {
         RandomOperators fused = new RandomOperators(group, seed);
         fused.fusedOnly = true;
         return fused;
     }
 
-    /** Calls each kind some times; returns how many calls of each this rank has issued. */
+    /** Calls each kind a number of times. Returns the number of calls of each kind. */
     Map<String, Long> run(int times) {
         for (int i = 0; i < times; i++) {
             kinds.forEach(
@@ -74,19 +77,19 @@ final class RandomOperators {
         return counts;
     }
 
-    /** Mostly of 16 bits, which have kernels of their own. */
+    /** Returns an element type: mostly 16 bits, which have kernels of their own. */
     private ScalarType type() {
         List<ScalarType> types = fusedOnly || random.nextBoolean() ? HALVES : TYPES;
         return types.get(random.nextInt(types.size()));
     }
 
-    /** Of whole units, up to several tiles where a GPU computes, but mostly one. */
+    /** Returns a size of whole units: mostly one tile, on a GPU up to several tiles. */
     private int wholeSize() {
         boolean large = group.device().isGpu() && random.nextInt(3) == 0;
         return UNIT * (1 + random.nextInt(large ? 75 : 12));
     }
 
-    /** A matrix, or a few, whose rows are whole units. */
+    /** Returns a shape whose rows are whole units. */
     private Shape wholeShape(int dimensions) {
         long[] sizes = new long[dimensions];
         for (int i = 0; i < dimensions; i++) {
@@ -97,7 +100,7 @@ final class RandomOperators {
         return new Shape(sizes);
     }
 
-    /** Mostly small; one of them may be nothing. */
+    /** Returns a size, mostly small. It may be 0. */
     private int size() {
         return random.nextInt(10) == 0
                 ? random.nextInt(2)
@@ -112,7 +115,7 @@ final class RandomOperators {
         return new Shape(sizes);
     }
 
-    /** Any dimension; on FUSED, not the last. */
+    /** Returns any dimension; on FUSED, not the last. */
     private int dim(int dimensions) {
         int dim = random.nextInt(2 * dimensions) - dimensions;
         return fusedOnly && Math.floorMod(dim, dimensions) == dimensions - 1 ? dim - 1 : dim;

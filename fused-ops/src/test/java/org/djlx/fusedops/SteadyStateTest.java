@@ -33,12 +33,12 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /**
- * What calls make that is dear, after the first ones: no manager, no direct memory, no event. Pools
- * grow as long as more operations are under way than ever before; the steady state is that several
- * rounds of calls in a row make nothing.
+ * In steady state, calls create no expensive objects: no manager, no direct memory, no event. Pools
+ * grow while more operations run than ever before. Steady state means that several rounds of calls
+ * in a row create nothing.
  *
- * <p>The JVM counts all objects in its heap, also those that are garbage already, of which none is
- * missed as long as it does not collect.
+ * <p>The JVM counts all objects in its heap, garbage included. No object is missed unless garbage
+ * is collected.
  */
 @Timeout(200)
 class SteadyStateTest {
@@ -77,7 +77,7 @@ class SteadyStateTest {
             a = manager.ones(new Shape(4, 8));
             front = manager.ones(new Shape(2, 4, 8));
             b = manager.ones(new Shape(8, 6));
-            // Neither its rows nor its columns lie one after the other.
+            // Neither rows nor columns are contiguous.
             strided = manager.ones(new Shape(8, 6, 2)).get(":, :, 0");
             product = manager.ones(new Shape(2 * 4, 8));
             whole = manager.ones(new Shape(2 * 4, 8));
@@ -181,7 +181,7 @@ class SteadyStateTest {
         }
     }
 
-    /** By a path, where it is possible. */
+    /** Checks rounds of calls on a path, if it is possible. */
     private static void checkWarm(
             Path path, List<ProcessGroup> groups, Consumer<ProcessGroup> round) {
         FusedOps.Scope forced = FusedOps.force(path); // On all ranks.
@@ -212,8 +212,9 @@ class SteadyStateTest {
     }
 
     /**
-     * How many dear objects some code makes, as far as it makes as many as there are calls; null if
-     * garbage was collected meanwhile. New threads take one or the other once.
+     * Returns the number of expensive objects that some code creates, for classes with at least one
+     * object for each call. Null if garbage was collected meanwhile. New threads may create a few
+     * objects once.
      */
     private static Map<String, Long> madeBy(Runnable code) {
         long collections = collections();

@@ -31,7 +31,10 @@ import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** The model is what was measured, predicts it, and chooses what was measured to be faster. */
+/**
+ * The constants of the model fit the measurements. The model predicts them, and chooses the path
+ * that was measured as faster.
+ */
 class CostModelTest {
 
     private static final List<Measurement> ROWS = Measurement.all();
@@ -57,7 +60,9 @@ class CostModelTest {
         assertEquals(FITTED, Machine.H200, "to be replaced by what the rows give");
     }
 
-    /** Predicted over measured, with matmuls as fast as they were in that run. */
+    /**
+     * Returns the ratio of predicted and measured time, with matmuls as fast as in the same run.
+     */
     private static double ratio(Measurement row) {
         CostModel model = new CostModel(FIT.machineOf(row));
         Workload work = MachineFit.workload(row);
@@ -70,16 +75,16 @@ class CostModelTest {
         return micros / row.micros();
     }
 
-    /** Whether the host was the slower one, or nearly. */
+    /** Tells whether host time dominates, or nearly does. */
     private static boolean isOfHost(Measurement row) {
         return row.host().orElse(0) >= 0.8 * row.micros();
     }
 
     /**
-     * The bounds are how far off the worst rows are, rounded up, and say nothing of other sizes:
-     * matmuls of few columns or of very many, of which the model knows no algorithm; tiny ones,
-     * which a graph starts sooner than a call; and rows in which the host was the slower one, whose
-     * time depends on how much the JVM has compiled.
+     * The bounds are the errors of the worst rows, rounded up. They do not hold for other sizes:
+     * matmuls of few or very many columns, for which the model knows no algorithm; tiny matmuls,
+     * which a graph starts sooner than a call; and rows dominated by host time, which depends on
+     * how much the JVM has compiled.
      */
     @Test
     void predictsWhatWasMeasured() {
@@ -137,7 +142,7 @@ class CostModelTest {
                 });
     }
 
-    /** What is chosen for an operator of which several paths were measured. */
+    /** The choice for an operator with several measured paths. */
     private record Chosen(Map<Path, Measurement> measured, Path path, double overFastest) {
 
         Measurement taken() {
@@ -146,7 +151,7 @@ class CostModelTest {
     }
 
     /**
-     * Chooses for each operator among the paths that were measured of it.
+     * Chooses for each operator among its measured paths.
      *
      * @param rows what was measured
      * @param recorded whether replays are compared, or calls
@@ -194,7 +199,7 @@ class CostModelTest {
         return choices.stream().filter(which).mapToDouble(Chosen::overFastest).max().orElseThrow();
     }
 
-    /** By each run alone. The bounds are the worst choices in the rows. */
+    /** Choices within each run. The bounds are the worst choices. */
     @Test
     void choosesWhatWasMeasuredToBeFaster() {
         List<Chosen> choices = choices(ROWS, false, Measurement::source, Measurement::micros);
@@ -209,8 +214,8 @@ class CostModelTest {
     }
 
     /**
-     * No run has measured both GATHERED and FUSED. Runs are compared by how long the matmul alone
-     * took in each; and where the host was the slower one, they cannot be compared.
+     * No run has measured both GATHERED and FUSED. Runs are scaled by the time of the matmul alone.
+     * Rows dominated by host time are not compared.
      */
     @Test
     void choosesWhatWasFasterInOtherRuns() {
@@ -234,7 +239,7 @@ class CostModelTest {
                         .containsAll(List.of(Path.FUSED, Path.PIPELINED, Path.GATHERED)));
     }
 
-    /** Four runs of one build within ten minutes, of which three had a path forced. */
+    /** Four runs of one build within ten minutes; three of them forced a path. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void onEightGpusTheFastestIsChosen(boolean recorded) {
@@ -255,7 +260,7 @@ class CostModelTest {
         return row.micros() / FIT.beside(row, "nccl").micros();
     }
 
-    /** Ranks may have Bs of different widths, and As of different widths where they scatter. */
+    /** Ranks may have Bs of different widths; for reduce-scatter also As of different widths. */
     @ParameterizedTest
     @ValueSource(ints = {2, 3, 4, 8})
     void ranksChooseAlikeWhateverIsTheirOwn(int ranks) {
@@ -303,7 +308,7 @@ class CostModelTest {
                 : EnumSet.of(Path.PIPELINED, Path.GATHERED, Path.NCCL);
     }
 
-    /** What NCCL runs cannot be recorded; and the host's time does not count. */
+    /** In graphs NCCL is not chosen, and host time does not count. */
     @ParameterizedTest
     @EnumSource
     void graphsHoldOtherPaths(FusedOperator operator) {
@@ -331,7 +336,9 @@ class CostModelTest {
         }
     }
 
-    /** The peers' tiles wait for the shard, which two blocks push for longer than the own last. */
+    /**
+     * Two pushing blocks are too few: tiles wait for the shard longer than a rank's own tiles take.
+     */
     @Test
     void aLargeShardIsPushedByAsManyBlocksAsTheLinksTake() {
         Workload work = bfloat16(FusedOperator.ALL_GATHER_MATMUL, 2, 8192, 14336, 4096);
@@ -341,7 +348,10 @@ class CostModelTest {
         assertTrue(model.tiling(0, 32).micros() >= model.fastest().micros());
     }
 
-    /** 448 tiles of 256 columns are 3.4 waves of 132, those of 128 columns 6.8 of half the time. */
+    /**
+     * 448 tiles of 256 columns take 3.4 waves on 132 SMs; tiles of 128 columns take 6.8 waves of
+     * half the time.
+     */
     @ParameterizedTest
     @CsvSource({"2048, 14336, 4096, 128", "2048, 8192, 8192, 256"})
     void tilesFillTheLastWave(long m, long n, long k, int columns) {
@@ -370,7 +380,10 @@ class CostModelTest {
         assertThrows(IllegalArgumentException.class, () -> Machine.H200.scaled(1, Double.NaN));
     }
 
-    /** More than a host has are as fast as the network; between what is measured, in between. */
+    /**
+     * More ranks than a host has GPUs are limited by the network. Numbers of ranks between measured
+     * ones are interpolated.
+     */
     @Test
     void ncclCostsMoreWithMoreRanks() {
         double before = 0;
@@ -407,7 +420,7 @@ class CostModelTest {
         String message =
                 assertThrows(IllegalArgumentException.class, () -> bfloat16(gather, 3, 9, 8, 8))
                         .getMessage();
-        assertTrue(message.contains("N = 8 among 3 ranks"), message);
+        assertTrue(message.contains("N = 8 must be divisible by the number of ranks, 3"), message);
         assertThrows(IllegalArgumentException.class, () -> bfloat16(gather, 0, 8, 8, 8));
         assertThrows(IllegalArgumentException.class, () -> bfloat16(gather, 2, -8, 8, 8));
         Workload work = bfloat16(gather, 2, 8, 8, 8);

@@ -19,13 +19,12 @@ import java.util.stream.Stream;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Fits a machine's constants to what was measured, a part of the model after the other: each to the
- * rows that tell most of it. Machines of one kind differ, and so do runs, by how fast matmuls are;
- * so each source has a pace, by which the project's own benchmark is 1.
+ * Fits the constants of a machine to the measurements, one part of the model after the other, each
+ * to the rows that depend on it most. Matmuls differ in speed between machines of one kind and
+ * between runs; so each source has a pace, relative to the project's own benchmark.
  *
- * <p>Constants are sought by steps along one of them at a time, ever smaller; what is minimised is
- * a sum over rows of a function of the logarithm of predicted over measured that is square near 0
- * and linear beyond, so that a row that is far off does not decide. Nothing is random.
+ * <p>The search changes one constant at a time, by ever smaller steps. It minimises a Huber loss of
+ * log(predicted / measured), so that outliers do not dominate. It is deterministic.
  */
 final class MachineFit {
 
@@ -37,7 +36,7 @@ final class MachineFit {
     private final List<Measurement> rows;
     private final Map<String, Double> paces = new TreeMap<>();
 
-    // What is fitted replaces these.
+    // Initial values, replaced by fitted ones.
     private Machine.Library library = Machine.H200.library();
     private Machine.Fused fused = Machine.H200.fused();
     private Machine.Copies copies = Machine.H200.copies();
@@ -49,7 +48,7 @@ final class MachineFit {
         this.rows = rows;
     }
 
-    /** The machine that all rows together give. */
+    /** Returns the machine fitted to all rows. */
     Machine fit() {
         fitLibrary();
         fitNccl();
@@ -68,7 +67,7 @@ final class MachineFit {
                 h200.name(), h200.multiprocessors(), library, fused, copies, exchange, nccl, host);
     }
 
-    /** How much longer matmuls took than in the project's benchmark. */
+    /** Returns the time of matmuls relative to the project's benchmark. */
     double pace(String source) {
         return paces.entrySet().stream()
                 .filter(entry -> source.startsWith(entry.getKey()))
@@ -77,7 +76,7 @@ final class MachineFit {
                 .orElse(1);
     }
 
-    /** The machine as it was when a row was measured. */
+    /** Returns the machine with the pace of the source of a row. */
     Machine machineOf(Measurement row) {
         return machine(paced(library, pace(row.source())));
     }
@@ -101,7 +100,7 @@ final class MachineFit {
         return Workload.unsharded(operator, type, row.ranks(), row.m(), row.n(), row.k());
     }
 
-    /** Whether the row says how long the GPU takes, not the host. */
+    /** Tells whether GPU time dominates a row, not host time. */
     private static boolean isOfDevice(Measurement row) {
         return row.host().orElse(0) < HOST_BOUND * row.micros();
     }
@@ -112,7 +111,7 @@ final class MachineFit {
                 .toList();
     }
 
-    /** What was measured by another path beside a row. */
+    /** Returns the row of the same operator and run on another path. */
     Measurement beside(Measurement row, String path) {
         return rows.stream()
                 .filter(other -> other.path().equals(path) && other.recorded() == row.recorded())
@@ -197,7 +196,7 @@ final class MachineFit {
         nccl = new Machine.Nccl(starts, rates, fewStarts, fewRates);
     }
 
-    /** A start and a rate, and those for few bytes. */
+    /** Fits fixed time and rate of NCCL, and those for few bytes. */
     private static double nccl(double[] x, long bytes) {
         return Math.min(x[0] + bytes / x[1] / 1e3, x[2] + bytes / x[3] / 1e3);
     }
@@ -235,7 +234,7 @@ final class MachineFit {
                         copies.reduction());
     }
 
-    /** Predicts a row of a path, by the tiles and pushers that it had if these are known. */
+    /** Predicts a row, with its tiles and pushers if they are known. */
     Prediction predict(Measurement row) {
         Path path = Path.valueOf(row.path().toUpperCase(Locale.ROOT));
         Machine then = machineOf(row);
@@ -271,8 +270,9 @@ final class MachineFit {
     }
 
     /**
-     * A step takes the part of the former kernel's that one GPU alone took for whole matmuls; but
-     * for each column no less than one of the next wider tiles, which no row of full waves has.
+     * Scales the step times of the former kernel by the ratio of both kernels' matmul times on one
+     * GPU. A step takes, per column, at least as long as with the next wider tile: there are no
+     * measurements with full waves.
      */
     private Machine.Fused withTiles() {
         List<Double> tiles = new ArrayList<>();
@@ -376,8 +376,9 @@ final class MachineFit {
     }
 
     /**
-     * The third quartile of what was measured, from 215 to 355 us of 8 ranks: the calls of a
-     * pipeline are many, which a young JVM is slow at, and the GPU waits for the slowest rank.
+     * Returns the third quartile of the measurements, which are 215 to 355 us for 8 ranks. A
+     * pipeline makes many calls, which are slow before the JVM has compiled them, and the GPU waits
+     * for the slowest rank.
      */
     private double hostOfPipeline(int ranks) {
         return round(
@@ -391,7 +392,10 @@ final class MachineFit {
                                 .toArray()));
     }
 
-    /** The host's time beside that of NCCL and a matmul: hosts differ, and how warm a JVM is. */
+    /**
+     * Returns the host time relative to that of NCCL and a matmul, because hosts and JVM warm-up
+     * differ.
+     */
     private double hostRatio(String... paths) {
         return median(
                 rows.stream()
@@ -441,7 +445,7 @@ final class MachineFit {
         return quantile(0.5, values);
     }
 
-    /** Between two values, in proportion. */
+    /** Returns a quantile, interpolated between two values. */
     private static double quantile(double part, double[] values) {
         double[] sorted = values.clone();
         Arrays.sort(sorted);

@@ -30,7 +30,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** Each kernel against loops in float64, and the same bits each time. */
+/** Each kernel compared with loops in float64. Repeated calls give the same bits. */
 @Tag("gpu")
 @Timeout(120)
 class BlockKernelsGpuTest {
@@ -75,7 +75,7 @@ class BlockKernelsGpuTest {
     }
 
     /**
-     * Compares with what was computed in float64.
+     * Compares with values computed in float64.
      *
      * @param scale the size of what sums are made of, of which float32 keeps 23 bits
      */
@@ -96,7 +96,7 @@ class BlockKernelsGpuTest {
         }
     }
 
-    /** Rows that are whole packs and that are not, fewer and more than there are blocks. */
+    /** Rows of whole and partial packs; fewer and more rows than thread blocks. */
     @ParameterizedTest(name = "{0}, {1} x {2}")
     @CsvSource({
         "FLOAT32, 3, 100",
@@ -148,7 +148,7 @@ class BlockKernelsGpuTest {
         for (int i = 0; i < 2; i++) {
             assertArrayEquals(floats(gradients.get(i)), floats(again.get(i)));
         }
-        // With a residual connection, in which x is added to something, and has another gradient.
+        // With a residual connection: x is a sum, and has a second gradient.
         NDArray addend = random(type, rows, size);
         NDArray sum = x.add(addend);
         List<NDArray> both = kernels.addedNormalized(x, addend, weight, EPSILON);
@@ -163,7 +163,7 @@ class BlockKernelsGpuTest {
         assertArrayEquals(floats(gradients.get(1)), floats(more.get(1)));
     }
 
-    /** Two sequences of some positions; heads whose halves are whole packs, and are not. */
+    /** Two sequences of several positions; half heads of whole and partial packs. */
     @ParameterizedTest(name = "{0}, {1} heads of {2}")
     @CsvSource({"FLOAT32, 3, 10", "FLOAT16, 2, 6", "BFLOAT16, 16, 128", "BFLOAT16, 40, 128"})
     void turnsHeadsAndBack(ScalarType type, int heads, int headSize) {
@@ -194,7 +194,10 @@ class BlockKernelsGpuTest {
         }
     }
 
-    /** Queries and keys are turned as alone, values stay; and back, into one array. */
+    /**
+     * Queries and keys are rotated as on their own, values are copied. The gradient goes back into
+     * one array.
+     */
     @ParameterizedTest(name = "{0}, heads of {1}")
     @CsvSource({"FLOAT32, 10", "FLOAT16, 6", "BFLOAT16, 128"})
     void dividesHeads(ScalarType type, int headSize) {
@@ -217,7 +220,7 @@ class BlockKernelsGpuTest {
         assertArrayEquals(floats(NDArrays.concat(back, 2)), floats(gradient));
     }
 
-    /** In two arrays, and in the halves of one, whose rows are whole packs and are not. */
+    /** Gate and value in two arrays, and in the halves of one; rows of whole and partial packs. */
     @ParameterizedTest(name = "{0}, {1} x {2}")
     @CsvSource({
         "FLOAT32, 1, 1",
@@ -277,7 +280,7 @@ class BlockKernelsGpuTest {
                 kernels.isJoinable(List.of(random(ScalarType.FLOAT32, 2, 2)), ScalarType.FLOAT32));
     }
 
-    /** Gates so far from 0 that their exponentials are infinite, or nothing. */
+    /** Gates whose exponentials are infinite or 0. */
     @ParameterizedTest
     @EnumSource(names = {"FLOAT32", "BFLOAT16"})
     void gatesFarFromZeroStayFinite(ScalarType type) {
@@ -294,7 +297,7 @@ class BlockKernelsGpuTest {
         }
     }
 
-    /** Arrays that are views with other strides, or begin at any element. */
+    /** Views with other strides, or with any first element. */
     @ParameterizedTest
     @EnumSource(names = {"FLOAT32", "BFLOAT16"})
     void readsViews(ScalarType type) {

@@ -67,7 +67,7 @@ class FusedMatmulTest {
         assertFalse(MATMUL.gathers(new Buffers(2, true), five));
     }
 
-    /** Other averages would be rounded twice; and each half of a tile has a flag. */
+    /** Averages over other numbers of ranks would be rounded twice. Each half tile needs a flag. */
     @Test
     void scattersWhereItIsExactAndFlagsSuffice() {
         assertTrue(scatters(4, ScalarType.BFLOAT16, 2048, 8192, ReduceOp.AVG));
@@ -97,7 +97,7 @@ class FusedMatmulTest {
         return FusedMatmul.usable(bs, addresses);
     }
 
-    /** Only what is asked before anything is launched. */
+    /** Buffers that answer only the questions asked before a launch. */
     private static final class Buffers extends P2pBuffers {
 
         private final boolean kernels;

@@ -32,7 +32,9 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-/** Products of few rows: against loops in float64, and the same bits whatever their number. */
+/**
+ * Matmuls of few rows compared with loops in float64. The bits do not depend on the number of rows.
+ */
 @Tag("gpu")
 @Timeout(120)
 class LlamaKernelsGpuTest {
@@ -61,7 +63,7 @@ class LlamaKernelsGpuTest {
         }
     }
 
-    /** Widths for each number of stripes that a block may have, and depths of part of a turn. */
+    /** Widths for each variant of stripes, and depths that fill a stage only partly. */
     @ParameterizedTest(name = "{0}, gated: {1}")
     @CsvSource({"FLOAT16, false", "FLOAT16, true", "BFLOAT16, false", "BFLOAT16, true"})
     void productsAreRightAndTheSameWhateverTheNumberOfRows(ScalarType type, boolean gated) {
@@ -94,8 +96,8 @@ class LlamaKernelsGpuTest {
     }
 
     /**
-     * Of each number of stripes that a block may have, and two groups of them; rows of less and
-     * more than a pack a thread.
+     * Widths for each variant of stripes, and for two groups of stripes; rows of less and more than
+     * a pack per thread.
      */
     @ParameterizedTest
     @CsvSource({
@@ -244,7 +246,7 @@ class LlamaKernelsGpuTest {
         }
     }
 
-    /** The sum of products, and that of their absolute values. */
+    /** Returns the sum of products, and the sum of their absolute values. */
     private static double[] dot(float[] a, int beginA, float[] b, int beginB, int count) {
         double sum = 0;
         double most = 0;

@@ -14,7 +14,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 
-/** The same on GPUs, as many as a test has ranks. */
+/** The tests of {@link ConvertedBlockTest} on GPUs, one for each rank. */
 @Tag("gpu")
 @Timeout(300)
 class ConvertedBlockGpuTest extends ConvertedBlockTest {

@@ -31,8 +31,8 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /**
- * A transformer block whose weights are converted to the type of its input, against itself without
- * conversion: output, and gradients of the input and all parameters.
+ * A transformer block with weights converted to the type of its input, compared with the same block
+ * without conversion: output, and gradients of the input and all parameters.
  */
 class ConvertedBlockTest {
 
@@ -40,7 +40,7 @@ class ConvertedBlockTest {
     private static final int SIZE = 32;
     private static final int SEED = 5;
 
-    // Of larger weights, attention would be to one token or another by what is rounded.
+    // With larger weights, rounding would decide which token attention selects.
     private static final float DEVIATION = 0.1f;
 
     /** Makes the groups of a test. */
@@ -61,7 +61,7 @@ class ConvertedBlockTest {
                 .build();
     }
 
-    /** Two ranks of four have the same keys and values. */
+    /** Four ranks with two key and value heads: pairs of ranks share one. */
     @ParameterizedTest
     @CsvSource({
         "1, true, true, FLOAT64, FLOAT32, 1e-4",
@@ -94,7 +94,7 @@ class ConvertedBlockTest {
                             block.setInitializer(
                                     new NormalInitializer(DEVIATION), Parameter.Type.WEIGHT);
                             block.initialize(manager, masters, shape);
-                            // The first pass makes gradients, the others add to them.
+                            // The first pass creates gradients; later passes add to them.
                             Pass first = pass(group, block, shape, type, Map.of());
                             Pass second = pass(group, block, shape, type, first.sums);
                             ScalarType wide = ScalarType.valueOf(masters.name());
@@ -124,7 +124,7 @@ class ConvertedBlockTest {
                 name + ": " + error + " is too much where the largest is " + largest);
     }
 
-    /** What a pass computed, and the sums of gradients of the passes so far. */
+    /** The output of a pass, and the gradients accumulated so far. */
     private record Pass(Map<String, double[]> values, Map<String, double[]> sums) {}
 
     private static Pass pass(
@@ -162,7 +162,7 @@ class ConvertedBlockTest {
         return pass;
     }
 
-    /** Returns this rank's rows of random numbers. */
+    /** Returns this rank's rows of a random matrix. */
     private static NDArray own(
             NDManager manager, ProcessGroup group, Shape shape, ScalarType type, long seed) {
         NDArray whole =

@@ -36,7 +36,7 @@ record LanguageModel(
     static final int IGNORED = -100;
 
     /**
-     * What differs between tests.
+     * The configuration of a test.
      *
      * @param sequence the length of the sequences; 0 if the input's shape says it
      * @param computeType of activations; null for that of the parameters
@@ -109,7 +109,10 @@ record LanguageModel(
         return new LanguageModel(model, blocks, loss);
     }
 
-    /** Has parameters made of random numbers that depend on the seed and their size alone. */
+    /**
+     * Sets an initializer of random numbers that depend only on the seed and the size of a
+     * parameter.
+     */
     void setInitializers(long seed) {
         model.setInitializer(
                 (manager, shape, type) -> {
@@ -135,7 +138,7 @@ record LanguageModel(
         return all;
     }
 
-    /** Collects all full gradients, on all ranks, which overwrite the parameters. */
+    /** Collects all full gradients, on all ranks. Overwrites the parameters. */
     Map<String, NDArray> fullGradients(NDManager manager) {
         for (ShardedBlock block : blocks.values()) {
             for (Parameter parameter : block.getParameters().values()) {

@@ -14,7 +14,9 @@ import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 
-/** The same on GPUs, as many as a test has ranks; compared with plain DJL on the CPU. */
+/**
+ * The tests of {@link LanguageModelTest} on GPUs, one for each rank, compared with DJL on the CPU.
+ */
 @Tag("gpu")
 @Timeout(300)
 class LanguageModelGpuTest extends LanguageModelTest {

@@ -40,8 +40,8 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /**
- * A language model of all blocks on several ranks, and by plain DJL on one from the same full
- * parameters, in float64: the loss, the scores, and the gradients of all parameters.
+ * A language model of all blocks on several ranks, compared with DJL's operators on one rank with
+ * the same full parameters, in float64: loss, logits and gradients.
  */
 @Tag("slow")
 class LanguageModelTest {
@@ -50,7 +50,7 @@ class LanguageModelTest {
     private static final int BATCH = 4;
     private static final int SEQUENCE = 6;
 
-    /** An array as Java has it. */
+    /** The shape and values of an array. */
     private record Values(Shape shape, double[] values) {
 
         static Map<String, Values> of(Map<String, NDArray> arrays) {
@@ -84,7 +84,7 @@ class LanguageModelTest {
         return random.longs(BATCH * SEQUENCE, 0, settings.vocabulary()).toArray();
     }
 
-    /** The next token, but for the end of each sequence, which is ignored. */
+    /** Returns the labels: the next token; the ignored label at the end of each sequence. */
     private static long[] labels(Settings settings) {
         long[] tokens = tokens(settings);
         long[] labels = new long[tokens.length];
@@ -207,7 +207,9 @@ class LanguageModelTest {
         }
     }
 
-    /** Each parameter's gradient, along a random direction. */
+    /**
+     * The gradient of each parameter along a random direction, compared with finite differences.
+     */
     @Test
     void equalsFiniteDifferences() {
         double step = 1e-5;
@@ -277,7 +279,7 @@ class LanguageModelTest {
         return all;
     }
 
-    /** What 4 ranks saved, of which two each have the same keys and values, 1 and 2 load. */
+    /** 4 ranks save, with shared key and value heads; 1 and 2 ranks load. */
     @ParameterizedTest
     @CsvSource({"false", "true"})
     void checkpointsDoNotDependOnTheNumberOfRanks(boolean tied) {
@@ -293,7 +295,7 @@ class LanguageModelTest {
         }
     }
 
-    /** Saves a model, of random parameters or those that were saved before. */
+    /** Saves a model with random or with loaded parameters. */
     private List<byte[]> saved(int ranks, Settings settings, byte[] before) {
         List<ProcessGroup> groups = groups(ranks);
         try {
@@ -326,7 +328,7 @@ class LanguageModelTest {
         }
     }
 
-    /** Whatever is made of parameters goes with the batch. */
+    /** Arrays made from parameters are closed with the batch. */
     @ParameterizedTest
     @CsvSource({"false", "true"})
     void leavesNothingBehind(boolean sequenceParallel) {
@@ -365,7 +367,7 @@ class LanguageModelTest {
         }
     }
 
-    /** One rank alone calls: it is refused before it waits for others. */
+    /** A rank is refused before it waits for the others. */
     @Test
     void refusesWhatDoesNotFit() {
         List<ProcessGroup> groups = groups(4);
@@ -437,7 +439,7 @@ class LanguageModelTest {
         }
     }
 
-    /** An input of another size than the weights is named on each rank, before anything is sent. */
+    /** Every rank refuses an input of another size than the weights, before anything is sent. */
     @Test
     void refusesAnInputOfAnotherSize() {
         List<ProcessGroup> groups = groups(2);

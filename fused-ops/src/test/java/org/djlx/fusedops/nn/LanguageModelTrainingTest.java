@@ -39,8 +39,8 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /**
- * Ranks that share a model, and of these several groups that share batches, train as plain DJL does
- * with the whole model and the whole batches: losses over ten steps, and parameters at the end.
+ * Ranks that share a model, in several groups that share batches, train like DJL with the undivided
+ * model and undivided batches: losses of ten steps, and parameters at the end.
  */
 @Tag("slow")
 class LanguageModelTrainingTest {
@@ -152,7 +152,7 @@ class LanguageModelTrainingTest {
         }
     }
 
-    /** Trains all ranks, and returns the outcome of the first, with the losses of whole batches. */
+    /** Trains on all ranks. Returns the outcome of rank 0, with losses of undivided batches. */
     private Outcome train(
             int dataParallel,
             int tensorParallel,
@@ -286,7 +286,7 @@ class LanguageModelTrainingTest {
                 .orElseThrow();
     }
 
-    /** Steps too small for bfloat16 add up, as parameters and their gradients are of float32. */
+    /** Steps too small for bfloat16 add up, because parameters and gradients are float32. */
     @ParameterizedTest
     @CsvSource({"1, 1, false", "1, 2, true", "2, 1, true", "2, 2, true"})
     @Timeout(120)

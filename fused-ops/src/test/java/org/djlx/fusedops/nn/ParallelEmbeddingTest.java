@@ -129,7 +129,7 @@ class ParallelEmbeddingTest {
         }
     }
 
-    /** What 4 ranks saved, of which one has padding alone, 1 and 3 load. */
+    /** 4 ranks save, one of which has only padding; 1 and 3 ranks load. */
     @Test
     void savesWithoutPadding() {
         Shape shape = new Shape(4);
@@ -215,7 +215,7 @@ class ParallelEmbeddingTest {
                 });
     }
 
-    /** One rank alone calls: it is refused before it waits for the other. */
+    /** A rank is refused before it waits for the other. */
     @Test
     void refusesWhatCannotBeLookedUp() {
         List<ProcessGroup> groups = ProcessGroups.local(2);

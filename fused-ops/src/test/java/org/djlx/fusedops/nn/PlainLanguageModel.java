@@ -14,8 +14,8 @@ import ai.djl.nn.Activation;
 import java.util.Map;
 
 /**
- * The same as {@link LanguageModel} by operators of DJL alone, from full parameters, on (batch,
- * sequence) tokens.
+ * {@link LanguageModel} by DJL's operators only, with full parameters, on tokens of shape (batch,
+ * sequence).
  */
 final class PlainLanguageModel {
 
@@ -42,7 +42,7 @@ final class PlainLanguageModel {
         return manager.create(values, new Shape(shape)).toType(type(), false);
     }
 
-    /** Returns scores of shape (batch × sequence, vocabulary). */
+    /** Returns logits of shape (batch × sequence, vocabulary). */
     NDArray scores(NDArray tokens) {
         long batch = tokens.getShape().get(0);
         long sequence = tokens.getShape().get(1);
@@ -123,7 +123,7 @@ final class PlainLanguageModel {
         return x.reshape(batch, sequence, heads, LanguageModel.HEAD_SIZE).transpose(0, 2, 1, 3);
     }
 
-    /** Turns by multiplying with a matrix for each position. */
+    /** Applies the rotary embedding as a matrix for each position. */
     private NDArray rotated(NDArray x, long sequence) {
         int size = LanguageModel.HEAD_SIZE;
         double[] matrices = new double[(int) sequence * size * size];

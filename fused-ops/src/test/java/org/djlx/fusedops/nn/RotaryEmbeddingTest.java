@@ -47,7 +47,7 @@ class RotaryEmbeddingTest {
         }
     }
 
-    /** What attention multiplies depends on the distance alone. */
+    /** Products of queries and keys depend only on the distance of positions. */
     @Test
     void productsDependOnTheDistance() {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {

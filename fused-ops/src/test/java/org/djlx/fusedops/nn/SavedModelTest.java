@@ -41,7 +41,7 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-/** {@code Model.save} of a model that ranks share: all call it, one writes. */
+/** {@code Model.save} of a model that ranks share: all ranks call it, one writes. */
 class SavedModelTest {
 
     private static final class Log extends LoggingTrainingListener {
@@ -105,7 +105,7 @@ class SavedModelTest {
         }
     }
 
-    /** Each gives a directory of its own, so that what it writes is seen. */
+    /** Each rank passes a directory of its own, so that its files can be checked. */
     @ParameterizedTest
     @CsvSource({"2, 2", "4, 2", "4, 4"})
     @Timeout(120)
@@ -155,7 +155,7 @@ class SavedModelTest {
             first.add(rank == 0);
         }
         assertEquals(first, heard);
-        // The file knows nothing of ranks.
+        // The file does not depend on the number of ranks.
         List<ProcessGroup> alone = ProcessGroups.local(1);
         try {
             assertSame(saved, loaded(alone.get(0), directory.resolve("rank0")));
@@ -178,7 +178,7 @@ class SavedModelTest {
         }
     }
 
-    /** No rank waits for the parts of one that has nowhere to write. */
+    /** A rank that cannot write fails on all ranks, without waiting. */
     @Test
     @Timeout(120)
     void allRanksFailWhereTheFirstCannotWrite(@TempDir Path directory) throws Exception {
@@ -205,7 +205,7 @@ class SavedModelTest {
         }
     }
 
-    /** Fails where the disk is full on one rank. */
+    /** A full disk on one rank fails. */
     private static final class FullDisk extends AbstractBlock {
 
         private final boolean full;
@@ -236,7 +236,9 @@ class SavedModelTest {
         }
     }
 
-    /** A rank's replicas would call the block's group at once. */
+    /**
+     * Replicas of a rank are refused, because they would call the block's group at the same time.
+     */
     @Test
     @Timeout(120)
     void ranksThatShareParametersHaveATrainerEach() {
@@ -263,7 +265,7 @@ class SavedModelTest {
         }
     }
 
-    /** Others that send their parts meanwhile fail as it does, and wait for nothing. */
+    /** Ranks that send their parts meanwhile fail in the same way, without waiting. */
     @Test
     @Timeout(120)
     void allRanksFailWhereTheFirstCannotGoOn(@TempDir Path directory) throws IOException {

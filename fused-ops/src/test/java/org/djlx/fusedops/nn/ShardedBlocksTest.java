@@ -45,8 +45,9 @@ import org.junit.jupiter.params.provider.MethodSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /**
- * A network of all blocks with residual connections, on several ranks and by plain DJL on one from
- * the same full parameters, in float64: outputs, and gradients of all parameters and the input.
+ * A network of all blocks with residual connections on several ranks, compared with DJL's operators
+ * on one rank with the same full parameters, in float64: outputs, and gradients of all parameters
+ * and the input.
  */
 class ShardedBlocksTest {
 
@@ -65,7 +66,7 @@ class ShardedBlocksTest {
                                         Arguments.of(ranks, false, new Shape(4, 3, SIZE))));
     }
 
-    /** One rank's blocks. */
+    /** The blocks of one rank. */
     private static final class Net {
 
         final ProcessGroup group;
@@ -124,7 +125,7 @@ class ShardedBlocksTest {
             return all;
         }
 
-        /** Collects gradients as if they were parameters. */
+        /** Collects full gradients, like parameters. */
         Map<String, double[]> fullGradients(NDManager manager) {
             for (ShardedBlock block : blocks.values()) {
                 for (Parameter parameter : block.getParameters().values()) {
@@ -181,7 +182,7 @@ class ShardedBlocksTest {
         }
     }
 
-    /** The same without ranks, from full parameters. */
+    /** The network by DJL's operators, with full parameters. */
     private static Result reference(Map<String, double[]> parameters, Shape shape) {
         try (NDManager manager = NDManager.newBaseManager("PyTorch");
                 GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
@@ -268,7 +269,10 @@ class ShardedBlocksTest {
         assertArrayEquals(expected.inputGradient(), array(inputGradients), TOLERANCE);
     }
 
-    /** The weight and the bias of each linear layer alone, along a random direction. */
+    /**
+     * Weight and bias of each linear layer along a random direction, compared with finite
+     * differences.
+     */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void linearLayersEqualFiniteDifferences(boolean sequence) {
@@ -282,7 +286,7 @@ class ShardedBlocksTest {
                     Shape columns = new Shape(8, HIDDEN / 2);
                     NDArray x =
                             TestArrays.random(manager, ScalarType.FLOAT64, columns, group.rank());
-                    // Ranks that all have the same rows count once.
+                    // Rows that all ranks have count once.
                     assertFiniteDifferences(net.blocks.get("row"), x, sequence);
                 });
     }
@@ -367,7 +371,7 @@ class ShardedBlocksTest {
                 });
     }
 
-    /** The first pass makes the gradients of float64 parameters, and the second adds to them. */
+    /** The first pass creates gradients of float64 parameters, and the second adds to them. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void gradientsOfConvertedParametersAddUp(boolean sequence) {
@@ -413,8 +417,8 @@ class ShardedBlocksTest {
         return values.stream().mapToDouble(Double::doubleValue).toArray();
     }
 
-    /** What 4 ranks saved, 1 and 2 load, whether or not they are initialised. */
-    /** Of ranks that share libtorch's generator, as threads do. */
+    /** 4 ranks save; 1 and 2 ranks load, initialised or not. */
+    /** Initialisation on ranks that share libtorch's generator, as threads do. */
     @Test
     void aSeedGivesTheSameWeightsForAnyNumberOfRanks() {
         Map<String, double[]> expected = null;

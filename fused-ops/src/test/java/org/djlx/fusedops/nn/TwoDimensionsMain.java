@@ -18,7 +18,7 @@ final class TwoDimensionsMain {
     private TwoDimensionsMain() {}
 
     /**
-     * Trains and prints what came of it.
+     * Trains and prints the outcome.
      *
      * @param args the optimizer, how many ranks share a model, and where it is saved
      */
@@ -31,7 +31,7 @@ final class TwoDimensionsMain {
         }
     }
 
-    /** Reads what {@link #main} has printed. */
+    /** Parses the output of {@link #main}. */
     static Outcome parse(String output) {
         String line =
                 output.lines().filter(each -> each.startsWith(OUTCOME)).findFirst().orElseThrow();

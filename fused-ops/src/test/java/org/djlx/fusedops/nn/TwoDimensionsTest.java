@@ -38,8 +38,8 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /**
- * Four ranks, of which two each share a model and two each have the same part of it: they train as
- * one device does with the whole model and the whole batches.
+ * Four ranks: two share a model, two share batches. They train like one device with the undivided
+ * model and undivided batches.
  */
 class TwoDimensionsTest {
 
@@ -146,7 +146,7 @@ class TwoDimensionsTest {
         SequentialBlock block = new SequentialBlock().add(in).add(Activation::tanh).add(out);
         DistributedSampler sampler =
                 DistributedSampler.builder().setBatchSize(batch).optGroup(data).build();
-        // Replicas have the parameters of the first, and parts those of the first of them.
+        // Replicas start with the parameters of the first replica.
         int seed = 5 + data.rank() + 10 * tensor.rank();
         List<float[]> full = new ArrayList<>();
         config.addTrainingListeners(

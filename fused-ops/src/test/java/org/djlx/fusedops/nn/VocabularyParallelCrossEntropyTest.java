@@ -34,7 +34,7 @@ class VocabularyParallelCrossEntropyTest {
 
     private record Result(double loss, double[] gradient) {}
 
-    /** The scores of all ranks, with room for what makes parts equal, whose scores are large. */
+    /** Returns the logits of all ranks, with large logits as padding. */
     private static double[] scores(int room, int vocabulary, double scale) {
         double[] scores = new double[LABELS.length * room];
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
@@ -84,7 +84,7 @@ class VocabularyParallelCrossEntropyTest {
         return NoGradient.get(() -> Torch.cast(scalar, ScalarType.FLOAT64).getDouble());
     }
 
-    /** Computed one number after the other. */
+    /** Returns expected values, computed by loops. */
     private static Result reference(double[] scores, int vocabulary, boolean ignore) {
         int room = scores.length / LABELS.length;
         double[] gradient = new double[scores.length];
@@ -144,7 +144,7 @@ class VocabularyParallelCrossEntropyTest {
                 for (int i = 0; i < part.length; i++) {
                     part[i] = expected.gradient()[i / own * own * ranks + rank * own + i % own];
                 }
-                // The loss is of float32 at least, its gradient of the prediction's type.
+                // The loss is float32 or float64; its gradient has the type of the prediction.
                 double bound = type == ScalarType.BFLOAT16 ? 1e-6 : tolerance;
                 assertEquals(expected.loss(), results.get(rank).loss(), bound * scale);
                 assertArrayEquals(part, results.get(rank).gradient(), tolerance);
@@ -219,7 +219,9 @@ class VocabularyParallelCrossEntropyTest {
         }
     }
 
-    /** As DJL's listeners do after the backward pass, on threads that have gradients on. */
+    /**
+     * Updates metrics like DJL's listeners: after the backward pass, on a thread with gradients on.
+     */
     @Test
     void isAMetricOutsideOfAScope() {
         List<ProcessGroup> groups = ProcessGroups.local(2);
@@ -245,7 +247,7 @@ class VocabularyParallelCrossEntropyTest {
         }
     }
 
-    /** One rank alone calls: it is refused before it waits for the other. */
+    /** A rank is refused before it waits for the other. */
     @Test
     void refusesWhatDoesNotFit() {
         List<ProcessGroup> groups = ProcessGroups.local(2);

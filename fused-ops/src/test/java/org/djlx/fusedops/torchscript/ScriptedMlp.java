@@ -31,12 +31,12 @@ import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.pool.RankWorker;
 
 /**
- * The models that {@code src/test/peer/TorchScriptPeer.java} wrote, what they compute in float64,
- * and one rank's model as a program without the loader has it.
+ * The models written by {@code src/test/peer/TorchScriptPeer.java}, their expected results in
+ * float64, and the use of one rank's model without the loader.
  */
 final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
 
-    /** What a rank does with its model. */
+    /** The code of a rank. */
     @FunctionalInterface
     interface Task {
         void run(ProcessGroup group, ScriptedMlp model) throws Exception;
@@ -62,12 +62,12 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
         predictor = model.newPredictor(new NoopTranslator());
     }
 
-    /** Where the models for so many ranks are. */
+    /** Returns the directory of the models for a number of ranks. */
     static Path directory(int worldSize) {
         return DIRECTORIES.computeIfAbsent(worldSize, ScriptedMlp::copy);
     }
 
-    /** The models may lie in a jar, out of which libtorch cannot read. */
+    /** Copies models out of a jar, from which libtorch cannot read. */
     private static Path copy(int worldSize) {
         try {
             Path directory = Files.createTempDirectory("mlp-" + worldSize + "-");
@@ -106,8 +106,8 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
     }
 
     /**
-     * The arguments of a method other than {@code forward}, as DJL takes them. What names it is on
-     * the CPU: see {@link TestArrays#awaited} on copies to GPUs that ranks share.
+     * The arguments of a method other than {@code forward}, as DJL takes them. The method name is
+     * an array on the CPU: see {@link TestArrays#awaited} on copies to GPUs that ranks share.
      */
     static NDList inputs(String method, NDArray... arguments) {
         NDList inputs = new NDList(arguments);
@@ -149,7 +149,7 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
         return manager.create(input(), new Shape(ROWS, IN));
     }
 
-    /** What {@code forward} computes of {@link #input}, twice. */
+    /** Returns the expected result of {@code forward} for {@link #input}, applied twice. */
     static double[] expected() {
         double[] hidden = multiply(doubles(input()), weight(1, IN * HIDDEN), ROWS, IN, HIDDEN);
         for (int i = 0; i < hidden.length; i++) {
@@ -187,7 +187,7 @@ final class ScriptedMlp implements RankWorker<ScriptedMlp.Task, Void> {
         return product;
     }
 
-    /** Checks what {@code forward} has returned. */
+    /** Checks the result of {@code forward}. */
     static void check(NDList outputs) {
         assertEquals(2, outputs.size());
         for (NDArray output : outputs) {

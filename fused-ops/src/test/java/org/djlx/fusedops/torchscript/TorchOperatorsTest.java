@@ -33,7 +33,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Models in TorchScript that call the operators, in pools of CPU ranks. */
+/** TorchScript models that call the operators, in pools of CPU ranks. */
 @Timeout(120)
 class TorchOperatorsTest {
 
@@ -75,7 +75,7 @@ class TorchOperatorsTest {
     @ValueSource(ints = {1, 2, 4})
     void aDividedMlpIsTheWholeOne(int worldSize) throws Exception {
         try (RankPool<ScriptedMlp.Task, Void> pool = pool(worldSize)) {
-            // The interpreter optimises the model when it has run some times.
+            // The interpreter optimises the model after several runs.
             for (int i = 0; i < 5; i++) {
                 run(
                         pool,
@@ -100,7 +100,7 @@ class TorchOperatorsTest {
                                         .mapToDouble(value -> reduced(number, value, worldSize))
                                         .toArray();
                         boolean bits = op > 4;
-                        // A view whose elements do not lie one after the other.
+                        // A view that is not contiguous.
                         NDArray x =
                                 manager.create(values, new Shape(3, 2))
                                         .transpose()
@@ -115,7 +115,7 @@ class TorchOperatorsTest {
                 });
     }
 
-    /** What c10d's reduce op of that number makes of value, value + 1 and so on. */
+    /** Returns the result of c10d's reduce op with a number, over value, value + 1 and so on. */
     private static double reduced(int op, int value, int worldSize) {
         IntStream all = IntStream.range(value, value + worldSize);
         return switch (op) {
@@ -139,7 +139,7 @@ class TorchOperatorsTest {
         float[] a = ScriptedMlp.random(rows * part, 2);
         float[] wide = ScriptedMlp.random(part * worldSize * columns, 3);
         float[] own = ScriptedMlp.random(part * columns, 4);
-        // Rank r has a + r.
+        // Rank r passes a + r.
         double[] gathered = new double[rows * part * worldSize];
         double[] mean = new double[rows * part];
         for (int rank = 0; rank < worldSize; rank++) {
@@ -179,7 +179,7 @@ class TorchOperatorsTest {
                 });
     }
 
-    /** Every rank refuses, nothing is sent, and the ranks go on. */
+    /** Every rank refuses the arguments, nothing is sent, and later calls work. */
     @Test
     void aRefusalNamesTheOperatorAndTheShapes() throws Exception {
         run(
@@ -263,7 +263,7 @@ class TorchOperatorsTest {
                                                 () -> model.train("reduce", x, sum))
                                         .getMessage();
                         assertTrue(message.contains("gradient"), message);
-                        // Without, there is nothing to refuse.
+                        // Without gradients there is nothing to refuse.
                         model.train("reduce", manager.ones(new Shape(2, 2)), sum);
                     } finally {
                         JniUtils.setGradMode(false);

@@ -33,7 +33,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** Models in TorchScript on two ranks with GPUs. */
+/** TorchScript models on two ranks with GPUs. */
 @Tag("gpu")
 @Timeout(300)
 class TorchScriptGpuTest {
@@ -42,9 +42,7 @@ class TorchScriptGpuTest {
         void run(ScriptedMlp model, NDManager manager) throws Exception;
     }
 
-    /**
-     * DJL's native code crashes when it loads a model with another libtorch than it is made for.
-     */
+    /** DJL's native code crashes when it loads a model with a libtorch of another version. */
     private static void requireOwnLibtorch() {
         String own = Engine.getEngine("PyTorch").getVersion();
         String there = NativeVersions.query().get("libtorch");
@@ -90,7 +88,7 @@ class TorchScriptGpuTest {
     @Test
     void reducesByOperators() throws Exception {
         double[] expected = {3, 1.5, 2, 1, 2}; // of 1 and 2, by c10d's numbers
-        // All but the sum and the mean go to NCCL, which needs a GPU for each rank.
+        // All reduce ops except SUM and AVG use NCCL, which needs a GPU for each rank.
         int operators = P2pRanks.isShared() ? 2 : expected.length;
         run(
                 (model, manager) -> {
@@ -104,7 +102,9 @@ class TorchScriptGpuTest {
                 });
     }
 
-    /** A number that the model reads: on a GPU it would wait for the rank's stream. */
+    /**
+     * Returns a number that the model reads. On a GPU, reading would wait for the rank's stream.
+     */
     private static NDArray onCpu(NDManager manager, int number) {
         return manager.newSubManager(Device.cpu()).create(number);
     }

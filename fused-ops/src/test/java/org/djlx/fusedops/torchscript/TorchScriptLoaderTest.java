@@ -46,7 +46,7 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Models in TorchScript on several CPU ranks, loaded and asked by DJL's own means. */
+/** TorchScript models on several CPU ranks, loaded and called through DJL. */
 @Timeout(120)
 class TorchScriptLoaderTest {
 
@@ -86,7 +86,7 @@ class TorchScriptLoaderTest {
 
     @Test
     void answersBytes() throws Exception {
-        // As DJL Serving finds it.
+        // As DJL Serving looks it up.
         copy(2, directory);
         Files.writeString(
                 directory.resolve("serving.properties"),
@@ -176,7 +176,7 @@ class TorchScriptLoaderTest {
                 byte[] body = wrong[0].getBytes(StandardCharsets.UTF_8);
                 refused(predictor.predict(request("application/json", body)), wrong[1]);
             }
-            // It is a right request, but the model multiplies matrices.
+            // The request is valid, but the model multiplies matrices.
             byte[] cube = Arrays.deepToString(new float[2][4][8]).getBytes(StandardCharsets.UTF_8);
             refused(predictor.predict(request("application/json", cube)), "must be a matrix");
             byte[] none = new NDList().encode(NDList.Encoding.NPZ);
@@ -223,7 +223,7 @@ class TorchScriptLoaderTest {
         }
     }
 
-    /** Whether an operator refuses them or libtorch does, behind operators that were done. */
+    /** Wrong shapes are refused by an operator, or by libtorch after operators have run. */
     @Test
     void requestsThatAllRanksRefuseLeaveTheModel() throws Exception {
         try (ZooModel<NDList, NDList> model = load(4);
