@@ -6,6 +6,7 @@ package org.djlx.collectives;
 
 import java.util.List;
 import java.util.Objects;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -125,8 +126,15 @@ public final class ReduceOp {
         return isDefined(kind, type);
     }
 
+    /**
+     * Tells whether a kind of reduction is defined for elements of a type.
+     *
+     * @param kind the kind
+     * @param type the element type
+     * @return whether it is defined
+     */
     public static boolean isDefined(Kind kind, ScalarType type) {
-        switch (kind) {
+        switch (Required.argument("kind", kind)) {
             case AVG:
             case PREMUL_SUM:
                 return type.isFloatingPoint();

@@ -15,6 +15,7 @@ import java.util.Objects;
 import java.util.function.Function;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup.Variant;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
@@ -191,7 +192,7 @@ public final class SubGroups {
      * All ranks call it, as they call an operation.
      */
     public static ProcessGroup beside(ProcessGroup parent, String backend, BackendOptions options) {
-        GroupContext whole = parent.state().context();
+        GroupContext whole = Required.argument("parent", parent).state().context();
         List<Integer> all = IntStream.range(0, parent.worldSize()).boxed().toList();
         int number = parent.state().nextSubGroup(null);
         Store store = new PrefixStore("group" + number, whole.store());

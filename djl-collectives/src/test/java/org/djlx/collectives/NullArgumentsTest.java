@@ -14,6 +14,7 @@ import ai.djl.ndarray.types.Shape;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
@@ -22,6 +23,8 @@ import org.djlx.collectives.p2p.OneShotSlots;
 import org.djlx.collectives.p2p.P2pAllocator;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendFactory;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
@@ -106,6 +109,13 @@ class NullArgumentsTest {
                             .sample(P2pOp.class, () -> P2pOp.send(array.get(), 0, 0))
                             .sample("java.util.List<org.djlx.collectives.P2pOp>", List::of)
                             .sample(ReduceOp.class, () -> ReduceOp.SUM)
+                            .sample(
+                                    "java.util.function.Supplier<java.util.Optional<java.lang.Throwable>>",
+                                    () -> (Supplier<Optional<Throwable>>) Optional::empty)
+                            .sample(ReduceOp.Kind.class, () -> ReduceOp.Kind.SUM)
+                            .sample(
+                                    CollectiveException.class,
+                                    () -> new CollectiveException("failed"))
                             .sample(Support.class, group.state().backend()::support)
                             .sample(Support.Builder.class, Support::builder)
                             .sample(OpType[].class, () -> new OpType[] {OpType.BROADCAST})
@@ -180,7 +190,15 @@ class NullArgumentsTest {
                             .except("RankPool", "RankPoolTest does that")
                             .except("Event", "has no methods");
             assertEquals("", String.join("\n", nulls.check(ProcessGroup.class)));
-            assertEquals("", String.join("\n", nulls.check(FlightRecorder.class)));
+            for (Class<?> room :
+                    List.of(
+                            Backend.class,
+                            Store.class,
+                            P2pBuffers.class,
+                            RankPool.class,
+                            FlightRecorder.class)) {
+                assertEquals("", String.join("\n", nulls.check(room)));
+            }
             assertEquals(List.of(), nulls.unused());
             assertTrue(nulls.calls() > 100, "" + nulls.calls());
         }

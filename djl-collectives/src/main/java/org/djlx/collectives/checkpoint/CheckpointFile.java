@@ -22,7 +22,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.zip.CRC32C;
-import org.djlx.collectives.safetensors.ArrayBytes;
+import org.djlx.collectives.internal.host.ArrayBytes;
 import org.djlx.collectives.safetensors.SafetensorsHeader;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.TensorInfo;

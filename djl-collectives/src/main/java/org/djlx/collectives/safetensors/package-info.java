@@ -12,7 +12,6 @@
  * rank reads its part, and checkpoints.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.safetensors.ArrayBytes} - the bytes of arrays of all types
  *   <li>{@link org.djlx.collectives.safetensors.Safetensors} - reads one file, or a model's several
  *       ones
  *   <li>{@link org.djlx.collectives.safetensors.SafetensorsHeader} - the description at the start

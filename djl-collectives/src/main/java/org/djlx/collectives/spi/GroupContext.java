@@ -102,7 +102,7 @@ public final class GroupContext {
         List<RankProcess> processes = groupExchange.processes();
         return new GroupContext(
                 partName,
-                members.indexOf(rank),
+                Required.argument("members", members).indexOf(rank),
                 members.size(),
                 partStore,
                 partOptions,

@@ -93,11 +93,11 @@ public final class Operation {
      * @param agreed what all ranks must agree on
      */
     public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
-        this.type = type;
+        this.type = Required.argument("type", type);
         this.sequence = sequence;
         this.group = group;
         this.timeout = timeout;
-        this.agreed = agreed;
+        this.agreed = Required.argument("agreed", agreed);
         this.signature = encode(type, agreed);
         this.byteSize = byteSize(agreed);
     }
@@ -262,9 +262,14 @@ public final class Operation {
         return algorithm;
     }
 
-    /** Says that this is one call with the operations before. */
+    /**
+     * Makes this operation one call with the operations before it.
+     *
+     * @param works the works of the operations before, in their order
+     * @return this operation
+     */
     public Operation behind(List<Work> works) {
-        before = works.isEmpty() ? null : works.get(works.size() - 1);
+        before = Required.argument("works", works).isEmpty() ? null : works.get(works.size() - 1);
         return this;
     }
 

@@ -15,6 +15,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.ServerAddress;
 import org.djlx.collectives.internal.store.ServerLimits;
 import org.djlx.collectives.internal.store.StoreChecks;
@@ -234,6 +235,7 @@ public final class TcpStore implements Store {
      * @param patience how long to wait for them at most
      */
     public void closeAfterOthers(Duration patience) {
+        Required.argument("patience", patience);
         client.close();
         if (server != null && !server.awaitDisconnection(patience)) {
             logger.warn(

@@ -9,7 +9,7 @@ import ai.djl.ndarray.NDManager;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.zip.CRC32C;
-import org.djlx.collectives.safetensors.ArrayBytes;
+import org.djlx.collectives.internal.host.ArrayBytes;
 
 /** A checksum over the bytes of arrays, wherever they are and of whichever type. */
 final class ParameterChecksum {

@@ -34,7 +34,7 @@ import org.junit.jupiter.api.io.TempDir;
 class CudaKernelTest {
 
     private static final KernelSource SCALE =
-            KernelSource.ofResource(CudaKernelTest.class, "scale.cu");
+            KernelSource.ofResource(NativeLibrary.class, "scale.cu");
 
     @TempDir Path cache;
 

@@ -17,7 +17,7 @@ class KernelSourceTest {
 
     @Test
     void readsWhatIsIncluded() {
-        KernelSource source = KernelSource.ofResource(KernelSourceTest.class, "scale.cu");
+        KernelSource source = KernelSource.ofResource(NativeLibrary.class, "scale.cu");
         assertEquals("scale.cu", source.name());
         assertTrue(source.text().contains("__global__"));
         assertEquals(Set.of("scale.cuh", "scale_type.cuh"), source.headers().keySet());
@@ -50,13 +50,13 @@ class KernelSourceTest {
         var e =
                 assertThrows(
                         IllegalArgumentException.class,
-                        () -> KernelSource.ofResource(KernelSourceTest.class, "absent.cu"));
+                        () -> KernelSource.ofResource(NativeLibrary.class, "absent.cu"));
         assertTrue(e.getMessage().contains("absent.cu"), e.getMessage());
         assertThrows(
                 IllegalArgumentException.class,
-                () -> KernelSource.ofResource(KernelSourceTest.class, "../scale.cu"));
+                () -> KernelSource.ofResource(NativeLibrary.class, "../scale.cu"));
         assertThrows(
                 IllegalArgumentException.class,
-                () -> KernelSource.ofResource(KernelSourceTest.class, "/org/scale.cu"));
+                () -> KernelSource.ofResource(NativeLibrary.class, "/org/scale.cu"));
     }
 }

@@ -55,7 +55,7 @@ class PlanCommandTest {
         assertTrue(line(text, "gathered").matches("gathered .* 68\\.1 61\\.2  yes"), text);
         assertTrue(line(text, "pipelined").matches("pipelined .* 72\\.5 75\\.1 73\\.1"), text);
         assertTrue(line(text, "nccl").contains("94.0 94.4 88.2 84.4 87.0"), text);
-        assertTrue(line(text, "eager:").contains("whole: predicted us"), text);
+        assertTrue(line(text, "eager:").contains("gathered: predicted us"), text);
         assertEquals(line(text, "limit").split(" +")[1], line(text, "matmul").split(" +")[1]);
     }
 

@@ -10,6 +10,7 @@
  * called different things.
  *
  * <ul>
+ *   <li>{@link org.djlx.collectives.internal.host.ArrayBytes} - the bytes of arrays of all types
  *   <li>{@link org.djlx.collectives.internal.host.CallWords} - how they compare a call
  *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - what ranks tell each other, in
  *       memory that they share
