@@ -45,7 +45,7 @@ class KernelArgumentsTest {
                 assertThrows(
                         IllegalArgumentException.class,
                         () -> arguments.requireSizes(new int[] {4, 4}, "k"));
-        assertEquals("argument 1 of k has 4 bytes, not 8", size.getMessage());
+        assertEquals("argument 1 of k must have 4 bytes, not 8", size.getMessage());
     }
 
     @Test

@@ -112,7 +112,7 @@ class SharedMemoryTest {
         Path file = Files.write(directory.resolve("file"), text);
         assertRefused(file.toString(), text.length, "not of the form /proc/<pid>/fd/<number>");
         assertRefused("/proc/self/../self/fd/0", 1, "not of the form /proc/<pid>/fd/<number>");
-        assertRefused("", 1, "not the path");
+        assertRefused("", 1, "not of the form");
         try (FileChannel open =
                 FileChannel.open(file, StandardOpenOption.READ, StandardOpenOption.WRITE)) {
             String path = descriptorOf(file);
