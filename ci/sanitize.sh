@@ -38,7 +38,7 @@ compile() {
     read -ra words <<<"$program"
     [[ ${words[1]} != matmul.cu || $architecture == sm_90a ]] || continue
     say "nvcc ci/sanitize/${words[*]:1} for $architecture"
-    # With -arch alone nvcc compiles also for compute_90, which lacks what Hopper GPUs have of their own.
+    # -arch alone also compiles for compute_90, which lacks instructions of sm_90a.
     nvcc -gencode "arch=${architecture/sm/compute},code=$architecture" -std=c++17 -O2 -lineinfo -Werror all-warnings \
       -Xcompiler -Wall,-Wextra,-Werror -I "$root/ci/sanitize" -I "$root/native-ops/src/main/resources/org/djlx/nativeops" \
       "${words[@]:2}" -o "$2/${words[0]}" "$root/ci/sanitize/${words[1]}" || die "${words[0]} does not compile"
@@ -46,15 +46,15 @@ compile() {
   done
 }
 
-# architecture GPUS: prints what the kernels are compiled for, as the Java code has it; dies where something is missing.
+# architecture GPUS: prints the architecture to compile for, as the Java code chooses it; fails without the tools and GPUs.
 architecture() {
   local -a capabilities
   local tool
   for tool in nvcc compute-sanitizer nvidia-smi; do
-    command -v "$tool" >/dev/null || die "there is no $tool"
+    command -v "$tool" >/dev/null || die "$tool not found"
   done
   mapfile -t capabilities < <(nvidia-smi --query-gpu=compute_cap --format=csv,noheader)
-  ((${#capabilities[@]} >= $1)) || die "needs $1 GPUs, has ${#capabilities[@]}"
+  ((${#capabilities[@]} >= $1)) || die "$1 GPUs are needed; nvidia-smi shows ${#capabilities[@]}"
   local number=${capabilities[0]/./}
   printf 'sm_%s\n' "$number$( ((number < 90)) || printf a)"
 }
