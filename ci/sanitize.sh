@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the kernels of all-reduces, exchanges, norms, reductions and, on Hopper, fused matmuls on GPUs, plainly and under
-# compute-sanitizer. No JVM: small programs, ci/sanitize/*.cu, launch them as the Java code does. Logs are kept in
+# Runs the kernels of all-reduces, exchanges, norms, reductions and, on Hopper, fused matmuls on GPUs, without a tool and under
+# compute-sanitizer. Small programs without a JVM, ci/sanitize/*.cu, launch them as the Java code does. Logs go to
 # ci/target/sanitize/.
-#   ci/sanitize.sh [GPUS]    on 2 GPUs unless told; on 1, nothing goes from GPU to GPU
+#   ci/sanitize.sh [GPUS]    on 2 GPUs if not given; on 1, nothing goes from GPU to GPU
 #   ci/sanitize.sh --compile ARCHITECTURE FOLDER    only compiles the programs, for example for sm_90a
 set -euo pipefail
 
@@ -12,13 +12,13 @@ source "$root/ci/setup.sh"
 PATH=$PATH:/usr/local/cuda/bin
 
 logs=$root/ci/target/sanitize
-# racecheck looks at shared memory.
+# racecheck checks shared memory only.
 tools=(memcheck racecheck synccheck initcheck)
-# Seconds for a run. The kernels give up on their own, each after 60.
+# Seconds for a run. Each kernel times out after 60 s.
 limit=300
 
-# The programs by their names, each with its source and the macros that it is compiled with. The matmul is in some of the ways
-# in which it is used: both operators, all shapes of tiles, both types, B by rows and by columns, gates activated and not.
+# Name, source and macros of each program. The matmul programs cover both operators, all tile shapes, both types, B by rows and
+# by columns, with and without gates.
 programs=(
   "kernels-2 kernels.cu -DRANKS=2"
   "kernels-3 kernels.cu -DRANKS=3"
