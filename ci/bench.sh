@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Measures, and keeps the figures in ci/results/. Then `ci/bench/run.sh pages` writes them into README.md and docs/.
+# Measures, and writes the results to ci/results/. Then `ci/bench/run.sh pages` writes them into README.md and docs/.
 #   ci/bench.sh cpu [arguments of `ci/bench/run.sh bench-compare`]
-#     all-reduce on this host's CPU, beside Gloo, and Open MPI where mpicc and mpirun are there; then coalesced
+#     all-reduce on this host's CPU, beside Gloo and, if mpicc and mpirun are installed, Open MPI; then coalesced
 #     operations beside separate ones, into ci/results/cpu-coalesced.json
 #   ci/bench.sh gpu [arguments of `ci/bench/run.sh bench-gpu`]
-#     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
-#     that are threads, then processes, whose figures go into a second file, FILE-processes.json.
-#     Before, a few rows with no kernel compiled yet, into FILE-first.json: how long the first group on a machine takes.
-#     JVMs compile early and by C1 alone, as docs/performance.md advises for ranks that are threads; the files name their options.
-#     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
+#     all-reduce and the fused operators on this host's GPUs, beside NCCL and, if python3 has it, PyTorch. Runs three times:
+#     with an empty kernel cache, into FILE-first.json: how long the first group on a machine takes;
+#     with a thread a rank, into FILE.json; with a process a rank, into FILE-processes.json.
+#     JVMs compile early and with C1 only; the reports name the options.
+#     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Without git, --commit names the measured commit
 #   ci/bench.sh train [arguments of `ci/bench/run.sh bench-train`]
-#     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, where python3 has it, PyTorch;
-#     then a block, as `ci/bench.sh block` with the same --ranks and --commit. Of --json FILE, its figures go into FILE-block.json
+#     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, if python3 has it, PyTorch;
+#     then `ci/bench.sh block` with the same --ranks and --commit, into FILE-block.json
 #   ci/bench.sh block [arguments of `ci/bench/run.sh bench-block`]
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
-#     text from a Llama: loading, steps of a batch, the first token of a long prompt, clients of the HTTP server. On GPUs, all
-#     there are, one of 8B's sizes, beside PyTorch where python3 has it; where there are none a tiny one on 2 CPU ranks
+#     text from a Llama: loading, decode steps, the first token of a long prompt, clients of the HTTP server. On all GPUs of
+#     the host, a model of 8B's sizes beside PyTorch if python3 has it; without GPUs, a tiny model on 2 CPU ranks
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -29,7 +29,7 @@ work=$root/ci/target
 # NVSwitch's multicast can take a host out of service.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 
-# commit: prints the state of the code, with "-dirty" if it is not as it was committed; nothing where git does not know.
+# commit: prints the state of the code, with "-dirty" if files differ from it; nothing without git.
 commit() {
   git -C "$root" describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true
 }
@@ -57,20 +57,20 @@ bench_cpu() {
     args+=(--peer "openmpi=$(quoted "${mpi[@]}")")
     args+=(--version-of "openmpi=$(mpirun --version | sed -n '1s/.* //p')")
   else
-    say "Open MPI is not here (openmpi-bin, libopenmpi-dev): left out"
+    say "Open MPI is not measured: install openmpi-bin and libopenmpi-dev"
   fi
   "$root/ci/bench/run.sh" bench-compare "${args[@]}" "$@"
   "$root/ci/bench/run.sh" bench-coalesced --json "$root/ci/results/cpu-coalesced.json" --commit "$(commit)"
 }
 
-# common_options ARG...: of a benchmark's arguments, puts --json, --ranks and --commit into the caller's variables of these
-# names, and the others behind its args.
+# common_options ARG...: sets the caller's variables json, ranks and commit from these options, and appends the other
+# arguments to its array args.
 common_options() {
   while (($#)); do
     case $1 in
       --json=* | --ranks=* | --commit=*) printf -v "$(sed 's/^--//; s/=.*//' <<<"$1")" %s "${1#*=}" ;;
       --json | --ranks | --commit)
-        (($# > 1)) || die "$1 needs a value"
+        (($# > 1)) || bad_arguments "$1 needs a value; ci/bench.sh --help lists the arguments"
         printf -v "${1#--}" %s "$2"
         shift
         ;;
@@ -80,23 +80,23 @@ common_options() {
   done
 }
 
-# gpus: prints how many GPUs this host has.
+# gpus: prints the number of GPUs of this host.
 gpus() {
   nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
 }
 
-# Without setup: all that is needed is Java where it has been built before.
+# Does not call setup: a machine to which a built checkout was copied needs Java only.
 bench_gpu() {
   local json='' ranks='' commit status=0 cold
   local -a args=()
-  # Code that counts branches for C2 makes calls by two threads at once take half as long again, for thousands of calls.
+  # With C2's profiling, simultaneous calls of two threads take 1.5 times as long for the first thousands of calls.
   export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
   [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
   commit=$(commit)
   common_options "$@"
   ranks=${ranks:-$(gpus)}
   ((ranks > 0)) || die "there is no GPU here: nvidia-smi shows none"
-  # Each number of ranks has figures of its own; those of two ranks are just gpu-bench.
+  # One file for each number of ranks; that of two ranks is gpu-bench.json.
   [[ -n $json ]] || json=$root/ci/results/gpu-bench$( ((ranks == 2)) || printf -- -%s "$ranks").json
   args+=(--commit "$commit")
   cold=$(mktemp -d)
@@ -121,7 +121,7 @@ bench_train() {
   if (($(gpus) > 0)); then
     bench_block --json "${block:-$root/ci/results/block.json}" "${both[@]}" || status=$?
   else
-    say "There is no GPU here: the block, whose sizes are those of GPUs, is left out"
+    say "The block is not measured: its sizes need a GPU, and nvidia-smi shows none"
   fi
   return "$status"
 }
@@ -175,6 +175,6 @@ case ${1:-} in
     sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
     ;;
   *)
-    die "usage: ci/bench.sh cpu|gpu|train|block|decode [arguments of ci/bench/run.sh bench-compare, -gpu, -train and so on]"
+    bad_arguments "the first argument must be cpu, gpu, train, block or decode, not '${1:-}'; ci/bench.sh --help explains them"
     ;;
 esac

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs the tests on GPUs, those with the JUnit tag gpu but not soak, of all modules, and writes one summary: commit, machine, versions,
-# and for each test class how many were found, succeeded, were skipped (why) and failed, and the seconds it took.
+# Runs the tests with the JUnit tag gpu, but not soak, of all modules, and writes one summary: commit, machine, versions, and
+# for each test class the tests found, succeeded, skipped (with reasons) and failed, and its seconds.
 #   ci/gpu.sh [--classes REGEX] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
 #     --classes     only test classes whose whole names match, for example '.*CudaP2p.*'
-#     --ranks       where there is one GPU, how many ranks share it; 2 unless told
-#     --json        where the summary goes, unless all were skipped; ci/results/gpu-tests.json unless told
-#     --commit      what is tested; git tells unless told
-#     --class-path  classes, test classes and all they need, where they were built elsewhere: then neither Maven nor git
-#                   is used. Otherwise they are built here, and CLASSPATH names DJL's libtorch for GPUs and the CUDA presets
+#     --ranks       ranks that share the GPU of a host with one GPU; 2 if not given
+#     --json        file of the summary, not written if all tests are skipped; ci/results/gpu-tests.json if not given
+#     --commit      the tested commit; from git if not given
+#     --class-path  class path of a build made elsewhere; Maven and git are then not needed. If not given, the script
+#                   builds, and CLASSPATH names DJL's libtorch for GPUs and the CUDA presets
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -18,7 +18,7 @@ classes='.*' json=$root/ci/results/gpu-tests.json commit='' class_path='' ranks=
 while (($#)); do
   case $1 in
     --classes | --ranks | --json | --commit | --class-path)
-      (($# > 1)) || die "$1 needs a value"
+      (($# > 1)) || bad_arguments "$1 needs a value; ci/gpu.sh --help lists the arguments"
       name=${1#--}
       printf -v "${name//-/_}" %s "$2"
       shift 2
@@ -27,13 +27,17 @@ while (($#)); do
       shift
       break
       ;;
-    *) die "unknown argument $1; the head of ci/gpu.sh says what there is" ;;
+    -h | --help)
+      sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+      exit
+      ;;
+    *) bad_arguments "unknown argument '$1'; ci/gpu.sh --help lists the arguments" ;;
   esac
 done
 
-nvidia-smi -L 2>/dev/null | grep -q '^GPU' || die "there is no GPU here: nvidia-smi shows none; nothing was tested"
+nvidia-smi -L 2>/dev/null | grep -q '^GPU' || die "no test ran: nvidia-smi shows no GPU"
 
-# built_class_path: prints the class path of what is built here.
+# built_class_path: prints the class path of this build.
 built_class_path() {
   local module
   for module in native-ops djl-collectives fused-ops samples ci/bench; do
@@ -53,8 +57,8 @@ else
   use_java || die "no JDK $MIN_JAVA or newer found"
 fi
 
-# Where ranks share a GPU, their streams must not share hardware queues, of which there are 8 otherwise: one rank would wait in another's.
-# And a kernel must be there when it is launched first: to load it may wait for kernels of other ranks, which wait for this one.
+# Ranks that share a GPU need a hardware queue for each stream: with the default of 8 queues, one rank waits behind another.
+# Kernels must be loaded before the first launch: lazy loading may wait for kernels of other ranks, which wait for this rank.
 if [[ $(nvidia-smi -L 2>/dev/null | grep -c '^GPU') == 1 ]]; then
   export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi

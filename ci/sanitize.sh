@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the kernels of all-reduces, exchanges, norms, reductions and, on Hopper, fused matmuls on GPUs, plainly and under
-# compute-sanitizer. No JVM: small programs, ci/sanitize/*.cu, launch them as the Java code does. Logs are kept in
+# Runs the kernels of all-reduces, exchanges, norms, reductions and, on Hopper, fused matmuls on GPUs, without a tool and under
+# compute-sanitizer. Small programs without a JVM, ci/sanitize/*.cu, launch them as the Java code does. Logs go to
 # ci/target/sanitize/.
-#   ci/sanitize.sh [GPUS [SEED]]    on 2 GPUs unless told; on 1, nothing goes from GPU to GPU
-# The seed, printed and random unless told, decides the numbers of ranks, which launches follow on each other, and sizes.
+#   ci/sanitize.sh [GPUS [SEED]]    on 2 GPUs if not given; on 1, nothing goes from GPU to GPU
+# The seed, printed, and random if not given, decides the numbers of ranks, the order of launches, and sizes.
 #   ci/sanitize.sh --compile ARCHITECTURE FOLDER    only compiles the programs, for example for sm_90a
 set -euo pipefail
 
@@ -13,17 +13,17 @@ source "$root/ci/setup.sh"
 PATH=$PATH:/usr/local/cuda/bin
 
 logs=$root/ci/target/sanitize
-# racecheck looks at shared memory.
+# racecheck checks shared memory only.
 tools=(memcheck racecheck synccheck initcheck)
-# Seconds for a run. The kernels give up on their own, each after 60.
+# Seconds for a run. Each kernel times out after 60 s.
 limit=300
 
 if [[ ${1:-} == --compile ]]; then seed=1; else seed=${2:-$SRANDOM}; fi
 # Two numbers of ranks from 2 to 7; 8 ranks have an algorithm of their own.
 ranks=($((2 + seed % 6)) $((2 + (seed + 1 + seed / 6 % 5) % 6)) 8)
 
-# The programs by their names, each with its source and the macros that it is compiled with. The matmul is in some of the ways
-# in which it is used: both operators, all shapes of tiles, both types, B by rows and by columns, gates activated and not.
+# Name, source and macros of each program. The matmul programs cover both operators, all tile shapes, both types, B by rows and
+# by columns, with and without gates.
 programs=(
   "kernels-${ranks[0]} kernels.cu -DRANKS=${ranks[0]}"
   "kernels-${ranks[1]} kernels.cu -DRANKS=${ranks[1]}"
@@ -43,7 +43,7 @@ compile() {
     read -ra words <<<"$program"
     [[ ${words[1]} != matmul.cu || $architecture == sm_90a ]] || continue
     say "nvcc ci/sanitize/${words[*]:1} for $architecture"
-    # With -arch alone nvcc compiles also for compute_90, which lacks what Hopper GPUs have of their own.
+    # -arch alone also compiles for compute_90, which lacks instructions of sm_90a.
     nvcc -gencode "arch=${architecture/sm/compute},code=$architecture" -std=c++17 -O2 -lineinfo -Werror all-warnings \
       -Xcompiler -Wall,-Wextra,-Werror -I "$root/ci/sanitize" -I "$root/native-ops/src/main/resources/org/djlx/nativeops" \
       "${words[@]:2}" -o "$2/${words[0]}" "$root/ci/sanitize/${words[1]}" || die "${words[0]} does not compile"
@@ -51,15 +51,15 @@ compile() {
   done
 }
 
-# architecture GPUS: prints what the kernels are compiled for, as the Java code has it; dies where something is missing.
+# architecture GPUS: prints the architecture to compile for, as the Java code chooses it; fails without the tools and GPUs.
 architecture() {
   local -a capabilities
   local tool
   for tool in nvcc compute-sanitizer nvidia-smi; do
-    command -v "$tool" >/dev/null || die "there is no $tool"
+    command -v "$tool" >/dev/null || die "$tool not found"
   done
   mapfile -t capabilities < <(nvidia-smi --query-gpu=compute_cap --format=csv,noheader)
-  ((${#capabilities[@]} >= $1)) || die "needs $1 GPUs, has ${#capabilities[@]}"
+  ((${#capabilities[@]} >= $1)) || die "$1 GPUs are needed; nvidia-smi shows ${#capabilities[@]}"
   local number=${capabilities[0]/./}
   printf 'sm_%s\n' "$number$( ((number < 90)) || printf a)"
 }

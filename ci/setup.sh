@@ -13,6 +13,12 @@ die() {
   exit 1
 }
 
+# bad_arguments MESSAGE: reports wrong arguments or a missing input file.
+bad_arguments() {
+  printf 'error: %s\n' "$*" >&2
+  exit 2
+}
+
 # java_major HOME: prints the major version of the JDK there, 0 if there is none. Reads the file `release`, which every
 # JDK has, because starting a JVM only to ask costs more than the rest of the script.
 java_major() {
@@ -84,9 +90,9 @@ setup() {
   fi
 
   local what="${missing[0]}${missing[1]:+ and ${missing[1]}}"
-  command -v apt-get >/dev/null || die "$what missing and there is no apt-get; please install by hand"
+  command -v apt-get >/dev/null || die "$what missing and there is no apt-get to install with; install by hand and run this again"
   if ((EUID != 0)) && ! command -v sudo >/dev/null; then
-    die "$what missing and neither root nor sudo to install with; please install by hand, or run this as root"
+    die "$what missing; run this as root or with sudo, or install by hand"
   fi
   say "Installing $what through apt"
   apt update

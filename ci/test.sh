@@ -17,29 +17,28 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
 
-# NVRTC compiles the kernels when they are first used; on a machine without a GPU KernelArchitectureTest finds a broken one.
-# What includes hopper.cuh runs on sm_90a only, and is compiled in the programs of ci/sanitize.sh.
+# Compiles the kernels that include hopper.cuh, in the programs of ci/sanitize.sh; KernelArchitectureTest compiles the others.
 check_kernels() {
   if ! command -v nvcc >/dev/null; then
-    say "Kernels: not compiled, there is no nvcc"
+    say "Kernels: not compiled, nvcc not found"
     return 0
   fi
   "$root/ci/sanitize.sh" --compile sm_90a "$out" || die "the programs of ci/sanitize.sh do not compile"
-  say "Kernels: the programs compiled that ci/sanitize.sh runs them with"
+  say "Kernels: the programs of ci/sanitize.sh compile"
 }
 
-# Compiles ci/profile/trace.cpp where nvcc finds CUPTI, and sums up a trace in which one of two kernels ran twice.
+# Compiles ci/profile/trace.cpp if nvcc finds CUPTI, and checks the sums of ci/profile/kernels.py over a small trace.
 check_profile() {
   if echo '#include <cupti.h>' | nvcc -x c++ -E - >/dev/null 2>&1; then
     nvcc -x c++ -Xcompiler -Wall,-Wextra,-Werror -c -o "$out/trace.o" "$root/ci/profile/trace.cpp" || die "ci/profile/trace.cpp does not compile"
   fi
   if ! command -v python3 >/dev/null; then
-    say "ci/profile/kernels.py: not run, there is no python3"
+    say "ci/profile/kernels.py: not run, python3 not found"
     return 0
   fi
   printf '%s\n' 0,7,1000,3000,twice 0,7,2000,5000,once 0,7,9000,9500,twice 1,7,1,2,elsewhere 0,7,100 >"$out/trace"
   python3 "$root/ci/profile/kernels.py" "$out/trace" --around twice >"$out/sums"
-  diff - "$out/sums" <<EOF || die "ci/profile/kernels.py is wrong"
+  diff - "$out/sums" <<EOF || die "ci/profile/kernels.py prints other sums (> in the difference above) than expected (<)"
 GPU 0: 0.009 ms, of which 0.004 ms busy (52.9%), 3 records
         ms  share   count   mean us  name
      0.003  35.3%       1       3.0  once
@@ -47,8 +46,8 @@ GPU 0: 0.009 ms, of which 0.004 ms busy (52.9%), 3 records
 EOF
 }
 
-# Builds samples/quickstart-project as its users do, from the jars that have just been built, and runs it. They are installed
-# into a repository of its own, which has all else from the one that the build used.
+# Builds samples/quickstart-project from the jars of this build, as users do, and runs it. A temporary Maven repository holds
+# these jars, and links to all other artefacts.
 check_quickstart_project() (
   temporary=$(mktemp -d)
   trap 'rm -rf "$temporary"' EXIT
@@ -59,7 +58,7 @@ check_quickstart_project() (
       ln -s "$directory" "$temporary/repository${directory#"$repository"}"
   done
   version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
-  # What `mvn install` does, without a second build.
+  # As `mvn install`, without a second build.
   for module in djl-collectives-parent native-ops djl-collectives fused-ops; do
     directory=$temporary/repository/org/djlx/$module/$version
     mkdir -p "$directory"
@@ -86,7 +85,7 @@ check_maps() {
       [[ $class == package-info ]] || grep -qw "$class" "$map" || missing+=("${map#"$root/"}: $class")
     done
   done < <(grep -rlE '<pre>|<li>|Package-private' --include=package-info.java "$root"/{*,ci/bench}/src/main 2>/dev/null)
-  ((${#missing[@]} == 0)) || die "classes that the map of their package does not name:$(printf '\n  %s' "${missing[@]}")"
+  ((${#missing[@]} == 0)) || die "classes missing in the map of their package-info:$(printf '\n  %s' "${missing[@]}")"
 }
 
 # test_reports: prints the XML reports of this run, module by module.
@@ -160,7 +159,7 @@ if [[ -n $quick ]]; then
 fi
 
 check_profile
-# Beside the tests, which wait for other processes for much of their time.
+# In parallel with the tests, which wait for other processes much of the time.
 check_kernels >"$out/kernels.log" 2>&1 &
 kernels=$!
 say "Building and testing with $forks test JVMs, log in target/test.log"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Adds to a DJL Serving what it takes to serve Llamas on several ranks: jars to deps/ and, if one is named, a model to
-# models/, of which it prints a request. Jars that CLASSPATH names go to deps/, too; CUDA presets there mean that ranks are
-# GPUs. docs/serving.md says more.
+# Prepares a DJL Serving for Llamas on several ranks: copies the jars of this project and of CLASSPATH to deps/ and, if
+# MODEL_DIRECTORY is given, the model to models/, and prints an example request. If CLASSPATH has the CUDA presets, ranks are
+# GPUs. See docs/serving.md.
 #   samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]
 set -euo pipefail
 
@@ -9,12 +9,12 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
 
-(($# == 1 || $# == 2)) || die "usage: samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]"
-[[ -d $1 ]] || die "$1 is no directory"
+(($# == 1 || $# == 2)) || bad_arguments "usage: samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]"
+[[ -d $1 ]] || bad_arguments "$1 is not a directory"
 home=$(cd "$1" && pwd -P)
 model=${2:-}
 if [[ -n $model ]]; then
-  [[ -f $model/config.json ]] || die "$model is no model: it has no config.json"
+  [[ -f $model/config.json ]] || bad_arguments "$model is not a model directory: it has no config.json"
   model=$(cd "$model" && pwd) # with a name, also if it is .
 fi
 
@@ -36,7 +36,7 @@ for element in ${elements[@]+"${elements[@]}"}; do
     if [[ ! -e $jar ]]; then
       die "CLASSPATH names $jar, which does not exist"
     elif [[ $jar != *.jar || ! -f $jar ]]; then
-      say "left out, as it is no jar: $jar"
+      say "not copied, because it is not a jar: $jar"
     elif [[ ! $jar -ef $home/deps/${jar##*/} ]]; then
       cp -- "$jar" "$home/deps/"
     fi

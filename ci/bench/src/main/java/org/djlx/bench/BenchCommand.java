@@ -70,7 +70,7 @@ public final class BenchCommand implements Callable<Integer> {
         options.check();
         if (idle != null && idle < 0) {
             throw new ParameterException(
-                    spec.commandLine(), "--idle must not be negative: " + idle);
+                    spec.commandLine(), "--idle must be 0 or more, not " + idle);
         }
         if (options.inProcesses()) {
             cases(options.count());

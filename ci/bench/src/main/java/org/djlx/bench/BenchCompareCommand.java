@@ -91,7 +91,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
         Ranks.check(spec, "--many", many, false);
         if (idle < 0) {
             throw new ParameterException(
-                    spec.commandLine(), "--idle must not be negative: " + idle);
+                    spec.commandLine(), "--idle must be 0 or more, not " + idle);
         }
         List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES, Math.max(2, many));
         PrintWriter out = spec.commandLine().getOut();

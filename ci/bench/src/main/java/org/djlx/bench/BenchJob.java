@@ -8,17 +8,17 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import com.sun.management.OperatingSystemMXBean;
-import com.sun.management.ThreadMXBean;
 import java.lang.management.ManagementFactory;
 import java.time.Duration;
 import java.util.Locale;
+import java.util.Map;
 import java.util.function.LongToIntFunction;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** One rank of a benchmark on the CPU. Each call is timed; the slowest rank's time counts. */
+/** One rank of a benchmark on the CPU. The slowest rank's median counts. */
 final class BenchJob implements AutoCloseable {
 
     /**
@@ -48,14 +48,41 @@ final class BenchJob implements AutoCloseable {
         long outputCount = part * op.outputParts(worldSize);
         try (NDArray output = tensor(outputCount, i -> 0);
                 NDArray input = op.inPlace() ? output : tensor(inputCount, i -> 0)) {
-            double[] nanos = new double[wanted.iterations()];
-            long heap = time(wanted, output, input, nanos);
-            fill(input, i -> BenchOp.input(group.rank(), i));
-            op.issue(group, output, input).await();
-            long wrong = wrong(output, i -> op.expected(group.rank(), group.worldSize(), part, i));
+            LongToIntFunction expected = i -> op.expected(group.rank(), worldSize, part, i);
+            Contender contender =
+                    new Contender() {
+                        @Override
+                        public NDArray call(int turn) {
+                            op.issue(group, output, input).await();
+                            return null;
+                        }
 
-            reduce(nanos, ReduceOp.MAX);
-            double micros = Stats.median(nanos) / 1e3;
+                        @Override
+                        public void reset() {
+                            fill(input, i -> BenchOp.input(group.rank(), i));
+                        }
+
+                        @Override
+                        public NDArray kept() {
+                            return output;
+                        }
+                    };
+            BenchRank rank =
+                    new BenchRank(group, null, manager, new Meeting(group), new HostLane());
+            SideBySide.Calls calls =
+                    new SideBySide.Calls(wanted.warmUp(), wanted.iterations(), 1, false);
+            double[] wrong = {0};
+            SideBySide.Result result =
+                    new SideBySide(rank, 1, wanted.size(), calls)
+                            .measure(
+                                    Map.of(GpuBenchRow.OURS, contender),
+                                    (name, array) -> wrong[0] = wrong(array, expected));
+            double[] slowest = {
+                result.columns().get(GpuBenchRow.OURS).hostMicros(),
+                result.heap().get(GpuBenchRow.OURS)
+            };
+            reduce(slowest, ReduceOp.MAX);
+            double micros = slowest[0];
             long size = part * parts * type.itemSize();
             double algbw = size / micros / 1e3;
             return new BenchRow(
@@ -67,25 +94,9 @@ final class BenchJob implements AutoCloseable {
                     micros,
                     algbw,
                     algbw * op.busFactor(worldSize),
-                    (long) reduce(new double[] {wrong}, ReduceOp.SUM)[0],
-                    (long) reduce(new double[] {heap}, ReduceOp.MAX)[0]);
+                    (long) reduce(wrong, ReduceOp.SUM)[0],
+                    (long) slowest[1]);
         }
-    }
-
-    /** Times the calls; returns the heap bytes that a call allocates. */
-    private long time(BenchCase wanted, NDArray output, NDArray input, double[] nanos) {
-        group.barrier().await();
-        for (int i = 0; i < wanted.warmUp(); i++) {
-            op.issue(group, output, input).await();
-        }
-        ThreadMXBean threads = (ThreadMXBean) ManagementFactory.getThreadMXBean();
-        long allocated = threads.getCurrentThreadAllocatedBytes();
-        for (int i = 0; i < nanos.length; i++) {
-            long start = System.nanoTime();
-            op.issue(group, output, input).await();
-            nanos[i] = System.nanoTime() - start;
-        }
-        return (threads.getCurrentThreadAllocatedBytes() - allocated) / nanos.length;
     }
 
     /**

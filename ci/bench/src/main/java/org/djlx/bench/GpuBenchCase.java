@@ -48,6 +48,9 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     private static final float EPSILON = 1e-5f; // of an RMSNorm
 
+    private static final int WARM_UP = 200; // calls, of which the first ones have a column
+    private static final int TIMED = 5; // calls of a round
+
     private static final double HALF_ULP = 1 / 256.0;
 
     // All turns together exceed the GPU's L2 cache, 50 MB on Hopper.
@@ -90,7 +93,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     private record Prepared(Map<String, Contender> contenders, Supplier<NDArray> expected) {}
 
     /** Measures on this rank; the row's error is the largest of its contenders. */
-    GpuBenchRow measure(GpuBenchRank rank, int gpus, int threads, int rounds) {
+    GpuBenchRow measure(BenchRank rank, int gpus, int threads, int rounds) {
         int turns = turns(rank.worldSize());
         Map<String, String> notes = new LinkedHashMap<>();
         Prepared prepared =
@@ -109,7 +112,11 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
             NDArray expected = prepared.expected.get();
             expected.attach(checks);
             result =
-                    new SideBySide(rank, turns, turnBytes(rank.worldSize()), rounds)
+                    new SideBySide(
+                                    rank,
+                                    turns,
+                                    turnBytes(rank.worldSize()),
+                                    new SideBySide.Calls(WARM_UP, TIMED, rounds, true))
                             .measure(
                                     prepared.contenders,
                                     (name, array) -> {
@@ -146,7 +153,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         };
     }
 
-    private Prepared prepareAllReduce(GpuBenchRank rank, int turns, Map<String, String> notes) {
+    private Prepared prepareAllReduce(BenchRank rank, int turns, Map<String, String> notes) {
         long count = bytes / 2;
         List<NDArray> inputs = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
         Map<String, Contender> contenders = new LinkedHashMap<>();
@@ -177,7 +184,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
      * Adds the baseline on a window, if it has windows; returns the cause if one cannot be created.
      */
     private String putWindows(
-            GpuBenchRank rank, Map<String, Contender> contenders, List<NDArray> inputs) {
+            BenchRank rank, Map<String, Contender> contenders, List<NDArray> inputs) {
         // Aligned as an allocation.
         long distance = (bytes + 255) / 256 * 256;
         Baseline.Window window = null;
@@ -261,7 +268,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         return contender;
     }
 
-    private Prepared prepareGather(GpuBenchRank rank, int turns) {
+    private Prepared prepareGather(BenchRank rank, int turns) {
         int rows = m / rank.worldSize();
         int columns = n / rank.worldSize();
         int own = rank.ours().rank();
@@ -304,7 +311,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                 });
     }
 
-    private Prepared prepareScatter(GpuBenchRank rank, int turns) {
+    private Prepared prepareScatter(BenchRank rank, int turns) {
         int rows = m / rank.worldSize();
         int inner = k / rank.worldSize();
         int own = rank.ours().rank();
@@ -347,7 +354,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                                 }));
     }
 
-    private Prepared prepareNorm(GpuBenchRank rank, int turns) {
+    private Prepared prepareNorm(BenchRank rank, int turns) {
         List<NDArray> partials = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, m, n));
         List<NDArray> residuals = arrays(turns, i -> rank.input(0, i, 1, m, n));
         List<NDArray> weights = arrays(turns, i -> rank.input(0, i, 2, n));
@@ -433,7 +440,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     /** Adds NCCL and a matmul, one after the other, and each alone. */
     private static void putBaselines(
-            GpuBenchRank rank,
+            BenchRank rank,
             Map<String, Contender> contenders,
             IntConsumer collective,
             IntConsumer matmul,

@@ -112,8 +112,7 @@ final class GpuBenchJob {
                 boolean correct = true;
                 for (GpuBenchCase wanted : cases) {
                     try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
-                        GpuBenchRank rank =
-                                new GpuBenchRank(ours, baseline, manager, meeting, lane);
+                        BenchRank rank = new BenchRank(ours, baseline, manager, meeting, lane);
                         GpuBenchRow row =
                                 merged(meeting, wanted.measure(rank, gpus, threads, rounds));
                         correct &= row.correct();

@@ -5,6 +5,8 @@
 package org.djlx.bench;
 
 import ai.djl.ndarray.NDArray;
+import com.sun.management.ThreadMXBean;
+import java.lang.management.ManagementFactory;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
@@ -14,24 +16,30 @@ import java.util.function.BiConsumer;
 import org.djlx.nativeops.NativeCalls;
 
 /**
- * Measures several contenders on one rank, called by the host and replayed from recordings. All
- * warm up first, then take turns, as clocks drift with heat and power.
+ * Measures contenders on one rank, called by the host and replayed from recordings. All warm up
+ * first, then take turns, because clocks drift with heat and power.
  *
  * @param rank the rank
  * @param turns the rotating inputs of a contender, and the calls of a recording
  * @param turnBytes the bytes of operands and results of one call
- * @param rounds the turns of each contender
+ * @param calls the number of calls
  */
-record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
+record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
 
-    /** The warm-up calls. */
-    static final int WARM_UP = 200;
+    /**
+     * The number of calls of a contender.
+     *
+     * @param warmUp the calls before the timed ones
+     * @param timed the timed calls of a round, after an uncounted one
+     * @param rounds the rounds, in which contenders take turns
+     * @param recorded whether calls are also recorded, and replayed in each round
+     */
+    record Calls(int warmUp, int timed, int rounds, boolean recorded) {}
 
     /** The first warm-up calls, which have a column of their own. */
     static final int FIRST = 20;
 
-    private static final int CALLS = 5; // timed calls of a round, after an uncounted one
-    private static final int LAUNCHES = 2; // launches of its recording, likewise
+    private static final int LAUNCHES = 2; // of a recording in a round, after an uncounted one
     private static final int COUNTED = 20;
     // Bounds the results in memory while a rank calls alone.
     private static final long MOST_COUNTED_BYTES = 4L << 30;
@@ -41,40 +49,47 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
     private static final long SMALL_BYTES = 1 << 20;
     private static final int SMALL_ARRAYS = 64;
 
-    /** The results by contender. */
+    /**
+     * The results by contender.
+     *
+     * @param heap the bytes that a call allocates on the Java heap
+     */
     record Result(
             Map<String, CallTimes> columns,
             Map<String, Double> replay,
-            Map<String, String> notes) {}
+            Map<String, String> notes,
+            Map<String, Long> heap) {}
 
     /** The times of one contender so far. */
     private static final class Samples {
-        private final double[] first = new double[FIRST];
+        private final double[] first;
         private final double[] gpu;
         private final double[] host;
         private final double[] replay;
         private Double alone; // null on CPUs
         private double driverCalls;
         private double otherCalls;
+        private long heap;
         private int turn;
         private Lane.Recording recording; // null if there is none
         private final List<NDArray> recorded = new ArrayList<>(); // results of its calls
 
-        Samples(int rounds) {
-            gpu = new double[rounds * CALLS];
-            host = new double[rounds * CALLS];
-            replay = new double[rounds * LAUNCHES];
+        Samples(Calls calls) {
+            first = new double[Math.min(FIRST, calls.warmUp)];
+            gpu = new double[calls.rounds * calls.timed];
+            host = new double[calls.rounds * calls.timed];
+            replay = new double[calls.rounds * LAUNCHES];
         }
 
         CallTimes times() {
             return new CallTimes(
-                    tenths(Stats.median(gpu)),
-                    tenths(Stats.median(host)),
+                    hundredths(Stats.median(gpu)),
+                    hundredths(Stats.median(host)),
                     alone,
-                    tenths(Stats.median(first)),
-                    tenths(Arrays.stream(first).sum()),
-                    tenths(driverCalls),
-                    tenths(otherCalls));
+                    hundredths(Stats.median(first)),
+                    hundredths(Arrays.stream(first).sum()),
+                    hundredths(driverCalls),
+                    hundredths(otherCalls));
         }
 
         void close() {
@@ -95,17 +110,17 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
      */
     Result measure(Map<String, Contender> contenders, BiConsumer<String, NDArray> check) {
         Map<String, Samples> samples = new LinkedHashMap<>();
-        contenders.keySet().forEach(name -> samples.put(name, new Samples(rounds)));
+        contenders.keySet().forEach(name -> samples.put(name, new Samples(calls)));
         Map<String, String> notes = new LinkedHashMap<>();
         contenders.forEach((name, contender) -> warmUp(contender, samples.get(name)));
         contenders.forEach(
                 (name, contender) -> {
-                    String failure = record(contender, samples.get(name));
+                    String failure = !calls.recorded ? "" : record(contender, samples.get(name));
                     if (!failure.isEmpty()) {
                         notes.put(name, "not recorded into a graph: " + failure);
                     }
                 });
-        for (int round = 0; round < rounds; round++) {
+        for (int round = 0; round < calls.rounds; round++) {
             int number = round;
             contenders.forEach(
                     (name, contender) -> {
@@ -125,15 +140,17 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
                         replay.put(name, hundredths(Stats.median(all.replay)));
                     }
                 });
+        Map<String, Long> heap = new LinkedHashMap<>();
+        samples.forEach((name, all) -> heap.put(name, all.heap));
         samples.values().forEach(Samples::close);
-        return new Result(columns, replay, notes);
+        return new Result(columns, replay, notes, heap);
     }
 
     private void warmUp(Contender contender, Samples samples) {
         meet();
-        for (int i = 0; i < WARM_UP; i++) {
+        for (int i = 0; i < calls.warmUp; i++) {
             double micros = call(contender, samples);
-            if (i < FIRST) {
+            if (i < samples.first.length) {
                 samples.first[i] = micros;
             }
             if (i % MAX_IN_FLIGHT == MAX_IN_FLIGHT - 1) {
@@ -188,13 +205,13 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         Lane lane = rank.lane();
         call(contender, samples); // Ranks do not start together; this call synchronizes them.
         lane.set(0);
-        for (int i = 0; i < CALLS; i++) {
-            samples.host[round * CALLS + i] = call(contender, samples);
+        for (int i = 0; i < calls.timed; i++) {
+            samples.host[round * calls.timed + i] = call(contender, samples);
             lane.set(i + 1);
         }
         lane.synchronize();
-        for (int i = 0; i < CALLS; i++) {
-            samples.gpu[round * CALLS + i] = lane.micros(i, i + 1);
+        for (int i = 0; i < calls.timed; i++) {
+            samples.gpu[round * calls.timed + i] = lane.micros(i, i + 1);
         }
     }
 
@@ -230,7 +247,7 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
         }
         for (int turn = 0; turn < rank.worldSize(); turn++) {
             if (turn == rank.ours().rank()) {
-                samples.alone = tenths(Stats.median(countCalls(contender, samples)));
+                samples.alone = hundredths(Stats.median(countCalls(contender, samples)));
             }
             rank.meeting().await();
         }
@@ -238,15 +255,18 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
 
     /** Returns the time of each call. */
     private double[] countCalls(Contender contender, Samples samples) {
-        int calls = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
-        double[] micros = new double[calls];
+        int counted = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
+        double[] micros = new double[counted];
+        ThreadMXBean threads = (ThreadMXBean) ManagementFactory.getThreadMXBean();
         NativeCalls before = NativeCalls.ofThread();
-        for (int i = 0; i < calls; i++) {
+        long allocated = threads.getCurrentThreadAllocatedBytes();
+        for (int i = 0; i < counted; i++) {
             micros[i] = call(contender, samples);
         }
+        samples.heap = (threads.getCurrentThreadAllocatedBytes() - allocated) / counted;
         NativeCalls after = NativeCalls.ofThread();
-        samples.driverCalls = (after.driver() - before.driver()) / (double) calls;
-        samples.otherCalls = (after.other() - before.other()) / (double) calls;
+        samples.driverCalls = (after.driver() - before.driver()) / (double) counted;
+        samples.otherCalls = (after.other() - before.other()) / (double) counted;
         return micros;
     }
 
@@ -289,10 +309,6 @@ record SideBySide(GpuBenchRank rank, int turns, long turnBytes, int rounds) {
             result.close();
         }
         return nanos / 1e3;
-    }
-
-    private static double tenths(double value) {
-        return Math.round(10 * value) / 10.0;
     }
 
     private static double hundredths(double value) {

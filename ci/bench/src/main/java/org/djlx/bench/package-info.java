@@ -16,18 +16,19 @@
  * GpuBenchPlan - parses the cases of bench-gpu
  * GpuBenchCase - an operation at one size, its contenders and expected result
  * GpuBenchJob - the ranks of bench-gpu
- * GpuBenchRank - one of them
  * GpuBenchRow - the results of an operation at one size
  * GpuBenchResults - the rows of all cases, with PyTorch's times
  * GpuBenchTable - the rows as text
- * ResultsPages - the figures of README.md and docs
+ * ResultsPages - writes the figures of README.md and docs
  * ResultsSection - one file of ci/results as Markdown
  * SpeedUpChart - a bar chart as SVG
- * SideBySide - measures several contenders in turns
+ * SideBySide - measures contenders in turns, on the CPU and on GPUs
+ * BenchRank - one rank of such a measurement
  * Contender - one way to do an operation
  * CallTimes - the cost of a call
  * Lane - the work that a rank issues: marks, recordings
  * CudaLane - a stream of a GPU
+ * HostLane - a thread on the CPU
  * Meeting - synchronizes the hosts of all ranks
  * Baseline - the collectives to compare with
  * NcclBaseline - NCCL without a process group
@@ -42,7 +43,7 @@
  * Benchmarks of collectives, fused operators, transformer blocks, training steps and text
  * generation, beside other programs. {@code ci/bench.sh} runs them and stores reports in {@code
  * ci/results}. The base of all: {@code BenchReport} writes a report, {@code Stats} computes
- * medians; on GPUs {@code SideBySide} measures contenders in turns.
+ * medians, {@code SideBySide} measures and checks contenders in turns.
  *
  * <p>The commands of {@code ci/bench/run.sh}:
  *

@@ -24,7 +24,6 @@ import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
-import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -52,43 +51,6 @@ import picocli.CommandLine;
 /** What the benchmark for GPUs does, on the CPU as far as it goes. */
 @Timeout(300)
 class GpuBenchTest {
-
-    /** The calling thread: marks are times of its clock, recordings run work again. */
-    private static class HostLane implements Lane {
-        private final List<Long> nanos = new ArrayList<>();
-
-        @Override
-        public void set(int mark) {
-            if (mark == nanos.size()) {
-                nanos.add(0L);
-            }
-            nanos.set(mark, System.nanoTime());
-        }
-
-        @Override
-        public void synchronize() {}
-
-        @Override
-        public double micros(int from, int to) {
-            return (nanos.get(to) - nanos.get(from)) / 1e3;
-        }
-
-        @Override
-        public Recording record(Runnable work) {
-            return new Recording() {
-                @Override
-                public void launch() {
-                    work.run();
-                }
-
-                @Override
-                public void close() {}
-            };
-        }
-
-        @Override
-        public void close() {}
-    }
 
     /** The collectives of another group on the host. */
     private record HostBaseline(ProcessGroup group, int withoutWindows) implements Baseline {
@@ -159,8 +121,8 @@ class GpuBenchTest {
                                 try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
                                     int rank = group.rank();
                                     Meeting meeting = new Meeting(group);
-                                    GpuBenchRank measuring =
-                                            new GpuBenchRank(
+                                    BenchRank measuring =
+                                            new BenchRank(
                                                     ours.get(rank),
                                                     compared
                                                             ? new HostBaseline(

@@ -17,33 +17,13 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.Torch;
-import org.junit.jupiter.api.AfterEach;
-import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 @Tag("gpu")
 @Timeout(60)
-class CudaGraphTest {
-
-    private CudaDevice device;
-    private CudaStream stream;
-
-    @BeforeEach
-    void open() {
-        Gpus.require(1);
-        device = Gpus.open(0);
-        stream = CudaStream.create(device);
-    }
-
-    @AfterEach
-    void close() {
-        if (device != null) {
-            stream.close();
-            device.close();
-        }
-    }
+class CudaGraphTest extends StreamFixture {
 
     @Test
     void replaysWithWhatTheMemoryHolds() {

@@ -22,7 +22,6 @@ import java.util.concurrent.CompletableFuture;
 import java.util.stream.IntStream;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
-import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -31,32 +30,18 @@ import org.junit.jupiter.api.io.TempDir;
 
 @Tag("gpu")
 @Timeout(60)
-class CudaKernelTest {
+class CudaKernelTest extends StreamFixture {
 
     private static final KernelSource SCALE =
             KernelSource.ofResource(NativeLibrary.class, "scale.cu");
 
     @TempDir Path cache;
 
-    private CudaDevice device;
-    private CudaStream stream;
-
     @BeforeEach
-    void open() {
-        Gpus.require(1);
+    void requireNvrtc() {
         assumeTrue(
                 NativeLibrary.NVRTC.isAvailable(),
                 () -> NativeLibrary.NVRTC.unavailabilityCause().getMessage());
-        device = Gpus.open(0);
-        stream = CudaStream.create(device);
-    }
-
-    @AfterEach
-    void close() {
-        if (device != null) {
-            stream.close();
-            device.close();
-        }
     }
 
     private CudaModule load() {

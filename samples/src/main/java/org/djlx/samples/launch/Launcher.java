@@ -409,7 +409,7 @@ public final class Launcher {
             }
             if (maxRestarts < 0) {
                 throw new IllegalArgumentException(
-                        "The number of restarts must not be negative: " + maxRestarts);
+                        "the number of restarts must be 0 or more, not " + maxRestarts);
             }
             checkNodes();
             checkMainClass();

@@ -200,7 +200,7 @@ public final class TrainCommand implements Callable<Integer> {
         }
         if (sample < 0) {
             throw new ParameterException(
-                    spec.commandLine(), "--sample must not be negative: " + sample);
+                    spec.commandLine(), "--sample must be 0 or more, not " + sample);
         }
         if (checkpointEvery == null) {
             checkpointEvery = TrainJob.tenth(steps);

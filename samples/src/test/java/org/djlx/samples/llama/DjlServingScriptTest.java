@@ -161,9 +161,9 @@ class DjlServingScriptTest {
 
     @Test
     void saysWhatItNeeds() throws Exception {
-        assertTrue(run(1).contains("usage: samples/djl-serving.sh MODEL_SERVER_HOME"));
-        assertTrue(run(1, folder.resolve("none")).contains("none is no directory"));
-        assertTrue(run(1, home, folder).contains("it has no config.json"));
+        assertTrue(run(2).contains("usage: samples/djl-serving.sh MODEL_SERVER_HOME"));
+        assertTrue(run(2, folder.resolve("none")).contains("none is not a directory"));
+        assertTrue(run(2, home, folder).contains("it has no config.json"));
         try (Stream<Path> files = Files.list(home)) {
             assertEquals(0, files.count());
         }

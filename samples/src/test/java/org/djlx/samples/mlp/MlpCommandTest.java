@@ -61,6 +61,11 @@ class MlpCommandTest {
         String path = ranks == 1 ? "pipelined (parts" : "gathered (all";
         long rows = out.toString().lines().filter(line -> line.contains(path)).count();
         assertEquals(2, rows, out::toString);
+        for (String mlp :
+                List.of("undivided ", "sharded, gather then matmul ", "sharded, fused ")) {
+            String row = mlp + ".* \\d+\\.\\d\\d +\\d+\\.\\d\\dx";
+            assertTrue(out.toString().lines().anyMatch(line -> line.matches(row)), out::toString);
+        }
     }
 
     @ParameterizedTest

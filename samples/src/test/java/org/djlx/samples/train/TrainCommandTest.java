@@ -341,7 +341,8 @@ class TrainCommandTest {
         assertTrue(run(2, "train", "--text", folder.resolve("none")).contains("cannot read"));
         assertTrue(run(2, "train", "--text", text, "--batch", 7).contains("7 cannot be"));
         assertTrue(run(2, "train", "--text", text, "--steps", 0).contains("1 or more, not 0"));
-        assertTrue(run(2, "train", "--text", text, "--sample", -1).contains("be negative: -1"));
+        assertTrue(
+                run(2, "train", "--text", text, "--sample", -1).contains("be 0 or more, not -1"));
         assertTrue(
                 run(2, "train", "--text", text, "--tensor-parallel", 3)
                         .contains("must divide the model's 8 heads, not be 3"));

@@ -13,15 +13,15 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A rank of a benchmark on GPUs.
+ * A rank of a benchmark.
  *
  * @param ours its handle of the measured group
- * @param baseline the library to compare with; null if ranks share a GPU
+ * @param baseline the library to compare with; null for none, as on GPUs that ranks share
  * @param manager the owner of its arrays
  * @param meeting synchronizes the ranks' hosts
  * @param lane the lane of its work
  */
-record GpuBenchRank(
+record BenchRank(
         ProcessGroup ours, Baseline baseline, NDManager manager, Meeting meeting, Lane lane) {
 
     int worldSize() {

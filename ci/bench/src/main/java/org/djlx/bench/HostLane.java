@@ -1,0 +1,45 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import java.util.Arrays;
+
+/** The calling thread: marks are times of its clock; recordings run the work again. */
+class HostLane implements Lane {
+
+    private long[] nanos = new long[16];
+
+    @Override
+    public void set(int mark) {
+        if (mark >= nanos.length) {
+            nanos = Arrays.copyOf(nanos, 2 * mark);
+        }
+        nanos[mark] = System.nanoTime();
+    }
+
+    @Override
+    public void synchronize() {}
+
+    @Override
+    public double micros(int from, int to) {
+        return (nanos[to] - nanos[from]) / 1e3;
+    }
+
+    @Override
+    public Recording record(Runnable work) {
+        return new Recording() {
+            @Override
+            public void launch() {
+                work.run();
+            }
+
+            @Override
+            public void close() {}
+        };
+    }
+
+    @Override
+    public void close() {}
+}

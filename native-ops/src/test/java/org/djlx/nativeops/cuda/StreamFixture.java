@@ -1,0 +1,30 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+
+/** Opens the first GPU and a stream before each test; skips the test without a GPU. */
+abstract class StreamFixture {
+
+    CudaDevice device;
+    CudaStream stream;
+
+    @BeforeEach
+    void open() {
+        Gpus.require(1);
+        device = Gpus.open(0);
+        stream = CudaStream.create(device);
+    }
+
+    @AfterEach
+    void close() {
+        if (device != null) {
+            stream.close();
+            device.close();
+        }
+    }
+}
